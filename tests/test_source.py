@@ -331,7 +331,6 @@ UNTRACED = {
     "reference.py",
     "registry_entry.py",
     "tiling.py",
-    "tiling_choice.py",
     "triplet_margin_host.py",
 }
 TRACED = [path for path in KERNELS if path.parent.name != "host" and path.name not in UNTRACED]

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work on the cores of a logical NeuronCore: its division, a barrier, and sums over all cores (:class:`PartialSums`).
+"""The cores of a logical NeuronCore: the division of work over them, a barrier, and sums over all of them.
 
-NKI code may call everything here. Positions go to cores with a stride: core c takes positions c, c + cores, c + 2 *
-cores, ... The shares of the cores therefore differ by at most one position, whatever the number of positions is.
+NKI code may call everything here. :func:`positions_of_core`, :func:`row_span` and :func:`strided_rows` divide positions
+with a stride: core c takes positions c, c + cores, c + 2 * cores, ... The shares of the cores therefore differ by at
+most one position, whatever the number of positions is. :func:`synchronise` is the barrier.
 
-Sums over the parts of a launch are bitwise identical on one core and on two. A part of the work, which one core does,
-leaves a float32 number in each partition. Each core keeps these numbers in the column of the part, and zeros in the
-columns of the other core's parts. At the end the cores exchange the tiles and add them, which is exact, because one
-summand is zero. Both then add the same numbers in the same order, 32 at a time.
+:class:`PartialSums` adds numbers of the parts of a launch, bitwise alike on one core and on two. A part of the work,
+which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the column of the part,
+and zeros in the columns of the other core's parts. At the end the cores exchange the tiles and add them, which is
+exact, because one summand is zero. Both then add the same numbers in the same order, 32 at a time (:func:`levels`).
 """
 
 from __future__ import annotations

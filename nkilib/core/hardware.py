@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Numbers of the hardware that hold for every kernel and generation, the division of sizes into tiles, and the type of
-a tensor in HBM.
+"""Numbers of the hardware that hold for every kernel and generation, and what goes with them: the division of a size by
+one of them (:func:`div_ceil`), and the type of a tensor in HBM (:data:`HbmTensor`).
 
 NKI code may call everything here. Host code that plans a launch takes it from here too, so this module imports NKI for
 type checkers only. The types that kernels compute in are :data:`nkilib.core.rows.checks.FLOATS`.

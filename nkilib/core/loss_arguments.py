@@ -3,7 +3,9 @@
 
 """The arguments that the kernels of losses share: checks of types and reductions, and upstream gradients on chip.
 
-NKI code may call everything here.
+NKI code may call everything here. Checks: :func:`require_float_tensor`, :func:`require_reduction` and
+:func:`require_upstream`. The gradients of a launch are an :class:`Upstream`; :func:`in_all_partitions` loads a single
+number.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from nkilib.nki import nisa, nl
 UPSTREAM = "grad_loss"
 
 
-def require_floats(function: str, name: str, dtype: nl.DType) -> None:
+def require_float_tensor(function: str, name: str, dtype: nl.DType) -> None:
     """Check that a type is one of the three that tensors may have: bfloat16, float16 or float32."""
     require(
         dtype in FLOATS,
@@ -41,7 +43,7 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
             f'{function}: grad_loss_hbm must have the shape of the losses, {shape}, for reduction="none", '
             f"got {tuple(grad_hbm.shape)}; expand it",
         )
-        require_floats(function, "grad_loss_hbm.dtype", grad_hbm.dtype)
+        require_float_tensor(function, "grad_loss_hbm.dtype", grad_hbm.dtype)
         return
     require(
         prod(grad_hbm.shape) == 1 and grad_hbm.dtype == nl.float32,

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Smaller limits for plans, so that a test takes the branches of a large launch at a small size.
+"""The limits that plans of launches obey, and smaller ones for tests, which then take the branches of a large launch at
+a small size.
 
-A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. Many
-branches of a plan are only taken at sizes that are too expensive to simulate with data. Under :func:`shrunk`, the plans
-of host code and of kernels read smaller limits, and the kernel runs the same code on fewer elements. :func:`shrunk` is
-for tests of this library only: on a device, and without :func:`shrunk`, this module changes no plan.
+A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. It asks
+:func:`usable_sbuf_bytes` or one of the ``limited_...`` functions for each. Many branches of a plan are only taken at
+sizes that are too expensive to simulate with data. Under :func:`shrunk`, the plans of host code and of kernels read
+smaller limits (:class:`PlanLimits`), and the kernel runs the same code on fewer elements. :func:`shrunk` is for tests
+of this library only: on a device, and without :func:`shrunk`, this module changes no plan.
 """
 
 from __future__ import annotations

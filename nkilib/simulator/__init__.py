@@ -38,7 +38,7 @@ from .launch.kernel import run_launches_by
 from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .launch.simulating import simulate
 from .machine.records import Record, recording
-from .replay.entries import LaunchCounts, ReplayCounts, replay_counts
+from .replay.counts import LaunchCounts, ReplayCounts, replay_counts
 from .replay.launch import LAUNCHES
 from .terms.dtypes import packed
 from .terms.errors import (

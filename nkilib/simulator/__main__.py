@@ -52,6 +52,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run(options: argparse.Namespace) -> None:
+    if options.module:
+        name, *rest = options.module
+        sys.argv = [name, *rest]
+        sys.path.insert(0, "")
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [options.script, *options.arguments]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+        runpy.run_path(options.script, run_name="__main__")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Install the simulator as ``nki`` and run the script or module that the command line names.
 
@@ -80,18 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if line is None:
             raise
         raise SystemExit(f"{parser.prog}: {line}") from None
-
-
-def _run(options: argparse.Namespace) -> None:
-    if options.module:
-        name, *rest = options.module
-        sys.argv = [name, *rest]
-        sys.path.insert(0, "")
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [options.script, *options.arguments]
-        sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
-        runpy.run_path(options.script, run_name="__main__")
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -13,6 +13,36 @@ from types import ModuleType
 from .terms.dtypes import register_packed_types
 
 
+def _place_of(package: str, part: str) -> str:
+    """Return the path of a package that has a module ``part``; an empty string if no such package is installed.
+
+    A stub on the public index has a package's name but not the module.
+    """
+    spec = find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return ""
+    has_part = PathFinder.find_spec(f"{package}.{part}", spec.submodule_search_locations) is not None
+    return str(spec.origin or spec.submodule_search_locations[0]) if has_part else ""
+
+
+def _modules() -> dict[str, ModuleType]:
+    """Return the simulator's modules by the names under which NKI has them.
+
+    They are imported here and not at the top, because the package itself must not need all of them.
+    """
+    from .api import collectives, compiler, isa, language, nki
+    from .api import stand_ins as aliases
+
+    documented = {"nki": nki, "nki.isa": isa, "nki.language": language}
+    documented |= {"nki.collectives": collectives, "nki.compiler": compiler}
+    has_compiler = "neuronxcc" in sys.modules or _place_of("neuronxcc", "nki")
+    return documented | aliases.MODULES | ({} if has_compiler else aliases.COMPILER_MODULES)
+
+
+def _origin(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or "made at run time"
+
+
 def install() -> None:
     """Make ``import nki``, ``nki.isa`` and its other modules import the simulator in this process.
 
@@ -46,33 +76,3 @@ def install() -> None:
     if modules.keys() >= aliases.COMPILER_MODULES.keys():
         sys.meta_path.append(aliases.FirstNki())
     register_packed_types()
-
-
-def _modules() -> dict[str, ModuleType]:
-    """Return the simulator's modules by the names under which NKI has them.
-
-    They are imported here and not at the top, because the package itself must not need all of them.
-    """
-    from .api import collectives, compiler, isa, language, nki
-    from .api import stand_ins as aliases
-
-    documented = {"nki": nki, "nki.isa": isa, "nki.language": language}
-    documented |= {"nki.collectives": collectives, "nki.compiler": compiler}
-    has_compiler = "neuronxcc" in sys.modules or _place_of("neuronxcc", "nki")
-    return documented | aliases.MODULES | ({} if has_compiler else aliases.COMPILER_MODULES)
-
-
-def _origin(module: ModuleType) -> str:
-    return getattr(module, "__file__", None) or "made at run time"
-
-
-def _place_of(package: str, part: str) -> str:
-    """Return the path of a package that has a module ``part``; an empty string if no such package is installed.
-
-    A stub on the public index has a package's name but not the module.
-    """
-    spec = find_spec(package)
-    if spec is None or spec.submodule_search_locations is None:
-        return ""
-    has_part = PathFinder.find_spec(f"{package}.{part}", spec.submodule_search_locations) is not None
-    return str(spec.origin or spec.submodule_search_locations[0]) if has_part else ""

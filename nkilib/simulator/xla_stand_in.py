@@ -3,12 +3,13 @@
 
 """A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator unmodified.
 
-``python -m nkilib.simulator`` installs it. The scripts ask for a device, move tensors there and mark steps. Here the
-device is the CPU, where the simulator takes tensors, and every operation has run when it returns, so that marking a
-step does nothing. Functions that make sense only on a Neuron device are absent; using one raises an error that says so.
+``python -m nkilib.simulator`` installs it (:func:`install_stand_in`), and gives :func:`advice` where a script fails
+because something is missing. The scripts ask for a device, move tensors there and mark steps. Here the device is the
+CPU, where the simulator takes tensors, and every operation has run when it returns, so that marking a step does
+nothing. Functions that make sense only on a Neuron device are absent; using one raises an error that says so.
 
-Nothing here imports torch: the simulator does not need it, and a script that works with tensors has imported it
-itself. A real ``torch_xla`` takes precedence where it is installed.
+Nothing here imports torch: the simulator does not need it, and a script that works with tensors has imported it itself.
+A real ``torch_xla`` takes precedence where it is installed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.engines.elementwise import BLOCK_ELEMENTS
+from nkilib.simulator.engines.rowwise import BLOCK_ELEMENTS
 
 # Columns with which a float32 tile of 128 partitions is worked on in three blocks of rows, the last one smaller.
 WIDE = 5 * BLOCK_ELEMENTS // 256

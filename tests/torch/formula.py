@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def capped(x: Tensor, softcap: float | None, temperature: float = 1.0) -> Tensor:
+def capped(x: Tensor, softcap: float | None, temperature: float | Tensor = 1.0) -> Tensor:
     """float64 logits after the cap, -inf left alone, and the temperature."""
     x = x.double()
     z = x if softcap is None else torch.where(x.isneginf(), x, softcap * torch.tanh(x / softcap))

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The recipes of docs/how_to/loss_recipes.md and their derivatives against float64 formulas, one token at a time."""
+"""The recipes of docs/how_to/loss_recipes.md and their derivatives against float64 formulas, one token at a time.
+
+Contrastive losses: test_contrastive_recipes.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,20 @@ import torch
 from torch import Tensor
 
 from nkilib.torch import linear_distillation_loss, linear_token_scores
+from tests.torch.recipe_blocks import RECIPES_PAGE, REINFORCEMENT_PAGE, is_launching, names_of, python_blocks
+from tests.torch.telling import UNIT, assert_telling
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how_to" / "loss_recipes.md"
 BATCH, LENGTH = 6, 5
 STEP = 1e-6
 Values = dict[str, np.ndarray]
 
 
 def recipes() -> dict[str, Any]:
-    """Return the definitions in the blocks of the page that have losses."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    """Return the definitions in the blocks of the page that have losses of log-probabilities."""
     namespace: dict[str, Any] = {}
-    for source in [block for block in blocks if re.search(r"^def ", block, re.MULTILINE)]:
-        exec(source, namespace)
+    for source in python_blocks(RECIPES_PAGE):
+        if re.search(r"^def ", source, re.MULTILINE) and not is_launching(source):
+            exec(source, namespace)
     return namespace
 
 
@@ -128,11 +131,48 @@ def dr_grpo(values: Values) -> float:
     return sum(map(sum, losses)) / (BATCH * 7)
 
 
+def mean_ratios(values: Values) -> list[float]:
+    """The geometric mean of the ratios of the tokens of each answer; 1 of none."""
+    distances = values["logprob"] - values["old"]
+    pairs = zip(distances, values["mask"], strict=True)
+    return [math.exp(distance[mask].sum() / max(mask.sum(), 1)) for distance, mask in pairs]
+
+
 def gspo(values: Values) -> float:
-    distances = of_each_token(values, lambda lp, old, _, a: lp - old)
-    ratios = [math.exp(sum(distance) / max(len(distance), 1)) for distance in distances]
-    pairs = zip(ratios, values["advantage"][:, 0], strict=True)
+    pairs = zip(mean_ratios(values), values["advantage"][:, 0], strict=True)
     return sum(surrogate(ratio, a, 0.1, 0.3) for ratio, a in pairs) / BATCH
+
+
+def gspo_token(values: Values) -> float:
+    """The loss with the ratios of answers at the time the gradient was asked for: they have no derivative."""
+    fixed = values.get("fixed", values["logprob"])
+    ratios = mean_ratios({**values, "logprob": fixed})
+    advantage, mask = np.broadcast_to(values["advantage"], fixed.shape), values["mask"]
+    losses = [
+        [
+            surrogate(ratios[b] * math.exp(values["logprob"][b, s] - fixed[b, s]), advantage[b, s], 0.1, 0.3)
+            for s in range(mask.shape[1])
+            if mask[b, s]
+        ]
+        for b in range(len(mask))
+    ]
+    return over_answers(losses)
+
+
+def luspo(values: Values) -> float:
+    terms = zip(mean_ratios(values), values["advantage"][:, 0], values["mask"].sum(1), strict=True)
+    losses = [tokens * surrogate(ratio, a, 0.1, 0.3) for ratio, a, tokens in terms]
+    return sum(losses) / len(losses)
+
+
+def vespo(values: Values) -> float:
+    """The loss with the weights of answers at the time the gradient was asked for: they have no derivative."""
+    fixed, total = values.get("fixed", values["logprob"]), 0.0
+    for b, mask in enumerate(values["mask"]):
+        ratio, advantage = math.exp((fixed[b] - values["old"][b])[mask].sum()), values["advantage"][b, 0]
+        power, decay = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
+        total -= ratio**power * math.exp(decay * (1.0 - ratio)) * advantage * values["logprob"][b][mask].sum()
+    return float(total / values["mask"].sum())
 
 
 def cispo(values: Values) -> float:
@@ -204,6 +244,22 @@ def of_each_position(values: Values, distributions: Callable[[Any], list[float]]
     return sum(losses) / len(losses)
 
 
+# Limits that some of the values reach.
+FORWARD_LIMITS, REVERSE_LIMITS = {"lowest": -3.5, "largest": 1.0}, {"lowest": -3.5, "largest": 0.4}
+
+
+def clamped(values: Values, lowest: float, largest: float, is_reverse: bool = False) -> float:
+    """The mean over valid positions of the K terms, each limited as verl does."""
+    losses = []
+    for b, s in zip(*np.nonzero(values["mask"]), strict=True):
+        terms = 0.0
+        for teacher, student in zip(values["teacher"][b, s], values["student"][b, s], strict=True):
+            log_p, log_q = max(teacher, lowest), max(student, lowest)
+            terms += math.exp(log_q) * (log_q - log_p) if is_reverse else math.exp(log_p) * (log_p - log_q)
+        losses.append(min(max(terms, 0.0), largest))
+    return sum(losses) / len(losses)
+
+
 def bare(logprobs: Any) -> list[float]:
     return [math.exp(logprob) for logprob in logprobs]
 
@@ -225,6 +281,9 @@ CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], fl
     "dapo": (TOKENS, {}, dapo),
     "dr_grpo": (TOKENS, {"longest": 7}, dr_grpo),
     "gspo": (TOKENS, {"low": 0.1, "high": 0.3}, gspo),
+    "gspo_token": (TOKENS, {"low": 0.1, "high": 0.3}, gspo_token),
+    "luspo": (TOKENS, {"low": 0.1, "high": 0.3}, luspo),
+    "vespo": (TOKENS, {}, vespo),
     "cispo": (TOKENS, {"high": 1.1}, cispo),
     "sapo": (TOKENS, {}, sapo),
     "k3_kl": (("logprob", "ref"), {}, k3_kl),
@@ -241,7 +300,14 @@ CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], fl
         lambda argument: of_each_position(argument, renormalized, is_reverse=True),
     ),
     "topk_forward_terms": (PAIR, {}, lambda argument: of_each_position(argument, bare)),
+    "topk_forward_clamped": (PAIR, FORWARD_LIMITS, lambda argument: clamped(argument, **FORWARD_LIMITS)),
+    "topk_reverse_clamped": (
+        PAIR,
+        REVERSE_LIMITS,
+        lambda argument: clamped(argument, **REVERSE_LIMITS, is_reverse=True),
+    ),
 }
+OF_EACH_TYPE = ("gspo_token", "luspo", "vespo", "topk_forward_clamped", "topk_reverse_clamped")
 DIFFERENTIATED = {"logprob", "chosen", "rejected", "student"}
 
 
@@ -267,6 +333,8 @@ def inputs_of(name: str) -> Values:
     inputs, _, _ = CASES[name]
     if "student" in inputs:
         return likeliest()
+    if name == "gspo_token":
+        return {**tokens(), "advantage": np.random.default_rng(7).normal(size=(BATCH, LENGTH))}
     return tokens() if "mask" in inputs or name == "k3_kl" else answers()
 
 
@@ -291,10 +359,39 @@ def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
         np.testing.assert_allclose(tensors[element].grad.numpy(), exact, rtol=2e-5, atol=3e-8)
 
 
+def test_tokens_of_one_advantage_make_both_forms_of_gspo_equal() -> None:
+    values = tokens()
+    answered = values["mask"].any(-1)  # GSPO counts an answer without tokens with a ratio of 1
+    logprob, old, advantage, mask = (as_tensor(values[item][answered]) for item in TOKENS)
+    results = []
+    for name in ("gspo", "gspo_token"):
+        leaf = logprob.clone().requires_grad_()
+        loss = RECIPES[name](leaf, old, advantage, mask, low=0.1, high=0.3)
+        results.append((loss.detach(), *torch.autograd.grad(loss, leaf)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+    assert results[0][1].norm() > 0.05
+
+
+@pytest.mark.parametrize("name", ["topk_forward_clamped", "topk_reverse_clamped"])
+def test_each_limit_of_the_terms_has_an_effect(name: str) -> None:
+    tensors = {item: as_tensor(values) for item, values in likeliest().items()}
+    _, limits, _ = CASES[name]
+    limited = RECIPES[name](**tensors, **limits)
+    for limit, without in (("lowest", -math.inf), ("largest", math.inf)):
+        assert abs(RECIPES[name](**tensors, **{**limits, limit: without}) - limited) > 1e-3
+    shift = 0.5 if name == "topk_forward_clamped" else -0.5  # makes all sums negative
+    student = (tensors["teacher"] + shift).requires_grad_()
+    loss = RECIPES[name](student, tensors["teacher"], tensors["mask"])
+    loss.backward()
+    assert loss == 0.0 and not student.grad.any()
+
+
 def test_every_loss_of_the_page_is_compared() -> None:
-    helpers = {"mean_of_tokens", "mean_of_answers", "clipped", "log1mexp", "kl", "with_tail", "mean_of_positions"}
-    functions = set(re.findall(r"^def (\w+)\(", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    assert functions - helpers == set(CASES)
+    helpers = {"mean_of_tokens", "mean_of_answers", "clipped", "mean_ratio", "log1mexp"}
+    helpers |= {"kl", "with_tail", "mean_of_positions"}
+    contrastive = {"info_nce", "clip"}
+    functions = set(re.findall(r"^def (\w+)\(", RECIPES_PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert functions - helpers - contrastive == set(CASES)
 
 
 def test_small_distances_keep_their_digits() -> None:
@@ -333,7 +430,7 @@ def assert_alike(loss: Tensor, inputs: tuple[Tensor, ...], exact: Tensor, exact_
         assert reference.norm() > 1e-3 and (gradient.double() - reference).norm() <= 3e-6 * reference.norm()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("topk")])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("topk") and name not in OF_EACH_TYPE])
 def test_the_likeliest_tokens_from_hidden_states(name: str) -> None:
     (hidden, layer), (teacher_hidden, teacher_layer) = models(16, 24)
     teacher, ids = (teacher_hidden @ teacher_layer.T).log_softmax(-1).topk(4)
@@ -345,6 +442,65 @@ def test_the_likeliest_tokens_from_hidden_states(name: str) -> None:
     every = (exact_given[0] @ exact_given[1].T).log_softmax(-1)
     exact = RECIPES[name](every.gather(-1, ids.clamp(min=0)), teacher.double(), mask.expand(3, 5))
     assert_alike(RECIPES[name](student, teacher, mask.expand(3, 5)), inputs, exact, exact_given)
+
+
+def given_beside(name: str, logprob: np.ndarray, teacher: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Return the arguments of a recipe but for the log-probabilities under the model in training, in float32."""
+    if name.startswith("topk"):
+        return {"teacher": teacher, "mask": mask}
+    noise = np.random.default_rng(9).normal(0.0, 0.3, logprob.shape)
+    advantage = 4.0 * noise.T if name == "gspo_token" else np.array([[1.3], [-0.7], [0.4], [-1.1]])
+    return {
+        "old": as_tensor(np.where(mask, logprob + noise, 0.0)),
+        "advantage": as_tensor(advantage),
+        "mask": mask,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OF_EACH_TYPE)
+def test_recipes_from_hidden_states_of_each_type(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(8)
+    hidden = torch.randn(4, 4, 16, generator=generator).to(dtype).requires_grad_()
+    layer = (torch.randn(40, 16, generator=generator) / 2).to(dtype).requires_grad_()
+    wide = tuple(tensor.detach().double().requires_grad_() for tensor in (hidden, layer))
+    every = (wide[0] @ wide[1].T).log_softmax(-1)
+    teacher, ids = (every.detach() + 0.7 * torch.randn(4, 4, 40, generator=generator)).log_softmax(-1).topk(4)
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[0, 0] = mask[1, :2] = False
+    if not name.startswith("topk"):
+        ids = ids[..., 0]
+    targets = torch.where(mask.reshape(4, 4, *[1] * (ids.dim() - 2)), ids, -100)
+    picked = torch.where(targets == -100, 0.0, every.gather(-1, ids.reshape(4, 4, -1)).reshape(ids.shape))
+
+    _, options, formula = CASES[name]
+    given = given_beside(name, picked.detach().numpy(), teacher.float(), mask)
+    element = "student" if name.startswith("topk") else "logprob"
+    values = {key: (value.double() if value.is_floating_point() else value).numpy() for key, value in given.items()}
+    values[element] = picked.detach().numpy()
+    slopes = torch.tensor(derivative(formula, values, element))
+    assert 0.25 < (slopes != 0.0).double().mean() < 1.0  # some positions are ignored or clipped
+    expected = torch.autograd.grad(picked, wide, slopes)
+
+    loss = RECIPES[name](linear_token_scores(hidden, layer, targets, outputs=()).logprob, **given, **options)
+    assert_telling(loss, torch.tensor(formula(values), dtype=torch.float64), 16 * UNIT, 16 * UNIT)
+    for gradient, exact in zip(torch.autograd.grad(loss, (hidden, layer)), expected, strict=True):
+        assert gradient.dtype == dtype
+        # Sums of 16-bit products of rounded gradients of logits, or of float32 ones.
+        tolerance = 2.0**-7 if dtype == torch.bfloat16 else 32 * UNIT
+        assert_telling(gradient.flatten(0, -2), exact.flatten(0, -2), tolerance, tolerance * exact.abs().max().item())
+
+
+def test_the_block_of_answers_from_logits_is_the_recipe() -> None:
+    block = names_of(REINFORCEMENT_PAGE, "ratio.detach()")
+    logprob = block["logprob"].detach().requires_grad_()
+    loss = RECIPES["gspo_token"](logprob, block["sampled_logprob"], block["advantage"], block["response"])
+    assert loss.item() == pytest.approx(block["loss"].item(), rel=1e-6)
+    logits = block["logits"].detach().double().requires_grad_()
+    scores = logits.log_softmax(-1).gather(-1, block["tokens"].clamp(min=0)[..., None])[..., 0]
+    (slopes,) = torch.autograd.grad(loss, logprob)
+    (expected,) = torch.autograd.grad(scores, logits, slopes.double())
+    assert_telling(block["logits"].grad, expected, 2.0**-7, 2.0**-9 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])

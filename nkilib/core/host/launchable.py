@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels that are launched on their own, with their guarantees and their work."""
+"""A kernel that can be launched on its own, made from a plain function of NKI code.
+
+:func:`launchable` makes the kernel, with its guarantee and its work; :func:`launched` finds the kernel of a function
+again. Type checkers see it as :class:`Launchable`, and its results as :data:`HostArray`.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@
 
 The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of such entries (:class:`Loss`,
 :class:`SizedLoss`). Pages, commands, checks and benchmarks follow from them, and a test checks that every entry is
-complete. :class:`Form` and :class:`Sample` say what checks run; :func:`launch_tensors` and :func:`sized_launch` make
-launches.
+complete. :class:`Form` and :class:`Sample` say what checks run. :func:`tensors_of`, :func:`gradients_of` and
+:func:`kernel_options` read parts of an entry from the signatures of kernels. Launches are stated by
+:class:`TensorSize`, :func:`launch_tensors`, :func:`sized_launch` (a :class:`ModelledLaunch`) and :func:`tensor_bytes`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
     return wanted or tuple(tensors_of(backward))[:1]
 
 
-def options_of(forward: Callable[..., Any], of_every_loss: tuple[str, ...]) -> tuple[str, ...]:
+def kernel_options(forward: Callable[..., Any], of_every_loss: tuple[str, ...]) -> tuple[str, ...]:
     """Return the options of a kernel function except those ``of_every_loss``, followed by its optional tensors."""
     names = [name for name in inspect.signature(forward).parameters if not name.endswith("_hbm")]
     optional = [name for name, may_be_none in tensors_of(forward).items() if may_be_none]

@@ -6,6 +6,13 @@
 Public functions share them as keywords by ``**options: Unpack[...]`` (PEP 692) instead of repeating them. Type checkers
 know the keywords from the TypedDict, readers from the signature that ``help`` shows; a call with an unknown keyword
 raises a TypeError.
+
+- values of any kind as those of Python: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`;
+- a field as an :class:`Option`: :func:`options_of`; from and to keywords: :func:`numbers`, :func:`options_from`,
+  :func:`values_of`;
+- the signature of a public function: :func:`shows`, :func:`hides_unknown`, and :func:`refuse_unknown` for keywords that
+  are not in it;
+- the reductions of losses: :data:`REDUCTIONS`, :func:`check_reduction`.
 """
 
 from __future__ import annotations
@@ -37,6 +44,14 @@ class Dataclass(Protocol):
     """Any dataclass, as a protocol."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class Numbers(Protocol):
+    """A tensor or an array of numbers, of torch, jax or numpy."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
 
 
 Group = TypeVar("Group", bound=Dataclass)
@@ -267,9 +282,26 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
         TypeError: an unknown option, or a value of another type.
         ValueError: an integer of more than 64 bits.
     """
+    return group(**_given_numbers(caller, function, group, keywords))
+
+
+def all_numbers(
+    caller: object, function: Callable[..., Any], group: type[Dataclass], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what :func:`numbers` makes, as keywords for operators and kernels: the numbers by name, with defaults.
+
+    Args and Raises: see :func:`numbers`.
+    """
+    given = _given_numbers(caller, function, group, keywords)
+    return {name: given.get(name, option.default) for name, option in _options(group).items()}
+
+
+def _given_numbers(
+    caller: object, function: Callable[..., Any], group: type[Dataclass], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
     options = _options(group)
     refuse_unknown(function, keywords, options)
-    return group(**{name: options[name].as_python(caller, value) for name, value in keywords.items()})
+    return {name: options[name].as_python(caller, value) for name, value in keywords.items()}
 
 
 class NoKeywords(TypedDict):

@@ -7,10 +7,9 @@ A row occupies a partition, ``batches`` of rows are processed at a time, in ``ch
 kernel needs a whole row on chip. From the bottom up:
 
 - ``checks``: checks of arguments and numeric options, as assertions that ``python -O`` keeps;
-- ``tiles``: small tiles, a number for each row, and arithmetic on them;
-- ``arithmetic``: arithmetic on whole tiles, on the engine that has time;
+- ``tiles``: small tiles, a number or a few sums for each row, and arithmetic that makes them;
 - ``batches``: the rows of a core, in batches, and in groups of batches;
-- ``sbuf``: the division of a partition of SBUF, ring buffers and scratch, and the pieces that go through PSUM;
+- ``sbuf``: ring buffers and scratch in SBUF, and the division of a partition between them;
 - ``stream``: chunks of a matrix, loaded ahead of the computation, and a loop that overlaps its pieces;
 - ``elements``: gather and scatter of one element per row;
 - ``scale``: the scale of exponentials, one for all rows or one for each;

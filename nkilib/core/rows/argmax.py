@@ -3,6 +3,9 @@
 
 """The argmax of a row: the first column of the largest element, gathered chunk by chunk like the statistics.
 
+:class:`Argmax` takes one chunk of one batch at a time; a :class:`Search`, which it prepares, takes a chunk of several
+batches.
+
 Two numbers are kept for each chunk k of a row: -m_k, where m_k is its maximum, and the first column that holds m_k. To
 combine the chunks of a row, the columns of the chunks with the largest m_k are compared, and the smallest one is the
 result. Columns are counted in float32, which is exact up to 2^24.
@@ -24,6 +27,69 @@ ARGMAX_COLUMNS_MAX = 2**24
 # How many values nc_find_index8 searches for at a time, and in how many elements.
 VALUES = 8
 SEARCHED_MAX = 16384
+
+
+def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the tile, or a copy padded to eight columns with its first column, whose first place stays the result."""
+    rows, size = tile_sbuf.shape
+    if size >= VALUES:
+        return tile_sbuf
+    filled_sbuf = nl.ndarray((rows, VALUES), dtype=tile_sbuf.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=filled_sbuf, src=tile_sbuf[:, 0:1].broadcast(1, VALUES))
+    nisa.tensor_copy(dst=filled_sbuf[:, 0:size], src=tile_sbuf)
+    return filled_sbuf
+
+
+def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: float, is_first: bool) -> None:
+    """Keep the smaller of two columns: the one found so far, and ``place_sbuf`` plus ``offset``.
+
+    A value that is absent from the searched elements has a place over 2^31.
+    """
+    if is_first:
+        nisa.tensor_scalar(dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset)
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset, op1=nl.minimum, operand1=found_sbuf
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for the largest elements of a chunk of several batches.
+
+    Attributes:
+        tiles_sbuf: a tile for each batch, of at least eight columns.
+        values_sbuf, places_sbuf: the values that are searched for and their places, [rows, batches, 8].
+        first_sbuf: the column number of the first column, float32 [rows, 1].
+        found_sbuf: the resulting columns, float32 [rows, batches].
+        neg_max_sbuf: minus the maxima, float32 [rows, batches], if the search finds them; None if ``values_sbuf`` holds
+            the maxima already.
+    """
+
+    tiles_sbuf: list[nl.NkiTensor]
+    values_sbuf: nl.NkiTensor
+    places_sbuf: nl.NkiTensor
+    first_sbuf: nl.NkiTensor
+    found_sbuf: nl.NkiTensor
+    neg_max_sbuf: nl.NkiTensor | None
+
+    def take(self, number: int) -> None:
+        """Search the tile of one batch.
+
+        The call for the last batch also writes the columns of all batches to ``found_sbuf``, and minus the maxima to
+        ``neg_max_sbuf`` if the search finds them.
+        """
+        tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
+        if self.neg_max_sbuf is not None:
+            nisa.max8(dst=values_sbuf, src=tile_sbuf)
+        nisa.nc_find_index8(dst=self.places_sbuf[:, number], data=tile_sbuf, vals=values_sbuf)
+        if number < len(self.tiles_sbuf) - 1:
+            return
+        first_places_sbuf = self.places_sbuf[:, :, 0]
+        nisa.tensor_scalar(dst=self.found_sbuf, data=first_places_sbuf, op0=nl.add, operand0=self.first_sbuf)
+        if self.neg_max_sbuf is not None:
+            largest_sbuf = self.values_sbuf[:, :, 0]
+            nisa.tensor_scalar(dst=self.neg_max_sbuf, data=largest_sbuf, op0=nl.multiply, operand0=-1.0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +147,7 @@ class Argmax:
         nisa.tensor_scalar(
             dst=self.values_sbuf, data=exact_neg_max_sbuf.broadcast(1, VALUES), op0=nl.multiply, operand0=-1.0
         )
-        if size < VALUES:  # a short chunk is padded with its first column, whose first place stays the result
+        if size < VALUES:  # padded as in _searchable, but in a tile that all chunks share
             nisa.tensor_copy(dst=self.short_sbuf, src=chunk_sbuf[:, 0:1].broadcast(1, VALUES))
             nisa.tensor_copy(dst=self.short_sbuf[:, 0:size], src=chunk_sbuf)
             chunk_sbuf, size = self.short_sbuf, VALUES
@@ -168,66 +234,3 @@ class Argmax:
         """
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.found_sbuf, self.row_found_sbuf)
-
-
-@dataclass(frozen=True)
-class Search:
-    """The search for the largest elements of a chunk of several batches.
-
-    Attributes:
-        tiles_sbuf: a tile for each batch, of at least eight columns.
-        values_sbuf, places_sbuf: the values that are searched for and their places, [rows, batches, 8].
-        first_sbuf: the column number of the first column, float32 [rows, 1].
-        found_sbuf: the resulting columns, float32 [rows, batches].
-        neg_max_sbuf: minus the maxima, float32 [rows, batches], if the search finds them; None if ``values_sbuf`` holds
-            the maxima already.
-    """
-
-    tiles_sbuf: list[nl.NkiTensor]
-    values_sbuf: nl.NkiTensor
-    places_sbuf: nl.NkiTensor
-    first_sbuf: nl.NkiTensor
-    found_sbuf: nl.NkiTensor
-    neg_max_sbuf: nl.NkiTensor | None
-
-    def take(self, number: int) -> None:
-        """Search the tile of one batch.
-
-        The call for the last batch also writes the columns of all batches to ``found_sbuf``, and minus the maxima to
-        ``neg_max_sbuf`` if the search finds them.
-        """
-        tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
-        if self.neg_max_sbuf is not None:
-            nisa.max8(dst=values_sbuf, src=tile_sbuf)
-        nisa.nc_find_index8(dst=self.places_sbuf[:, number], data=tile_sbuf, vals=values_sbuf)
-        if number < len(self.tiles_sbuf) - 1:
-            return
-        first_places_sbuf = self.places_sbuf[:, :, 0]
-        nisa.tensor_scalar(dst=self.found_sbuf, data=first_places_sbuf, op0=nl.add, operand0=self.first_sbuf)
-        if self.neg_max_sbuf is not None:
-            largest_sbuf = self.values_sbuf[:, :, 0]
-            nisa.tensor_scalar(dst=self.neg_max_sbuf, data=largest_sbuf, op0=nl.multiply, operand0=-1.0)
-
-
-def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the tile, or a copy padded to eight columns with its first column, whose first place stays the result."""
-    rows, size = tile_sbuf.shape
-    if size >= VALUES:
-        return tile_sbuf
-    filled_sbuf = nl.ndarray((rows, VALUES), dtype=tile_sbuf.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=filled_sbuf, src=tile_sbuf[:, 0:1].broadcast(1, VALUES))
-    nisa.tensor_copy(dst=filled_sbuf[:, 0:size], src=tile_sbuf)
-    return filled_sbuf
-
-
-def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: float, is_first: bool) -> None:
-    """Keep the smaller of two columns: the one found so far, and ``place_sbuf`` plus ``offset``.
-
-    A value that is absent from the searched elements has a place over 2^31.
-    """
-    if is_first:
-        nisa.tensor_scalar(dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset)
-    else:
-        nisa.scalar_tensor_tensor(
-            dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset, op1=nl.minimum, operand1=found_sbuf
-        )

@@ -3,6 +3,8 @@
 
 """The division of the rows of a core into batches, one row per partition, and into groups of batches.
 
+:func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each :class:`BatchGroup`. Where gathered rows
+may take their place, code asks only for :class:`RowsOfMatrix` or :class:`StoredRows`.
 Rows go to cores with a stride (:mod:`nkilib.core.cores`).
 """
 

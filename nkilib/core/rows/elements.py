@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Gather and scatter of one element per row.
+"""Gather and scatter of one element per row, and the exact int32 arithmetic that computes where it is.
+
+:func:`row_elements` and :func:`vector_elements` are the views to gather from, with indices of :class:`ElementIndices`
+in a matrix. :func:`int32_column`, :func:`integer_op` and :func:`clamped` are the arithmetic; :func:`rows_per_batch`
+keeps indices in the range of int32.
 
 The rows of a batch lie within a contiguous span of rows. In the span, seen as ``[span * columns, 1]``, an element has
 one index: ``row * columns + column``, where row counts from the first row of the batch. The index is computed in int32

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A tile of rows that lie anywhere in a matrix: their elements are gathered, and their results scattered."""
+"""Rows that lie anywhere in a matrix, such as those that are recomputed, as a tile.
+
+:class:`GatheredRows` gathers their elements and scatters their results. :class:`KeptValues` keeps a value of every row
+in HBM, from which those of gathered rows are read later.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 
 They are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment`,
 :class:`SquareMoment` and :class:`MeanMoment`; :class:`ShiftedEntropy` under shifts in place of maxima.
-:class:`Moments` are those that the options of a launch need.
+:class:`Moments` are those that the options of a launch need. :class:`PieceTerms` sums two of them in one pass, piece by
+piece through PSUM.
 
 With elements z_j of a row and factors f_j, a chunk k of maximum m_k gives
 
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.sbuf import Piece
+from nkilib.core.psum import PsumPiece
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Place, Statistics
@@ -194,7 +195,7 @@ class PieceTerms:
     scale: float | nl.NkiTensor
 
     def sum(
-        self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
+        self, chunk_sbuf: nl.NkiTensor, pieces: list[PsumPiece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
     ) -> None:
         """Compute the sums over a chunk of e = exp(scale * x + bias) and of e * (x - center).
 
@@ -243,7 +244,7 @@ class EntropyMoment:
     entropy_sbuf: nl.NkiTensor
     row_entropy_sbuf: nl.NkiTensor
 
-    def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
+    def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[PsumPiece], place: Place) -> None:
         """Compute E_k and s_k of one chunk, whose maximum is known and which holds no -inf.
 
         :func:`raise_negligible` removes each -inf.
@@ -328,7 +329,7 @@ class ShiftedEntropy:
         """Allocate the sums, without writing them."""
         return cls(columns.tile(), columns.row_tile())
 
-    def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
+    def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[PsumPiece], place: Place) -> None:
         """Compute the sums of e = exp(scale * (x - c)) and of e * (x - c) of one chunk, with c the shift of the row.
 
         The chunk must hold no -inf; :func:`raise_negligible` removes them.

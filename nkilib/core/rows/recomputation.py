@@ -3,6 +3,9 @@
 
 """Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
 
+:class:`FlaggedRows` is the list of these rows, with the loop over them; :func:`most_trips` bounds its iterations. The
+parts are next door: :mod:`.slots` has the numbers of places in the list, :mod:`.gathered` the rows of an iteration.
+
 Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
 row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: one operand is 1
 at the row of the slot, the other one holds the two numbers at its tile, and both are 0 elsewhere. At the end the cores
@@ -42,6 +45,13 @@ _PIPE = 0
 def most_trips(rows: int) -> int:
     """Return the number of iterations of the loop when all of ``rows`` rows of a core are recomputed."""
     return div_ceil(rows, ROWS_OF_TILE * TILES_PER_TRIP)
+
+
+def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:
+    """Compute data * factor + addend."""
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=data_sbuf, op0=nl.multiply, operand0=float(factor), op1=nl.add, operand1=addend_sbuf
+    )
 
 
 @dataclass(frozen=True)
@@ -244,10 +254,3 @@ class FlaggedRows:
             kept_sbuf=cast(kept_sbuf, nl.int32),
             after=after,
         )
-
-
-def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:
-    """Compute data * factor + addend."""
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=data_sbuf, op0=nl.multiply, operand0=float(factor), op1=nl.add, operand1=addend_sbuf
-    )

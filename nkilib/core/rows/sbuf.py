@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles on chip: the division of a partition of SBUF, ring buffers, scratch, and pieces of a chunk in PSUM.
+"""Memory of kernels in SBUF: ring buffers of tiles, the division of a partition between them, and scratch.
 
-A plan (:class:`SbufPlan`) divides a partition into chunk buffers of the size asked for, scratch beside them, and small
-tiles. Ring buffers have tiles of a chunk's size (:class:`TileRing`), of any shape (:class:`Ring`) or in PSUM
-(:class:`PsumRing`).
+- ring buffers: :func:`ring_of` allocates the tiles of one, :class:`Ring` hands them out round-robin, and
+  :class:`TileRing` by the number of a chunk;
+- the division of a partition: a kernel states its needs for any chunk size as an :class:`SbufPlan`, and a
+  :class:`DividedSbuf` has the chunk buffers and the scratch for chunks of one size;
+- :class:`Scratch`: the float32 tiles and the constants of the elementwise and the row-wise kernels;
+- :func:`dtype_bytes`, :func:`element_bytes`: the sizes of elements.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
-from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.nki import nisa, nl
 
@@ -22,8 +26,6 @@ from nkilib.nki import nisa, nl
 MAX_CHUNK_BUFFERS = 4
 # A piece and the one that is prepared while it is finished.
 PIECES_AT_A_TIME: Final = 2
-# Tiles of a ring buffer of PSUM: Scalar writes one while Vector reads the other.
-_PSUM_TILES: Final = 2
 
 
 def dtype_bytes(dtype: nl.DType) -> int:
@@ -34,6 +36,43 @@ def dtype_bytes(dtype: nl.DType) -> int:
 def element_bytes(*dtypes: nl.DType) -> int:
     """Return the bytes of one element of each type, added up."""
     return sum(dtype_bytes(dtype) for dtype in dtypes)
+
+
+def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
+    """Allocate ``count`` tiles [128, columns]."""
+    return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
+
+
+@dataclass
+class Ring:
+    """Tiles of one shape, used round-robin: the next tile is the one that was taken longest ago.
+
+    The body of a device loop is traced once, so every iteration has to start at the same tile: :meth:`restart`.
+
+    Attributes:
+        tiles: the tiles in their order.
+    """
+
+    tiles: list[nl.NkiTensor]
+    _taken: int = field(default=0, init=False)
+
+    @classmethod
+    def of_sbuf(cls, count: int, shape: tuple[int, ...], dtype: nl.DType) -> Ring:
+        """Allocate the tiles of a ring in SBUF."""
+        return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)])
+
+    def next_tile(self) -> nl.NkiTensor:
+        """Return the next tile of the ring."""
+        self._taken += 1
+        return self.tiles[(self._taken - 1) % len(self.tiles)]
+
+    def next_shaped(self, shape: tuple[int, ...]) -> nl.NkiTensor:
+        """Return the next tile of a ring of tiles [128, columns], as a view of a shape [partitions, ...]."""
+        return self.next_tile()[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
+
+    def restart(self) -> None:
+        """Make the first tile the next one."""
+        self._taken = 0
 
 
 @dataclass(frozen=True)
@@ -114,39 +153,6 @@ class SbufPlan:
         return DividedSbuf(rows, chunk_size, dtype, turns, max(1, min(MAX_CHUNK_BUFFERS, fitting, loads)))
 
 
-def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-    """Allocate ``count`` tiles [128, columns]."""
-    return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
-
-
-@dataclass
-class Ring:
-    """Tiles of one shape, used round-robin: the next tile is the one that was taken longest ago.
-
-    The body of a device loop is traced once, so every iteration has to start at the same tile: :meth:`restart`.
-
-    Attributes:
-        tiles: the tiles in their order.
-    """
-
-    tiles: list[nl.NkiTensor]
-    _taken: int = field(default=0, init=False)
-
-    @classmethod
-    def of_sbuf(cls, count: int, shape: tuple[int, ...], dtype: nl.DType) -> Ring:
-        """Allocate the tiles of a ring in SBUF."""
-        return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)])
-
-    def next_tile(self) -> nl.NkiTensor:
-        """Return the next tile of the ring."""
-        self._taken += 1
-        return self.tiles[(self._taken - 1) % len(self.tiles)]
-
-    def restart(self) -> None:
-        """Make the first tile the next one."""
-        self._taken = 0
-
-
 @dataclass
 class Scratch:
     """The scratch of elementwise and row-wise kernels: a ring buffer of float32 tiles for pieces, and constants for
@@ -165,8 +171,7 @@ class Scratch:
     @classmethod
     def make(cls, tiles_of_piece: int, columns: int) -> Scratch:
         """Allocate the ring for pieces that take ``tiles_of_piece`` tiles each."""
-        count = PIECES_AT_A_TIME * tiles_of_piece
-        return cls([nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)])
+        return cls(ring_of(PIECES_AT_A_TIME * tiles_of_piece, columns, nl.float32))
 
     @property
     def tiles_of_piece(self) -> int:
@@ -192,65 +197,3 @@ class Scratch:
             nisa.memset(dst=constant_sbuf, value=number)
             self.constants_sbuf[number] = constant_sbuf
         return self.constants_sbuf[number][0:rows, :]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some columns of a chunk.
-
-    Attributes:
-        start, end: the columns of the piece, counted in the chunk.
-        is_first, is_last: whether the piece is the first, or the last, of the chunk.
-        tile_psum: a free tile, float32 [rows, columns].
-    """
-
-    start: int
-    end: int
-    is_first: bool
-    is_last: bool
-    tile_psum: nl.NkiTensor
-
-    def of(self, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of the piece in a tile of the chunk's size, as a view."""
-        return chunk_sbuf[:, self.start : self.end]
-
-
-@dataclass(frozen=True)
-class PsumRing:
-    """A ring buffer of PSUM tiles for pieces.
-
-    Vector takes a tile of SBUF with a tile of PSUM at twice the rate of two tiles of SBUF. PSUM holds too little for a
-    chunk, so a chunk is processed piece by piece.
-
-    Attributes:
-        tiles_psum: the tiles, float32 [rows, columns of a piece].
-        most: the number of pieces of the largest chunk.
-    """
-
-    tiles_psum: list[nl.NkiTensor]
-    most: int
-
-    @classmethod
-    def make(cls, rows: int, chunk_size: int, reserved_bytes: int = 0) -> PsumRing:
-        """Allocate tiles for chunks of up to ``chunk_size`` columns; ``reserved_bytes`` of a partition stay free.
-
-        Each tile has the same number of whole banks, so that two engines never access the same bank: if one tile were
-        larger, Vector would wait while Scalar writes it.
-        """
-        bank_bytes = nl.tile_size.psum_bank_fmax_bytes
-        banks = (nl.tile_size.psum_num_banks - div_ceil(reserved_bytes, bank_bytes)) // _PSUM_TILES
-        size = min(banks * bank_bytes // FLOAT32_BYTES, chunk_size)
-        tiles = [nl.ndarray((rows, size), dtype=nl.float32, buffer=nl.psum) for _ in range(_PSUM_TILES)]
-        return cls(tiles, div_ceil(chunk_size, size))
-
-    def pieces(self, load: int, chunk_sbuf: nl.NkiTensor) -> list[Piece]:
-        """Divide chunk number ``load`` of the core into pieces; ``chunk_sbuf`` gives the size of the chunk."""
-        rows, columns = chunk_sbuf.shape
-        pieces: list[Piece] = []
-        start = 0
-        while start < columns:
-            tile_psum = self.tiles_psum[(load * self.most + len(pieces)) % len(self.tiles_psum)]
-            end = min(start + tile_psum.shape[1], columns)
-            pieces.append(Piece(start, end, start == 0, end == columns, tile_psum[0:rows, 0 : end - start]))
-            start = end
-        return pieces

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from nkilib.core.rows.tiles import float32_like, product, scaled
 from nkilib.nki import nisa, nl
 
+# A number that float32 does not hold: what reaches it is infinite.
+OVERFLOW = 2.0**128
+
 
 @dataclass(frozen=True)
 class ConstantScale:
@@ -46,9 +49,17 @@ class ConstantScale:
         """
         return self.number
 
-    def part(self, start: int, end: int) -> ConstantScale:
-        """Return the scale of a range of batches."""
+    def part(self, start: int, end: int, rows: int | None = None) -> ConstantScale:
+        """Return the scale of the first rows (None: all) of a range of batches."""
         return self
+
+    def by(self, factor: float) -> ConstantScale:
+        """Return the scale times a factor, of any sign."""
+        return ConstantScale(self.number * factor)
+
+    def squared(self) -> ConstantScale:
+        """Return the square of the scale."""
+        return ConstantScale(self.number * self.number)
 
     def times(self, values_sbuf: nl.NkiTensor, factor: float = 1.0, divisor: float = 1.0) -> nl.NkiTensor:
         """Compute scale * factor / divisor * values, float32 [rows, batches] or [rows, batches, columns]."""
@@ -74,6 +85,35 @@ class ConstantScale:
             op1=nl.subtract,
             operand1=subtracted_sbuf,
         )
+
+    def take_sum(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, addend: float | nl.NkiTensor) -> None:
+        """Compute scale * values + addend into ``dst_sbuf``, [rows, batches]; it may be the values or the addend."""
+        if isinstance(addend, float):
+            nisa.tensor_scalar(
+                dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=self.number, op1=nl.add, operand1=addend
+            )
+            return
+        nisa.scalar_tensor_tensor(
+            dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=self.number, op1=nl.add, operand1=addend
+        )
+
+    def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
+        """Compute scale * values into ``dst_sbuf``, [rows, batches], infinite where a value reaches the limit.
+
+        The limit is a power of two; ``dst_sbuf`` may be the values.
+        """
+        factor = OVERFLOW / limit
+        nisa.tensor_scalar(
+            dst=dst_sbuf,
+            data=values_sbuf,
+            op0=nl.multiply,
+            operand0=factor,
+            op1=nl.multiply,
+            operand1=self.number / factor,
+        )
+
+    def add_nan(self, values_sbuf: nl.NkiTensor) -> None:
+        """Add NaN to the values, [rows, batches], of each row whose scale is NaN: of none."""
 
     def take_product(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor) -> None:
         """Compute scale * values * factors into ``dst_sbuf``, all [rows, batches]; it may be the values."""
@@ -116,9 +156,18 @@ class RowScale:
         """Return the scales of the first rows of a batch (None: all), [rows, 1], as an operand of an instruction."""
         return self.rows_sbuf[0 : self.rows_sbuf.shape[0] if rows is None else rows, batch : batch + 1]
 
-    def part(self, start: int, end: int) -> RowScale:
-        """Return the scales of a range of batches."""
-        return RowScale(self.rows_sbuf[:, start:end], self.least, self.most)
+    def part(self, start: int, end: int, rows: int | None = None) -> RowScale:
+        """Return the scales of the first rows (None: all) of a range of batches."""
+        last = self.rows_sbuf.shape[0] if rows is None else rows
+        return RowScale(self.rows_sbuf[0:last, start:end], self.least, self.most)
+
+    def by(self, factor: float) -> RowScale:
+        """Compute the scales times a factor, of any sign; the limits are those of the magnitudes."""
+        return RowScale(scaled(self.rows_sbuf, factor), self.least * abs(factor), self.most * abs(factor))
+
+    def squared(self) -> RowScale:
+        """Compute the squares of the scales."""
+        return RowScale(product(self.rows_sbuf, self.rows_sbuf), self.least * self.least, self.most * self.most)
 
     def _like(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the scales in the shape of values, [rows, batches] or [rows, batches, columns]."""
@@ -157,6 +206,35 @@ class RowScale:
         """
         self.multiply(dst_sbuf, values_sbuf)
         nisa.tensor_tensor(dst=dst_sbuf, data1=dst_sbuf, data2=subtracted_sbuf, op=nl.subtract)
+
+    def take_sum(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, addend: float | nl.NkiTensor) -> None:
+        """Compute scale * values + addend into ``dst_sbuf``, [rows, batches]; it may be the values or the addend."""
+        product_sbuf = product(values_sbuf, self.rows_sbuf)
+        if isinstance(addend, float):
+            nisa.tensor_scalar(dst=dst_sbuf, data=product_sbuf, op0=nl.add, operand0=addend)
+        else:
+            nisa.tensor_tensor(dst=dst_sbuf, data1=product_sbuf, data2=addend, op=nl.add)
+
+    def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
+        """Compute scale * values into ``dst_sbuf``, [rows, batches], infinite where a value reaches the limit.
+
+        The limit is a power of two; ``dst_sbuf`` may be the values.
+        """
+        factor = OVERFLOW / limit
+        nisa.scalar_tensor_tensor(
+            dst=dst_sbuf,
+            data=values_sbuf,
+            op0=nl.multiply,
+            operand0=factor,
+            op1=nl.multiply,
+            operand1=scaled(self.rows_sbuf, 1.0 / factor),
+        )
+
+    def add_nan(self, values_sbuf: nl.NkiTensor) -> None:
+        """Add NaN to the values, [rows, batches], of each row whose scale is NaN: a maximum may have dropped it."""
+        nisa.scalar_tensor_tensor(
+            dst=values_sbuf, data=self.rows_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=values_sbuf
+        )
 
     def take_product(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor) -> None:
         """Compute scale * values * factors into ``dst_sbuf``, all [rows, batches]; it may be the values."""

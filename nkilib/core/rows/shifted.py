@@ -12,7 +12,8 @@ so that the sum S of exp(x - c) over a row of finite elements is at least 1. If 
 exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. Beyond it, and where an
 infinity or a NaN comes in, the row has to be recomputed under its maximum: :func:`doubtful` says which rows.
 
-The tiles hold -c, which is the ``bias`` of an activation, clamped to the finite float32 range.
+:class:`ShiftedSums` has the shifts and the sums of a group of batches. The tiles hold -c, which is the ``bias``
+of an activation, clamped to the finite float32 range.
 
 Largest accepted sum: rounding x - c costs an element above c half a unit of the last place of x - c, relative to its
 exponential; log S is rounded to half a unit of its last place. With S at most 2^23, log S and every x - c are below 16,

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Slots of rows that are to be recomputed: slot 128 i + j is row j of tile i."""
+"""Slots, the places in the list of rows that are to be recomputed: slot 128 i + j is row j of tile i.
+
+:class:`SlotTables` has the constants that slots are computed with, :func:`cut` splits their numbers into
+:class:`Slots`. The list itself is :class:`nkilib.core.rows.recomputation.FlaggedRows`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Statistics of rows, gathered chunk by chunk: the maximum and the sum of exponentials, and plain sums.
+"""The statistics of the softmax of a row, its maximum and its sum of exponentials, gathered chunk by chunk.
+
+:class:`Statistics` has the pairs of all chunks and combines them for each row. :class:`Columns` and :class:`Place` say
+where the number of a chunk stands in its tiles; other values that are gathered chunk by chunk stand alike. With
+:class:`MaximumFolds`, GpSimd shortens chunks before Vector takes their maxima.
 
 For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
 of m_k,
@@ -279,28 +283,3 @@ class MaximumFolds:
             )
             source_sbuf, columns = dst_sbuf, left
         return source_sbuf
-
-
-@dataclass(frozen=True)
-class RowSums:
-    """A float32 sum for each part of a row.
-
-    Attributes:
-        parts_sbuf: the sums, [rows, parts].
-    """
-
-    parts_sbuf: nl.NkiTensor
-
-    @classmethod
-    def make(cls, rows: int, parts: int) -> RowSums:
-        """Allocate sums of ``rows`` rows with ``parts`` parts each, without writing them."""
-        return cls(nl.ndarray((rows, parts), dtype=nl.float32, buffer=nl.sbuf))
-
-    def part(self, number: int, rows: int) -> nl.NkiTensor:
-        """Return the view that takes the sums of a part, [rows, 1], for the first ``rows`` rows."""
-        return self.parts_sbuf[0:rows, number : number + 1]
-
-    def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
-        """Add the first ``parts`` parts into a tile [rows, 1]."""
-        rows = dst_sbuf.shape[0]
-        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)

@@ -4,6 +4,9 @@
 """Chunks of a matrix, loaded ahead of the computation, and a loop that begins the next piece before it finishes the
 current one.
 
+A :class:`Stream` loads the chunks (:class:`Chunk`) of a core in their order. :func:`run_overlapped` is the loop; it
+takes the pieces of a :class:`PieceStream`, which need not be chunks, and the two steps of :class:`Overlapped`.
+
 Each queue and each engine runs its instructions in the order of issue. If a piece were finished before the next one is
 begun, an engine that has nothing to do with the end of this piece would still wait for it.
 """

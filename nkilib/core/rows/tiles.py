@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Small tiles with one or a few numbers for each row, and arithmetic on them.
+"""Small tiles with one or a few float32 numbers for each row, and arithmetic on them.
 
-Each function makes the tile it returns.
+Most functions make the tile that they return, unlike those of :mod:`nkilib.core.arithmetic`, which write a whole
+tile of the caller: constants (:func:`constant`, :func:`log_of_constant`), arithmetic (:func:`scaled`, :func:`product`,
+:func:`difference`), masks (:func:`selected`, :func:`with_nan_of_infinite`) and types (:func:`float32_like`,
+:func:`cast`). :func:`clamp` and :func:`finite_limit` keep numbers finite. Sums of rows are those of one tile
+(:func:`sum_in_place`) or of parts of a row (:class:`RowSums`).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from nkilib.nki import nisa, nl
 
@@ -109,3 +115,28 @@ def log_of_constant(value: float, rows: int) -> nl.NkiTensor:
     nisa.memset(dst=log_sbuf, value=value)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
     return log_sbuf
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """A float32 sum for each part of a row.
+
+    Attributes:
+        parts_sbuf: the sums, [rows, parts].
+    """
+
+    parts_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, rows: int, parts: int) -> RowSums:
+        """Allocate sums of ``rows`` rows with ``parts`` parts each, without writing them."""
+        return cls(nl.ndarray((rows, parts), dtype=nl.float32, buffer=nl.sbuf))
+
+    def part(self, number: int, rows: int) -> nl.NkiTensor:
+        """Return the view that takes the sums of a part, [rows, 1], for the first ``rows`` rows."""
+        return self.parts_sbuf[0:rows, number : number + 1]
+
+    def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
+        """Add the first ``parts`` parts into a tile [rows, 1]."""
+        rows = dst_sbuf.shape[0]
+        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)

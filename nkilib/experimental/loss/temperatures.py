@@ -47,7 +47,12 @@ class Temperatures:
 
     @classmethod
     def load(
-        cls, temperature_hbm: nl.NkiTensor, rows: LoadedRows, shape: tuple[int, int], limits: TemperatureLimits
+        cls,
+        temperature_hbm: nl.NkiTensor,
+        rows: LoadedRows,
+        shape: tuple[int, int],
+        limits: TemperatureLimits,
+        valid_sbuf: nl.NkiTensor | None = None,
     ) -> Temperatures:
         """Load the temperatures of rows.
 
@@ -59,6 +64,8 @@ class Temperatures:
             rows: the rows.
             shape: (rows, batches).
             limits: the range of temperatures.
+            valid_sbuf: uint32 of that shape, 0 for ignored rows: one outside of the limits is 1 there, so that the
+                gradient of an ignored row is 0 whatever its temperature is. None: all rows are valid.
         """
         if tuple(temperature_hbm.shape) == (1,):
             loaded_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -79,7 +86,15 @@ class Temperatures:
         is_outside_sbuf = nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=is_outside_sbuf, data1=loaded_sbuf, data2=within_sbuf, op=nl.not_equal)
         suspects_sbuf = selected(constant(loaded_sbuf, float("inf")), is_outside_sbuf)
+        if valid_sbuf is not None:
+            nisa.tensor_copy_predicated(dst=within_sbuf, src=constant(loaded_sbuf, 1.0), predicate=is_outside_sbuf)
+            suspects_sbuf = selected(suspects_sbuf, valid_sbuf)
         return cls(with_nan_of_infinite(within_sbuf, suspects_sbuf, nl.float32), limits)
+
+    @property
+    def factors(self) -> RowScale:
+        """The temperatures as factors of numbers of their rows."""
+        return RowScale(self.rows_sbuf, self.limits.least, self.limits.most)
 
     def scale(self, unit: float) -> RowScale:
         """Compute the scales unit / T."""

@@ -12,7 +12,7 @@ Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI c
 and types.
 Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
 ``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
-Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``host``: the kernels to launch, with
+Host code: ``tiling``: the tiling and its choice; ``host``: the kernels to launch, with
 guarantees, work, references and bounds; ``profiling``: launches to profile.
 """
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
         softmax_backward,
         softmax_forward,
     )
-    from nkilib.experimental.softmax.tiling import SoftmaxTiling
-    from nkilib.experimental.softmax.tiling_choice import choose_softmax_tiling
+    from nkilib.experimental.softmax.tiling import SoftmaxTiling, choose_softmax_tiling
 
 __all__ = [
     "SoftmaxTiling",
@@ -41,7 +40,7 @@ __all__ = [
 
 _MODULES: Final = {
     "SoftmaxTiling": "tiling",
-    "choose_softmax_tiling": "tiling_choice",
+    "choose_softmax_tiling": "tiling",
     "log_softmax": "host",
     "softmax": "host",
 }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Softmax and log-softmax along any axis, and their gradients from the saved output.
+"""Softmax and log-softmax along any axis, and their gradients from the saved output: the kernels as plain functions,
+with the checks of their arguments.
 
 Every tensor is viewed as [O, C, I]: C elements along the axis, O before and I after it (:mod:`.tensors`). If I is 1,
 the loops of :mod:`.rows` process one or more rows per partition, else the loops of :mod:`.columns` process columns. All
@@ -17,10 +18,9 @@ from nkilib.core.host.options import is_integer
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.softmax.columns.backward import backward_of_columns
 from nkilib.experimental.softmax.columns.forward import forward_of_columns
-from nkilib.experimental.softmax.rows import forward_of_matrices
-from nkilib.experimental.softmax.rows_backward import backward_of_matrices
+from nkilib.experimental.softmax.rows import forward_of_rows
+from nkilib.experimental.softmax.rows_backward import backward_of_rows
 from nkilib.experimental.softmax.tensors import Kind, around_axis
-from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
 RANK_MAX = 8
@@ -116,14 +116,13 @@ def _forward(
     if prod(x_hbm.shape) == 0:  # NKI has no tensors without elements
         return x_hbm
     y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
-    tiling = SoftmaxTiling(chunk_size)
     parts = around_axis((x_hbm, y_hbm), axis)
     if parts[0].tensors[0].shape[2] == 1:
-        forward_of_matrices(parts, kind, tiling)
+        forward_of_rows(parts, kind, chunk_size)
         return y_hbm
     for part in parts:
         x_part_hbm, y_part_hbm = part.tensors
-        forward_of_columns(x_part_hbm, y_part_hbm, kind, tiling)
+        forward_of_columns(x_part_hbm, y_part_hbm, kind, chunk_size)
     return y_hbm
 
 
@@ -206,14 +205,13 @@ def _backward(
     grad_x_hbm = grad_hbm
     if not inplace:
         grad_x_hbm = nl.ndarray(grad_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_x_hbm")
-    tiling = SoftmaxTiling(chunk_size)
     parts = around_axis((grad_hbm, output_hbm, grad_x_hbm), axis)
     if parts[0].tensors[0].shape[2] == 1:
-        backward_of_matrices(parts, kind, tiling)
+        backward_of_rows(parts, kind, chunk_size)
         return grad_x_hbm
     for part in parts:
         grad_part_hbm, output_part_hbm, grad_x_part_hbm = part.tensors
-        backward_of_columns(grad_part_hbm, output_part_hbm, grad_x_part_hbm, kind, tiling)
+        backward_of_columns(grad_part_hbm, output_part_hbm, grad_x_part_hbm, kind, chunk_size)
     return grad_x_hbm
 
 

@@ -4,8 +4,9 @@
 """How rows of softmax are divided over partitions, instructions and batches.
 
 A row that is too long for a partition lies on several, and a partition holds several short rows; an instruction
-processes a piece (:class:`Piece`). A plan (:class:`RowPlan`) holds for all rows of one length. A batch
-(:class:`RowBatch`) has the rows of a core that are in SBUF together, and loads and stores them.
+processes a piece (:class:`RowPiece`). A plan (:class:`RowPlan`) holds for all rows of one length. A batch
+(:class:`RowBatch`) has the rows of a core that are in SBUF together, and loads and stores them. :func:`row_plan` makes
+the plan, from the bytes that a loop keeps on chip (:class:`Streams`), and :func:`batches_of_core` the batches.
 
 What may affect the rounding of a row depends on the length of a row and the types only. The number of rows per
 partition is decided where the number of rows is known, because it does not affect any bit.
@@ -44,7 +45,7 @@ MOST_PIECES = 2
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """The part of a batch that one instruction, or one transfer, processes: some rows of each partition, or some
     columns.
 
@@ -140,14 +141,14 @@ class RowPlan:
         """Whether a partition has at most ``TINY_ROW`` columns of a row; then one instruction computes many rows."""
         return self.columns <= TINY_ROW
 
-    def pieces(self, rows_each: int) -> list[Piece]:
+    def pieces(self, rows_each: int) -> list[RowPiece]:
         """Return the pieces of a batch with ``rows_each`` rows per partition."""
         if self.pieces_per_row > 1:
             size = div_ceil(self.columns, self.pieces_per_row)
             starts = range(0, self.columns, size)
-            return [Piece(0, 1, at, min(at + size, self.columns), number) for number, at in enumerate(starts)]
+            return [RowPiece(0, 1, at, min(at + size, self.columns), number) for number, at in enumerate(starts)]
         step = self.rows_of_piece
-        return [Piece(at, min(at + step, rows_each), 0, self.columns, 0) for at in range(0, rows_each, step)]
+        return [RowPiece(at, min(at + step, rows_each), 0, self.columns, 0) for at in range(0, rows_each, step)]
 
 
 def _parts(row_size: int, fitting: int) -> int:
@@ -232,7 +233,7 @@ class _Transfer:
         is_tail: whether only the last part has these columns.
     """
 
-    piece: Piece
+    piece: RowPiece
     start: int
     stop: int
     is_tail: bool
@@ -285,7 +286,7 @@ class RowBatch:
         return self.lines * self.plan.parts
 
     @cached_property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[RowPiece]:
         """The pieces in the order in which they are processed."""
         return self.plan.pieces(self.rows_each)
 
@@ -295,12 +296,12 @@ class RowBatch:
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : self.rows_each * columns]
         return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
-    def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: Piece) -> nl.NkiTensor:
+    def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: RowPiece) -> nl.NkiTensor:
         """Return a piece's view of a scratch buffer [128, size]: [partitions, rows, columns]."""
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
-    def load(self, matrix_hbm: nl.NkiTensor, piece: Piece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
+    def load(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
         """Load a piece of rows of a matrix into [partitions, rows, columns], and fill columns beyond a part with
         ``padding``.
         """
@@ -309,12 +310,12 @@ class RowBatch:
                 nisa.memset(dst=transfer.on_all_partitions(piece_sbuf), value=padding)
             nisa.dma_copy(dst=transfer.on_chip(piece_sbuf, self.plan), src=transfer.in_hbm(matrix_hbm, self))
 
-    def store(self, matrix_hbm: nl.NkiTensor, piece: Piece, piece_sbuf: nl.NkiTensor) -> None:
+    def store(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
         """Store a piece of rows, the reverse of :meth:`load`."""
         for transfer in self._transfers(piece):
             nisa.dma_copy(dst=transfer.in_hbm(matrix_hbm, self), src=transfer.on_chip(piece_sbuf, self.plan))
 
-    def _transfers(self, piece: Piece) -> list[_Transfer]:
+    def _transfers(self, piece: RowPiece) -> list[_Transfer]:
         width = self.plan.width
         if piece.stop <= width:
             return [_Transfer(piece, piece.start, piece.stop, False)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The order in which the stages of a loop over rows that stay in SBUF are issued.
+"""The order in which the stages of a loop over rows that stay in SBUF are issued: :func:`run` issues :class:`Stages`.
 
 A batch of rows processes its pieces twice: it computes the statistics of the pieces, combines those of a row, and
 finishes the pieces. Each engine and each queue runs its instructions in the order of issue, so an instruction is issued
@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from nkilib.experimental.softmax.row_plan import Piece, RowBatch
+from nkilib.experimental.softmax.row_plan import RowBatch, RowPiece
 
 # The maximum number of pieces that are loaded ahead.
 LOADS_AHEAD = 4
@@ -39,38 +39,33 @@ class Stages(Protocol):
     def combining_stages(self) -> int:
         """The number of stages that combine the statistics of a batch."""
 
-    def load(self, number: int, piece: Piece) -> None:
+    def load(self, number: int, piece: RowPiece) -> None:
         """Issue the load of a piece."""
 
     @property
     def loads_again(self) -> bool:
         """Whether something is loaded for the second pass."""
 
-    def load_again(self, number: int, piece: Piece) -> None:
+    def load_again(self, number: int, piece: RowPiece) -> None:
         """Issue the load of the further data that the second pass over a piece needs."""
 
-    def prepare(self, number: int, piece: Piece) -> None:
+    def prepare(self, number: int, piece: RowPiece) -> None:
         """Issue the work that precedes the statistics of a piece, two steps before most of them."""
 
-    def open(self, number: int, piece: Piece) -> None:
+    def open(self, number: int, piece: RowPiece) -> None:
         """Compute those statistics of a piece on which the others depend, one step before :meth:`take`."""
 
-    def take(self, number: int, piece: Piece) -> None:
+    def take(self, number: int, piece: RowPiece) -> None:
         """Compute the other statistics of a piece, after :meth:`open`."""
 
     def combine(self, number: int, stage: int) -> None:
         """Issue stage 0, 1, ... of the combination of a batch's statistics."""
 
-    def finish(self, number: int, piece: Piece) -> None:
+    def finish(self, number: int, piece: RowPiece) -> None:
         """Compute the results of a piece."""
 
-    def store(self, number: int, piece: Piece) -> None:
+    def store(self, number: int, piece: RowPiece) -> None:
         """Issue the store of a piece."""
-
-
-def run(stages: Stages) -> None:
-    """Issue all stages of all batches, in steps: each computes the statistics of one piece, and finishes one piece."""
-    _Run(stages).run()
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class _Due:
     step: int
     number: int
     stage: int = 0
-    piece: Piece | None = None
+    piece: RowPiece | None = None
 
 
 class _Run:
@@ -96,7 +91,7 @@ class _Run:
         self.combining: deque[_Due] = deque()
         self.finishing: deque[_Due] = deque()
         self.storing: deque[_Due] = deque()
-        self.again: deque[tuple[int, Piece]] = deque()
+        self.again: deque[tuple[int, RowPiece]] = deque()
         self.loaded_again = self.finished = 0
 
     def run(self) -> None:
@@ -167,7 +162,7 @@ class _Run:
             if self.stored_pieces == len(self.stages.batches[due.number].pieces):
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
-    def _is_free(self, number: int, piece: Piece) -> bool:
+    def _is_free(self, number: int, piece: RowPiece) -> bool:
         """Return whether the former contents of a piece's buffer slot have been stored."""
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
@@ -175,3 +170,8 @@ class _Run:
         batch, batch_before = self.stages.batches[number], self.stages.batches[before]
         is_alike = batch.rows_each == batch_before.rows_each
         return is_alike and before == self.stored_batches and batch.pieces.index(piece) < self.stored_pieces
+
+
+def run(stages: Stages) -> None:
+    """Issue all stages of all batches, in steps: each computes the statistics of one piece, and finishes one piece."""
+    _Run(stages).run()

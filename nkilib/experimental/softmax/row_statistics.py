@@ -13,9 +13,10 @@ hold -m_k, which an activation takes as its ``bias``, clamped to the finite rang
 gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gives d = 0, from which NaN follows as in
 PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
-Further tools of the loops: :class:`Ring` and :func:`buffers`, scratch tiles, also of the backward and of short columns;
-:func:`on_line` and :func:`off_line`, with which the partitions of a row are combined on one line;
-:func:`negated_maximum`, the maxima, of rows that GpSimd has :func:`halved`.
+:class:`RowStatistics` issues the stages of the combination, :func:`num_stages` of them. :func:`negated_maximum`
+computes the maxima of pieces, also of rows that GpSimd has :func:`halved`. :class:`Lines` combines the partitions of a
+row, which :func:`on_line` brings side by side; :func:`off_line` is the way back. The backward combines its sums by
+these two functions as well.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
-from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.experimental.softmax.row_plan import Piece, RowBatch, RowPlan
+from nkilib.core.hardware import div_ceil
+from nkilib.core.rows.sbuf import Ring
+from nkilib.experimental.softmax.row_plan import RowBatch, RowPiece, RowPlan
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
 
@@ -172,11 +173,11 @@ class RowStatistics:
         total_sbuf = sums_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
         return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
 
-    def neg_max_of(self, piece: Piece) -> nl.NkiTensor:
+    def neg_max_of(self, piece: RowPiece) -> nl.NkiTensor:
         """Return the view for -m_k of a piece, [partitions, rows, 1]."""
         return self.neg_max_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
-    def sums_of(self, piece: Piece) -> nl.NkiTensor:
+    def sums_of(self, piece: RowPiece) -> nl.NkiTensor:
         """Return the view for s_k of a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
@@ -222,35 +223,6 @@ class RowStatistics:
             nisa.tensor_copy(dst=self.divisor_sbuf, src=divisor_psum)
 
 
-def buffers(count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
-    """Allocate ``count`` tiles [128, size]."""
-    return [nl.ndarray((PARTITIONS, size), dtype=dtype, buffer=buffer) for _ in range(count)]
-
-
-@dataclass
-class Ring:
-    """A ring buffer of scratch tiles.
-
-    Attributes:
-        tiles: the tiles, [128, size] each.
-        taken: the number of times that a tile was taken.
-    """
-
-    tiles: list[nl.NkiTensor]
-    taken: int = 0
-
-    @classmethod
-    def make(cls, count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> Ring:
-        """Allocate ``count`` tiles; 0 if a loop needs none."""
-        return cls(buffers(count, size, dtype, buffer))
-
-    def next(self, shape: tuple[int, ...]) -> nl.NkiTensor:
-        """Return the tile that was taken longest ago, in the given shape [partitions, ...]."""
-        tile = self.tiles[self.taken % len(self.tiles)]
-        self.taken += 1
-        return tile[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
-
-
 def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
     """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
 
@@ -259,7 +231,7 @@ def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
     """
     partitions, rows, columns = x_sbuf.shape
     half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
-    halves_sbuf = halves.next((partitions, rows, half))
+    halves_sbuf = halves.next_shaped((partitions, rows, half))
     nisa.tensor_tensor(
         dst=halves_sbuf,
         data1=x_sbuf[:, :, 0:half],

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward along the last axis: rows stay in SBUF between their statistics and their results.
+"""The forward along the last axis (:func:`forward_of_rows`): rows stay in SBUF until their statistics are known.
+
+:func:`forward_plan` divides the rows; :mod:`.row_schedule` has the order in which the loop of a core is issued.
 
 With m the maximum of a row x, and d the sum of exp(x - m), the computation depends on the length and type of the row:
 
@@ -17,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
-from nkilib.core.rows.sbuf import element_bytes
+from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.row_plan import (
     MOST_PIECES,
     SHORT_ROW,
-    Piece,
     RowBatch,
+    RowPiece,
     RowPlan,
     Streams,
     batches_of_core,
@@ -31,15 +33,12 @@ from nkilib.experimental.softmax.row_plan import (
 )
 from nkilib.experimental.softmax.row_schedule import run
 from nkilib.experimental.softmax.row_statistics import (
-    Ring,
     RowStatistics,
-    buffers,
     halved,
     negated_maximum,
     num_stages,
 )
 from nkilib.experimental.softmax.tensors import Kind, Matrices
-from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -61,20 +60,10 @@ _SCALAR_SHARE = 0.35
 _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
-def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """Compute the results of the rows of this core.
-
-    Args:
-        matrices: pairs of x and y, [O, C, 1], of one shape.
-        kind: softmax or log-softmax.
-        tiling: the tiling from the arguments of the kernel.
-    """
-    matrices = [pair.squeezed() for pair in matrices]
-    x_hbm, y_hbm = matrices[0].tensors
-    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size)
-    batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
-    if batches:
-        run(_Forward.make(matrices, kind, plan, batches))
+def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
+    """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
+    is_single = plan.parts == 1 and plan.pieces_per_row == 1
+    return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
 
 def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None) -> RowPlan:
@@ -95,10 +84,33 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     return plan
 
 
-def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
-    """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
-    is_single = plan.parts == 1 and plan.pieces_per_row == 1
-    return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+def _with_row_scalar(
+    dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scalars_sbuf: nl.NkiTensor, op: Operator, share: float
+) -> None:
+    """Compute data <op> a number of each row, for many rows in an instruction; Vector and GpSimd round alike.
+
+    Args:
+        dst_sbuf: the destination, of the shape of the data.
+        data_sbuf: the data, [partitions, rows, columns].
+        scalars_sbuf: the number of each row, float32 [partitions, rows]. Vector reads its share of them from PSUM,
+            because it takes longer with two tiles in SBUF.
+        op: the operator on the elements.
+        share: the share of the rows that GpSimd processes.
+    """
+    partitions, rows, columns = data_sbuf.shape
+    split = int(rows * share)
+    if split > 0:
+        nisa.tensor_tensor(
+            dst=dst_sbuf[:, 0:split],
+            data1=data_sbuf[:, 0:split],
+            data2=scalars_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
+            op=op,
+            engine=nisa.engine.gpsimd,
+        )
+    scalars_psum = nl.ndarray((partitions, rows - split), dtype=nl.float32, buffer=nl.psum)
+    nisa.tensor_copy(dst=scalars_psum, src=scalars_sbuf[:, split:])
+    broadcast_psum = scalars_psum.expand_dim(2).broadcast(2, columns)
+    nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=broadcast_psum, op=op)
 
 
 @dataclass
@@ -135,8 +147,8 @@ class _Forward:
     exponentials: Ring
     ceiling_sbuf: nl.NkiTensor
     statistics: dict[int, RowStatistics] = field(default_factory=dict)
-    halved_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
-    results_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+    halved_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
+    results_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
 
     @classmethod
     def make(cls, matrices: list[Matrices], kind: Kind, plan: RowPlan, batches: list[RowBatch]) -> _Forward:
@@ -145,11 +157,11 @@ class _Forward:
         size = max(batch.rows_each for batch in batches) * plan.columns
         of_piece = max(piece.size for batch in batches for piece in batch.pieces)
         keeps = forward_keeps_float32(plan, kind)
-        x_buffers_sbuf = buffers(count, size, x_hbm.dtype)
+        x_buffers_sbuf = ring_of(count, size, x_hbm.dtype)
         kept_buffers_sbuf = []
         if keeps:
             is_float32 = x_hbm.dtype == nl.float32
-            kept_buffers_sbuf = x_buffers_sbuf if is_float32 else buffers(count, size, nl.float32)
+            kept_buffers_sbuf = x_buffers_sbuf if is_float32 else ring_of(count, size, nl.float32)
         is_stored_from_chip = y_hbm.dtype == x_hbm.dtype or (keeps and y_hbm.dtype == nl.float32)
         junk_dtype = nl.float32 if plan.is_tiny else nl.bfloat16
         has_junk = kind is Kind.LOG_SOFTMAX or not keeps
@@ -163,10 +175,10 @@ class _Forward:
             batches,
             x_buffers_sbuf,
             kept_buffers_sbuf,
-            results=Ring.make(0 if is_stored_from_chip else RING, of_piece, y_hbm.dtype),
-            junk=Ring.make(1 if has_junk else 0, of_piece, junk_dtype),
-            halves=Ring.make(_HALVES, of_piece // 2 + PARTITIONS, x_hbm.dtype),
-            exponentials=Ring.make(2 if second_pass else 0, of_piece, nl.float32),
+            results=Ring(ring_of(0 if is_stored_from_chip else RING, of_piece, y_hbm.dtype)),
+            junk=Ring(ring_of(1 if has_junk else 0, of_piece, junk_dtype)),
+            halves=Ring(ring_of(_HALVES, of_piece // 2 + PARTITIONS, x_hbm.dtype)),
+            exponentials=Ring(ring_of(2 if second_pass else 0, of_piece, nl.float32)),
             ceiling_sbuf=ceiling_sbuf,
         )
 
@@ -178,7 +190,7 @@ class _Forward:
     def combining_stages(self) -> int:
         return num_stages(self.plan)
 
-    def load(self, number: int, piece: Piece) -> None:
+    def load(self, number: int, piece: RowPiece) -> None:
         x_hbm = self.matrices[self.batches[number].matrix].tensors[0]
         self.batches[number].load(x_hbm, piece, self._x(number, piece), float("-inf"))
 
@@ -186,15 +198,15 @@ class _Forward:
     def loads_again(self) -> bool:
         return False
 
-    def load_again(self, number: int, piece: Piece) -> None:
+    def load_again(self, number: int, piece: RowPiece) -> None:
         """Do nothing: the forward loads nothing for the second pass."""
 
-    def prepare(self, number: int, piece: Piece) -> None:
+    def prepare(self, number: int, piece: RowPiece) -> None:
         rows = self._halved_rows(piece)
         if rows > 0:
             self.halved_sbuf[number, piece] = halved(self._x(number, piece)[:, 0:rows], self.halves)
 
-    def open(self, number: int, piece: Piece) -> None:
+    def open(self, number: int, piece: RowPiece) -> None:
         if number not in self.statistics:
             self.statistics[number] = RowStatistics.make(self.kind, self.batches[number])
         neg_max_sbuf = self.statistics[number].neg_max_of(piece)
@@ -205,7 +217,7 @@ class _Forward:
             dst=neg_max_sbuf, data1=neg_max_sbuf, data2=ceiling_sbuf, op=nl.minimum, engine=nisa.engine.gpsimd
         )
 
-    def take(self, number: int, piece: Piece) -> None:
+    def take(self, number: int, piece: RowPiece) -> None:
         statistics = self.statistics[number]
         neg_max_sbuf, sums_sbuf = statistics.neg_max_of(piece), statistics.sums_of(piece)
         x_sbuf = self._x(number, piece)
@@ -213,7 +225,7 @@ class _Forward:
         if self.plan.is_tiny and kept_sbuf is not None:
             self._take_tiny(number, piece, x_sbuf, kept_sbuf)
             return
-        dst_sbuf = self.junk.next(x_sbuf.shape) if kept_sbuf is None else kept_sbuf
+        dst_sbuf = self.junk.next_shaped(x_sbuf.shape) if kept_sbuf is None else kept_sbuf
         for row in range(piece.rows):
             nisa.activation(
                 dst=dst_sbuf[:, row],
@@ -225,19 +237,19 @@ class _Forward:
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )
 
-    def _take_tiny(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor) -> None:
+    def _take_tiny(self, number: int, piece: RowPiece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor) -> None:
         statistics = self.statistics[number]
         neg_max_sbuf = statistics.neg_max_of(piece)[:, :, 0]
         _with_row_scalar(kept_sbuf, x_sbuf, neg_max_sbuf, nl.add, _GPSIMD_SHARE_OF_TINY)
         is_log = self.kind is Kind.LOG_SOFTMAX
-        exponentials_sbuf = self.junk.next(x_sbuf.shape) if is_log else kept_sbuf
+        exponentials_sbuf = self.junk.next_shaped(x_sbuf.shape) if is_log else kept_sbuf
         nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=kept_sbuf)
         nisa.tensor_reduce(dst=statistics.sums_of(piece), op=nl.add, data=exponentials_sbuf, axis=2, keepdims=True)
 
     def combine(self, number: int, stage: int) -> None:
         self.statistics[number].combine(stage)
 
-    def finish(self, number: int, piece: Piece) -> None:
+    def finish(self, number: int, piece: RowPiece) -> None:
         statistics = self.statistics[number]
         x_sbuf, kept_sbuf = self._x(number, piece), self._kept(number, piece)
         result_sbuf = self._result(number, piece, x_sbuf, kept_sbuf)
@@ -289,7 +301,7 @@ class _Forward:
         neg_max_sbuf: nl.NkiTensor,
         divisor_sbuf: nl.NkiTensor,
     ) -> None:
-        exponentials_sbuf = self.exponentials.next(x_sbuf.shape)
+        exponentials_sbuf = self.exponentials.next_shaped(x_sbuf.shape)
         for row in range(x_sbuf.shape[1]):
             of_row_sbuf = exponentials_sbuf[:, row]
             bias_sbuf = neg_max_sbuf[:, row : row + 1]
@@ -308,11 +320,11 @@ class _Forward:
                     dst=result_sbuf[:, row, split:], data=of_row_sbuf[:, split:], op0=nl.multiply, operand0=scale_sbuf
                 )
 
-    def store(self, number: int, piece: Piece) -> None:
+    def store(self, number: int, piece: RowPiece) -> None:
         y_hbm = self.matrices[self.batches[number].matrix].tensors[1]
         self.batches[number].store(y_hbm, piece, self.results_sbuf.pop((number, piece)))
 
-    def _halved_rows(self, piece: Piece) -> int:
+    def _halved_rows(self, piece: RowPiece) -> int:
         """Return the number of rows of a piece that GpSimd halves by maxima of pairs before Vector computes the
         maximum.
         """
@@ -322,51 +334,40 @@ class _Forward:
             return piece.rows
         return piece.rows // 2 if self.plan.pieces_per_row == 1 else piece.column % 2
 
-    def _x(self, number: int, piece: Piece) -> nl.NkiTensor:
+    def _x(self, number: int, piece: RowPiece) -> nl.NkiTensor:
         """Return x of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.x_buffers_sbuf, number, piece)
 
-    def _kept(self, number: int, piece: Piece) -> nl.NkiTensor | None:
+    def _kept(self, number: int, piece: RowPiece) -> nl.NkiTensor | None:
         """Return the values of a piece that are kept in float32; None if nothing is."""
         return self._of_piece(self.kept_buffers_sbuf, number, piece) if self.kept_buffers_sbuf else None
 
-    def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: Piece) -> nl.NkiTensor:
+    def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: RowPiece) -> nl.NkiTensor:
         tile_sbuf = self.batches[number].tile_of(buffers_sbuf[number % self.plan.batches_on_chip])
         return tile_sbuf[:, piece.first : piece.end, piece.start : piece.stop]
 
-    def _result(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+    def _result(
+        self, number: int, piece: RowPiece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None
+    ) -> nl.NkiTensor:
         dtype = self.matrices[self.batches[number].matrix].tensors[1].dtype
         if x_sbuf.dtype == dtype:
             return x_sbuf
         if kept_sbuf is not None and kept_sbuf.dtype == dtype:
             return kept_sbuf
-        return self.results.next(x_sbuf.shape)
+        return self.results.next_shaped(x_sbuf.shape)
 
 
-def _with_row_scalar(
-    dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scalars_sbuf: nl.NkiTensor, op: Operator, share: float
-) -> None:
-    """Compute data <op> a number of each row, for many rows in an instruction; Vector and GpSimd round alike.
+def forward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None) -> None:
+    """Compute the results of the rows of this core.
 
     Args:
-        dst_sbuf: the destination, of the shape of the data.
-        data_sbuf: the data, [partitions, rows, columns].
-        scalars_sbuf: the number of each row, float32 [partitions, rows]. Vector reads its share of them from PSUM,
-            because it takes longer with two tiles in SBUF.
-        op: the operator on the elements.
-        share: the share of the rows that GpSimd processes.
+        matrices: pairs of x and y, [O, C, 1], of one shape.
+        kind: softmax or log-softmax.
+        chunk_size: the argument of the kernel.
     """
-    partitions, rows, columns = data_sbuf.shape
-    split = int(rows * share)
-    if split > 0:
-        nisa.tensor_tensor(
-            dst=dst_sbuf[:, 0:split],
-            data1=data_sbuf[:, 0:split],
-            data2=scalars_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
-            op=op,
-            engine=nisa.engine.gpsimd,
-        )
-    scalars_psum = nl.ndarray((partitions, rows - split), dtype=nl.float32, buffer=nl.psum)
-    nisa.tensor_copy(dst=scalars_psum, src=scalars_sbuf[:, split:])
-    broadcast_psum = scalars_psum.expand_dim(2).broadcast(2, columns)
-    nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=broadcast_psum, op=op)
+    matrices = [pair.squeezed() for pair in matrices]
+    x_hbm, y_hbm = matrices[0].tensors
+    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, chunk_size)
+    batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
+    if batches:
+        run(_Forward.make(matrices, kind, plan, batches))

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along the last axis, from the saved output y: the gradient dy of y stays in SBUF between its sum and the
-result dx.
+"""The backward along the last axis (:func:`backward_of_rows`), from the saved output y: the gradient dy of y stays in
+SBUF between its sum and the result dx.
 
 - log-softmax: dx = dy - exp(y) * s with s = sum(dy); y is loaded when s is there.
 - softmax: dx = (dy - s) * y with s = sum(dy * y); y stays on chip too.
+
+:func:`backward_plan` divides the rows, :class:`BatchSums` has s; :mod:`.row_schedule` has the order in which the loop
+of a core is issued.
 """
 
 from __future__ import annotations
@@ -14,20 +17,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nkilib.core.hardware import FLOAT32_BYTES
-from nkilib.core.rows.sbuf import element_bytes
+from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
 from nkilib.experimental.softmax.row_plan import (
     SHORT_ROW,
-    Piece,
     RowBatch,
+    RowPiece,
     RowPlan,
     Streams,
     batches_of_core,
     row_plan,
 )
 from nkilib.experimental.softmax.row_schedule import LOADS_AGAIN_AHEAD, run
-from nkilib.experimental.softmax.row_statistics import Ring, buffers, off_line, on_line
+from nkilib.experimental.softmax.row_statistics import off_line, on_line
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind, Matrices
-from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
 # Tiles of a piece's results, if these have a type of their own.
@@ -42,21 +44,9 @@ _JUNK_BYTES = 2
 _WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
 
 
-def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """Compute the gradient of the rows of this core.
-
-    Args:
-        matrices: triples of dy, y and dx, [O, C, 1], of one shape; dx may be dy.
-        kind: softmax or log-softmax.
-        tiling: the tiling from the arguments of the kernel.
-    """
-    matrices = [triple.squeezed() for triple in matrices]
-    grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
-    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
-    plan = backward_plan(grad_hbm.shape[1], kind, dtypes, tiling.chunk_size)
-    batches = batches_of_core(plan, len(matrices), grad_hbm.shape[0], nl.num_programs(), nl.program_id())
-    if batches:
-        run(_Backward.make(matrices, kind, plan, batches))
+def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
+    """Return whether no tile that stays on chip has the type of the results."""
+    return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
 
 
 def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
@@ -71,11 +61,6 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
     return Streams(of_grad, scratch + _OUTPUTS * of_output, widest)
 
 
-def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
-    """Return whether no tile that stays on chip has the type of the results."""
-    return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
-
-
 def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
     """Return the plan by which the backward divides rows."""
     streams = backward_streams(kind, dtypes)
@@ -85,7 +70,7 @@ def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: 
 
 
 @dataclass
-class RowSums:
+class BatchSums:
     """The sums of the rows of a batch, float32: s of the module.
 
     Attributes:
@@ -105,14 +90,14 @@ class RowSums:
     back_psum: nl.NkiTensor | None = None
 
     @classmethod
-    def make(cls, kind: Kind, batch: RowBatch) -> RowSums:
+    def make(cls, kind: Kind, batch: RowBatch) -> BatchSums:
         """Allocate the tiles of a batch, uninitialised."""
         rows = (batch.partitions, batch.rows_each)
         sums_sbuf = nl.ndarray((*rows, batch.plan.pieces_per_row), dtype=nl.float32, buffer=nl.sbuf)
         row_sum_sbuf = nl.ndarray(rows, dtype=nl.float32, buffer=nl.sbuf)
         return cls(batch, sums_sbuf, row_sum_sbuf, kind is Kind.LOG_SOFTMAX)
 
-    def of_piece(self, piece: Piece) -> nl.NkiTensor:
+    def of_piece(self, piece: RowPiece) -> nl.NkiTensor:
         """Return the view for the sums of a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
@@ -137,10 +122,10 @@ class RowSums:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
 
-def _stages(plan: RowPlan) -> list[Callable[[RowSums], None]]:
+def _stages(plan: RowPlan) -> list[Callable[[BatchSums], None]]:
     if plan.parts == 1:
-        return [RowSums.sum_pieces]
-    return [RowSums.sum_pieces, RowSums.sum_parts, RowSums.bring_back]
+        return [BatchSums.sum_pieces]
+    return [BatchSums.sum_pieces, BatchSums.sum_parts, BatchSums.bring_back]
 
 
 @dataclass
@@ -174,10 +159,10 @@ class _Backward:
     halves: Ring
     junk: Ring
     results: Ring
-    sums: dict[int, RowSums] = field(default_factory=dict)
-    products_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
-    outputs_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
-    results_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+    sums: dict[int, BatchSums] = field(default_factory=dict)
+    products_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
+    outputs_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
+    results_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
 
     @classmethod
     def make(cls, matrices: list[Matrices], kind: Kind, plan: RowPlan, batches: list[RowBatch]) -> _Backward:
@@ -192,13 +177,13 @@ class _Backward:
             kind,
             plan,
             batches,
-            buffers(count, size, grad_hbm.dtype),
-            [] if is_log else buffers(count, size, output_hbm.dtype),
-            outputs=Ring.make(_OUTPUTS if is_log else 0, of_piece, output_hbm.dtype),
-            products=Ring.make(_PRODUCTS, of_piece, nl.float32),
-            halves=Ring.make(_PRODUCTS if is_log and plan.is_short else 0, (of_piece + 1) // 2, nl.float32),
-            junk=Ring.make(1, of_piece, nl.bfloat16),
-            results=Ring.make(_RESULTS if has_results else 0, of_piece, grad_x_hbm.dtype),
+            ring_of(count, size, grad_hbm.dtype),
+            [] if is_log else ring_of(count, size, output_hbm.dtype),
+            outputs=Ring(ring_of(_OUTPUTS if is_log else 0, of_piece, output_hbm.dtype)),
+            products=Ring(ring_of(_PRODUCTS, of_piece, nl.float32)),
+            halves=Ring(ring_of(_PRODUCTS if is_log and plan.is_short else 0, (of_piece + 1) // 2, nl.float32)),
+            junk=Ring(ring_of(1, of_piece, nl.bfloat16)),
+            results=Ring(ring_of(_RESULTS if has_results else 0, of_piece, grad_x_hbm.dtype)),
         )
 
     @property
@@ -214,32 +199,32 @@ class _Backward:
         """Whether y is loaded for the second pass, as for log-softmax."""
         return self.kind is Kind.LOG_SOFTMAX
 
-    def load(self, number: int, piece: Piece) -> None:
+    def load(self, number: int, piece: RowPiece) -> None:
         batch = self.batches[number]
         grad_hbm, output_hbm, _ = self.matrices[batch.matrix].tensors
         batch.load(grad_hbm, piece, self._grad(number, piece), 0.0)
         if self.kind is Kind.SOFTMAX:
             batch.load(output_hbm, piece, self._output(number, piece), 0.0)
 
-    def load_again(self, number: int, piece: Piece) -> None:
+    def load_again(self, number: int, piece: RowPiece) -> None:
         """Load y of a piece of log-softmax."""
         batch = self.batches[number]
-        output_sbuf = self.outputs.next((batch.partitions, piece.rows, piece.columns))
+        output_sbuf = self.outputs.next_shaped((batch.partitions, piece.rows, piece.columns))
         batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)
         self.outputs_sbuf[number, piece] = output_sbuf
 
-    def prepare(self, number: int, piece: Piece) -> None:
+    def prepare(self, number: int, piece: RowPiece) -> None:
         """Do nothing: the backward has no work this early."""
 
-    def open(self, number: int, piece: Piece) -> None:
+    def open(self, number: int, piece: RowPiece) -> None:
         if number not in self.sums:
-            self.sums[number] = RowSums.make(self.kind, self.batches[number])
+            self.sums[number] = BatchSums.make(self.kind, self.batches[number])
         grad_sbuf = self._grad(number, piece)
         if self.kind is Kind.LOG_SOFTMAX:
             if self._sums_partly(piece):
                 self.products_sbuf[number, piece] = self._partial_sums(grad_sbuf)
             return
-        products_sbuf = self.products.next(grad_sbuf.shape)
+        products_sbuf = self.products.next_shaped(grad_sbuf.shape)
         nisa.tensor_tensor(
             dst=products_sbuf,
             data1=grad_sbuf,
@@ -249,7 +234,7 @@ class _Backward:
         )
         self.products_sbuf[number, piece] = products_sbuf
 
-    def _sums_partly(self, piece: Piece) -> bool:
+    def _sums_partly(self, piece: RowPiece) -> bool:
         """Return whether GpSimd starts the sums of a piece of short rows, which leaves less work to Vector."""
         return self.plan.is_short and piece.columns % 2 == 0
 
@@ -257,7 +242,7 @@ class _Backward:
         """Compute the sums of pairs of elements of a row, or of four elements if its size is a multiple of four."""
         partitions, rows, columns = grad_sbuf.shape
         half = columns // 2
-        halves_sbuf = self.halves.next((partitions, rows, half))
+        halves_sbuf = self.halves.next_shaped((partitions, rows, half))
         nisa.tensor_tensor(
             dst=halves_sbuf,
             data1=grad_sbuf[:, :, 0:half],
@@ -277,7 +262,7 @@ class _Backward:
         )
         return quarters_sbuf
 
-    def take(self, number: int, piece: Piece) -> None:
+    def take(self, number: int, piece: RowPiece) -> None:
         sums_sbuf = self.sums[number].of_piece(piece)
         summed_sbuf = self.products_sbuf.pop((number, piece), None)
         if summed_sbuf is None:
@@ -285,7 +270,7 @@ class _Backward:
         if self.plan.is_short and (self.loads_again or self.plan.is_tiny):
             nisa.tensor_reduce(dst=sums_sbuf, op=nl.add, data=summed_sbuf, axis=2, keepdims=True)
             return
-        junk_sbuf = self.junk.next(summed_sbuf.shape)
+        junk_sbuf = self.junk.next_shaped(summed_sbuf.shape)
         for row in range(piece.rows):
             nisa.activation(
                 dst=junk_sbuf[:, row],
@@ -299,13 +284,13 @@ class _Backward:
     def combine(self, number: int, stage: int) -> None:
         _stages(self.plan)[stage](self.sums[number])
 
-    def finish(self, number: int, piece: Piece) -> None:
+    def finish(self, number: int, piece: RowPiece) -> None:
         grad_sbuf, output_sbuf = self._grad(number, piece), self._output(number, piece)
         result_sbuf = self._result(number, grad_sbuf, output_sbuf)
         sum_sbuf = self.sums[number].row_sum_sbuf[:, piece.first : piece.end]
         if self.kind is Kind.LOG_SOFTMAX:
             first_sbuf, second_sbuf, op0, op1 = output_sbuf, grad_sbuf, nl.multiply, nl.add
-            first_sbuf = self.products.next(output_sbuf.shape)
+            first_sbuf = self.products.next_shaped(output_sbuf.shape)
             nisa.activation(dst=first_sbuf, op=nl.exp, data=output_sbuf)
         else:
             first_sbuf, second_sbuf, op0, op1 = grad_sbuf, output_sbuf, nl.subtract, nl.multiply
@@ -323,21 +308,21 @@ class _Backward:
         if piece == self.batches[number].pieces[-1]:
             del self.sums[number]
 
-    def store(self, number: int, piece: Piece) -> None:
+    def store(self, number: int, piece: RowPiece) -> None:
         grad_x_hbm = self.matrices[self.batches[number].matrix].tensors[2]
         self.batches[number].store(grad_x_hbm, piece, self.results_sbuf.pop((number, piece)))
 
-    def _grad(self, number: int, piece: Piece) -> nl.NkiTensor:
+    def _grad(self, number: int, piece: RowPiece) -> nl.NkiTensor:
         """Return dy of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.grad_buffers_sbuf, number, piece)
 
-    def _output(self, number: int, piece: Piece) -> nl.NkiTensor:
+    def _output(self, number: int, piece: RowPiece) -> nl.NkiTensor:
         """Return y of a piece on chip."""
         if self.kind is Kind.LOG_SOFTMAX:
             return self.outputs_sbuf[number, piece]
         return self._of_piece(self.output_buffers_sbuf, number, piece)
 
-    def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: Piece) -> nl.NkiTensor:
+    def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: RowPiece) -> nl.NkiTensor:
         tile_sbuf = self.batches[number].tile_of(buffers_sbuf[number % self.plan.batches_on_chip])
         return tile_sbuf[:, piece.first : piece.end, piece.start : piece.stop]
 
@@ -347,4 +332,21 @@ class _Backward:
             return grad_sbuf
         if output_sbuf.dtype == dtype and self.kind is Kind.SOFTMAX:
             return output_sbuf
-        return self.results.next(grad_sbuf.shape)
+        return self.results.next_shaped(grad_sbuf.shape)
+
+
+def backward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None) -> None:
+    """Compute the gradient of the rows of this core.
+
+    Args:
+        matrices: triples of dy, y and dx, [O, C, 1], of one shape; dx may be dy.
+        kind: softmax or log-softmax.
+        chunk_size: the argument of the kernel.
+    """
+    matrices = [triple.squeezed() for triple in matrices]
+    grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    plan = backward_plan(grad_hbm.shape[1], kind, dtypes, chunk_size)
+    batches = batches_of_core(plan, len(matrices), grad_hbm.shape[0], nl.num_programs(), nl.program_id())
+    if batches:
+        run(_Backward.make(matrices, kind, plan, batches))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors of a launch: views of them around an axis as [O, C, I], the softmax mode, and their types.
+"""The tensors of a launch: views of them around an axis as [O, C, I], their types, and the mode of the softmax.
+
+:func:`around_axis` makes the views (:class:`Matrices`); :class:`Kind` is the mode, softmax or log-softmax, and
+:class:`BackwardTypes` has the types of the backward.
 
 The tensors have one shape, and any layout. C elements lie along the axis, I inside and O outside of it: after and
 before it in dense tensors. For other views the strides decide which dimensions are inside. Dimensions are merged where

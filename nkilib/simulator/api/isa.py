@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..engines.dma.instructions import dma_compute, dma_copy, dma_transpose
+from ..engines.between_cores import core_barrier, sendrecv, sendrecv_compute
+from ..engines.dma_instructions import dma_compute, dma_copy, dma_transpose
 from ..engines.gpsimd.across_partitions import nonzero_with_count, sequence_bounds, tensor_partition_reduce, topk
 from ..engines.gpsimd.gather import local_gather, nc_n_gather
 from ..engines.gpsimd.generators import dropout, iota, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
-from ..engines.scalar.activation import activate2, activation, activation_reduce
-from ..engines.sync.cores import core_barrier, sendrecv, sendrecv_compute
-from ..engines.sync.registers import register_load, register_move, register_store, scalar_load, scalar_store
+from ..engines.register_moves import register_load, register_move, register_store, scalar_load, scalar_store
+from ..engines.scalar import activate2, activation, activation_reduce
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
 from ..engines.vector.accumulating import (

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..hardware.current import TileSize
 from ..isa.operators import OPERATORS
-from ..language.constants import shared_constant, shared_identity_matrix
-from ..language.creation import full, ndarray, ones, zeros, zeros_like
+from ..language.creation import full, ndarray, ones, shared_constant, shared_identity_matrix, zeros, zeros_like
 from ..language.elementwise import FUNCTIONS, logical_not, negative
 from ..language.grids import alloc_blocks, alloc_tiles, blocks, empty_like, tiles
 from ..language.loops import (
@@ -42,7 +41,6 @@ from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexed_views import DynamicSlice
 from ..tensors.registers import DeviceInteger
 from ..tensors.tensor import NkiTensor
-from ..terms.compilation import NKIObject
 from ..terms.dtypes import (
     DType,
     bfloat16,
@@ -66,6 +64,7 @@ from ..terms.dtypes import (
     uint32,
 )
 from ..terms.enums import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
+from ..terms.nki_object import NKIObject
 from .stand_ins import alias, offer
 
 sbuf = MemoryRegion.sbuf

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stand-ins for undocumented names that older kernels use, and for documented functions that are not implemented yet.
+"""Stand-ins for names of NKI that the simulator does not have, so that older kernels run and errors say what to use.
+
+- :func:`alias`: the object that older kernels know by an undocumented name, from :data:`MODULES` or by a table; else
+  an error with a hint, made from the names that modules :func:`offer`;
+- :func:`pending`: a documented function that is not implemented yet;
+- :data:`COMPILER_MODULES`, :class:`FirstNki`: the package of the compiler, which had the first release of NKI in it.
 
 NKI, 0.7 included, does not document the older names, and new code needs none of them. Each comes from a published
 kernel: ``nki.dtype`` as a type in annotations and as a module of types, ``nki.typing.tensor`` in annotations,
@@ -21,9 +26,9 @@ from typing import Annotated, Any, NoReturn
 from ..language.loops import while_loop
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes, enums
+from ..terms.calls import PUBLIC_NAMES
 from ..terms.errors import MissingNameError
 from ..terms.other_names import FIRST_NKI, OTHER_NAMES, REMOVED
-from ..terms.public_names import PUBLIC_NAMES
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions, one package for each engine; ``api/isa.py`` lists the names of all of them.
+"""The instructions, by engine; ``api/isa.py`` lists the names of all of them.
 
-- ``dma``: copies, sums in transit and transposes of the DMA engines;
+- ``dma_instructions``: copies, sums in transit and transposes of the DMA engines;
+- ``dma_endpoints``: the ends of a transfer: rows, indices, reads and writes;
 - ``tensor``: matrix products and transposes of the Tensor engine;
 - ``vector``: arithmetic, selections, scans and searches of the Vector engine;
-- ``scalar``: activation functions;
+- ``scalar``: activation functions on the Scalar engine;
 - ``gpsimd``: gathers, generated numbers and operations across partitions;
-- ``sync``: registers, barriers and the exchange of the two cores;
+- ``between_cores``: the barrier of the two cores and their exchanges;
+- ``register_moves``: moves, loads and stores of registers and scalars;
 - ``collectives``: operations among ranks;
-- ``elementwise``: how elementwise instructions and reductions of rows are computed, at once or later;
+- ``rowwise``: how elementwise instructions and reductions of rows are computed, at once or later;
 - ``actions``: effects on whole arrays;
-- ``accumulators``: the reading of accumulator registers.
+- ``accumulators``: the accumulator registers of Vector and Scalar.
 """

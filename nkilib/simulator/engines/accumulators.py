@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions that read the accumulator registers of an engine into a tile."""
+"""The accumulator registers of Vector and Scalar: what an instruction does to them, by its ``reduce_cmd``.
+
+- :class:`VectorAccumulation`, :class:`ScalarAccumulation`: the use of the registers of Vector or Scalar by one
+  instruction. It reduces the results of the instruction into them, and stores them in a tile if asked to;
+- :func:`lanes_of`: the registers that belong to a tile; :func:`read_accumulators`: stores them in a tile;
+- :func:`check_known`, :func:`check_stored`: whether they hold defined values.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..hardware.options import refuse
+from ..isa.operators import operator_key
 from ..machine.core import Accumulators, Core
 from ..numerics.casts import store_float
+from ..numerics.operators import ARITHMETIC_REDUCTIONS, row_sums
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import assumed_partition
 from ..terms.dtypes import DType
-from ..terms.errors import UninitializedReadError, kernel_location
+from ..terms.enums import reduce_cmd as commands
+from ..terms.errors import NkiValidationError, UninitializedReadError, kernel_location
+from .rowwise import Float32s, column, rows_of_operand
 
 # For reduce_cmd=reduce.
 CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with reset_reduce"
@@ -77,3 +89,258 @@ def read_accumulators(
     check_stored(core, registers, lanes)
     values = registers.read(lanes)
     store_float(destination, np.negative(values) if negate else values, dtype)
+
+
+class VectorAccumulation:
+    """The use of the accumulator registers by one instruction: its command, its operator, and the results of its rows.
+
+    Args:
+        core: the core; the registers of the partitions of ``data`` are used.
+        data: the tile that the instruction works on.
+        command: the caller's ``reduce_cmd``.
+        key: name of the operator, in ``ARITHMETIC_REDUCTIONS``.
+        allowed: commands that the instruction has.
+        initial: the initial value for ``load_reduce``; a number or one float32 a partition.
+        destination: the (P, 1) tile that receives the registers afterwards, or None.
+        negate: whether the destination receives them times -1.
+
+    Raises:
+        NkiValidationError: if the instruction does not have the command.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        data: NkiTensor,
+        command: commands,
+        key: str,
+        allowed: tuple[commands, ...],
+        initial: Any = None,
+        destination: NkiTensor | None = None,
+        negate: bool = False,
+    ) -> None:
+        if command not in allowed:
+            names = ", ".join(item.name for item in allowed)
+            raise NkiValidationError(f"reduce_cmd must be one of {names}, got {command!r}")
+        self._core = core
+        self._registers = core.vector_accumulators
+        self._lanes = lanes_of(data)
+        self._command = command
+        self._ufunc = ARITHMETIC_REDUCTIONS[key].ufunc
+        self._identity = ARITHMETIC_REDUCTIONS[key].identity
+        self._partial = np.empty(data.shape[0], np.float32)
+        self._initial: Any = None
+        self.initial = initial
+        self.destination = destination
+        self._negate = negate
+
+    @property
+    def is_active(self) -> bool:
+        return self._command is not commands.idle
+
+    def begin(self) -> None:
+        """Read the initial value of ``load_reduce``, because ``dst`` may overwrite the tile that it comes from."""
+        if self.initial is not None:
+            self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
+
+    def start(self, rows: slice) -> Float32s:
+        """Return the values from which the instruction accumulates in some rows: a copy, one value a partition.
+
+        Raises:
+            UninitializedReadError: if the command continues from registers without a defined value, with
+                ``uninitialized="error"``.
+        """
+        values = np.empty_like(self._partial[rows])
+        if self._command is commands.reduce:
+            lanes = self._lanes_of(rows)
+            check_known(self._core, self._registers, lanes, CONTINUES)
+            values[...] = self._registers.read(lanes)
+        elif self._command is commands.load_reduce:
+            values[...] = rows_of_operand(self._initial, rows if len(self._initial) > 1 else slice(None))
+        else:
+            values[...] = self._identity
+        return values
+
+    def _lanes_of(self, rows: slice) -> slice:
+        return slice(self._lanes.start + rows.start, self._lanes.start + rows.stop)
+
+    def add_rows(self, rows: slice, values: Float32s) -> None:
+        """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
+        if self.is_active:
+            self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
+
+    def finish(self, rows: slice) -> None:
+        """Put the reductions of some rows into the registers, as the command says, and these into the destination.
+
+        Raises:
+            UninitializedReadError: see :meth:`start`; also if registers without a defined value are to be stored.
+        """
+        lanes, destination = self._lanes_of(rows), self.destination
+        if self.is_active:
+            self._registers.set(lanes, self._ufunc(self.start(rows), self._partial[rows]))
+        else:
+            # "Even when reduce_cmd is set to idle, the accumulator state may still be modified."
+            self._registers.forget(lanes)
+        if destination is not None:
+            read_accumulators(
+                *(self._core, self._registers, lanes, destination.array[rows], destination.dtype), negate=self._negate
+            )
+
+    def pass_over(self, rows: slice) -> None:
+        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
+        lanes = self._lanes_of(rows)
+        if self.is_active:
+            if self._command is commands.reduce:
+                check_known(self._core, self._registers, lanes, CONTINUES)
+            self._registers.leave_out(lanes)
+        else:
+            self._registers.forget(lanes)
+        if self.destination is not None:
+            check_stored(self._core, self._registers, lanes)
+
+    def leave(self, values: Float32s) -> None:
+        """Set the registers to ``values``, one a partition, at the end of the instruction."""
+        self._registers.set(self._lanes, values)
+
+
+_COMMANDS = (commands.idle, commands.reset, commands.reduce, commands.reset_reduce)
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
+_RESET, _RESET_REDUCE, _REDUCE = commands.reset, commands.reset_reduce, commands.reduce
+_REDUCING = (commands.reduce, commands.reset_reduce)
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A reduction operator of the Scalar engine.
+
+    Attributes:
+        identity: the value of the registers after a reset.
+        join: a function that combines two arrays element by element.
+        along: a function that reduces an array (rows, elements), with at least one element a row, to one value a row.
+    """
+
+    identity: float
+    join: Callable[[Float32s, Float32s], Float32s]
+    along: Callable[[Float32s], Float32s]
+
+
+def _fold_of(key: str) -> _Fold:
+    reduction = ARITHMETIC_REDUCTIONS[key]
+    if key == "add":
+        return _Fold(reduction.identity, reduction.ufunc, row_sums)
+    return _Fold(reduction.identity, reduction.ufunc, lambda values: reduction.ufunc.reduce(values, axis=1))
+
+
+def _fold_by_magnitude(position_of_best: Callable[..., npt.NDArray[np.intp]], identity: float) -> _Fold:
+    """Return the operator that selects the element with the best magnitude, and keeps its sign.
+
+    On a tie the last element wins, as in ``nl.abs_max`` and ``nl.abs_min``. The result is NaN if there is one.
+    """
+
+    def along(values: Float32s) -> Float32s:
+        backwards = values[:, ::-1]
+        best = position_of_best(np.absolute(backwards), axis=1)
+        return np.take_along_axis(backwards, best[:, np.newaxis], axis=1)[:, 0]
+
+    return _Fold(identity, lambda before, values: along(np.stack((before, values), axis=1)), along)
+
+
+_FOLDS: dict[str, _Fold] = {
+    **{key: _fold_of(key) for key in ("add", "maximum", "minimum")},
+    "abs_max": _fold_by_magnitude(np.argmax, 0.0),
+    "abs_min": _fold_by_magnitude(np.argmin, np.inf),
+}
+
+
+def _names(keys: tuple[str, ...]) -> str:
+    return " or ".join(f"nl.{key}" for key in keys)
+
+
+class ScalarAccumulation:
+    """The use of the accumulator registers by one instruction: its command, its operator, and the results of its rows.
+
+    Args:
+        core: the core; the registers of the partitions of ``data`` are used.
+        data: the tile that the instruction works on.
+        op: the caller's ``reduce_op``.
+        command: the caller's ``reduce_cmd``.
+        allowed: names of the operators that the instruction has.
+        destination: the (P, 1) tile that receives the registers afterwards, or None.
+
+    Raises:
+        NkiValidationError: if the instruction does not have the operator or the command, or the command needs an
+            operator.
+    """
+
+    # It starts from the registers alone.
+    initial = None
+
+    def __init__(
+        self,
+        core: Core,
+        data: NkiTensor,
+        op: Any,
+        command: Any,
+        allowed: tuple[str, ...],
+        destination: NkiTensor | None,
+    ) -> None:
+        if command not in _COMMANDS:
+            raise NkiValidationError(f"reduce_cmd must be idle, reset, reduce or reset_reduce, got {command!r}")
+        key = allowed[0]
+        if op is not None:
+            key = operator_key("reduce_op", op)
+            if key not in allowed:
+                raise NkiValidationError(f"reduce_op must be {_names(allowed)}, got {op!r}")
+        # A reset needs it too, for the identity, unless there is only one.
+        elif command in _REDUCING or (command is commands.reset and len(allowed) > 1):
+            raise NkiValidationError(f"reduce_cmd={command.name} needs reduce_op={_names(allowed)}")
+        self._fold = _FOLDS[key]
+        self._command = command
+        self._core = core
+        self._first_lane = assumed_partition(data)
+        self._partial = np.empty(data.shape[0], np.float32)
+        self.destination = destination
+
+    @property
+    def is_active(self) -> bool:
+        return self._command in _REDUCING
+
+    def begin(self) -> None:
+        """Do nothing, because nothing besides the registers has to be read before the instruction writes."""
+
+    def add_rows(self, rows: slice, values: Float32s) -> None:
+        """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
+        if self.is_active:
+            self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
+
+    def finish(self, rows: slice) -> None:
+        """Put the reductions of some rows into the registers, as the command says, and these into the destination.
+
+        Raises:
+            UninitializedReadError: if the command continues from registers without a defined value, or such registers
+                are to be stored, with ``uninitialized="error"``.
+        """
+        registers, destination = self._core.scalar_accumulators, self.destination
+        lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
+        if self._command is _RESET:
+            registers.set(lanes, self._fold.identity)
+        elif self._command is _RESET_REDUCE:
+            registers.set(lanes, self._partial[rows])
+        elif self._command is _REDUCE:
+            check_known(self._core, registers, lanes, CONTINUES)
+            registers.set(lanes, self._fold.join(registers.read(lanes), self._partial[rows]))
+        if destination is not None:
+            read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
+
+    def pass_over(self, rows: slice) -> None:
+        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
+        registers = self._core.scalar_accumulators
+        lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
+        if self._command is _RESET:
+            registers.set(lanes, self._fold.identity)
+        elif self.is_active:
+            if self._command is _REDUCE:
+                check_known(self._core, registers, lanes, CONTINUES)
+            registers.leave_out(lanes)
+        if self.destination is not None:
+            check_stored(self._core, registers, lanes)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The running thread's core, for modules that must not import it: its generation, scope, and whether it has data.
+"""The core of the running thread, for modules that must not import it, and ``nl.tile_size`` of its generation.
 
-``TileSize`` is ``nl.tile_size``: the sizes that bound a tile on the generation of that core.
+- :func:`current_generation`, :func:`current_scope`, :func:`is_traced`, :func:`is_abstract_launch`: the properties of
+  the core (:class:`Simulated`), which :func:`enter` sets;
+- :class:`TileSize`: the sizes that bound a tile on its generation.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from ..terms.compilation import NKIObject
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import Scope
 from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS, Generation
 from .options import current_options

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The hardware generations: the limits that all share, and the sizes and constants of the model of time of each."""
+"""The hardware generations: the limits that all share, and the sizes and constants of the model of time of each.
+
+- ``PARTITIONS`` to ``GPSIMD_CORE_PARTITIONS``: the limits;
+- :class:`Generation`, with its :class:`Timing` and :class:`DmaTiming`: ``TRN1``, ``TRN2``, ``TRN3`` and ``TRN3_A0``;
+- :func:`generation`: the one that a target names.
+"""
 
 from __future__ import annotations
 

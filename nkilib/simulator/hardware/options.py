@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options of a simulation: a frozen dataclass, its defaults, and a context manager that changes them.
+"""The options of a simulation, and the reaction to a check that failed, which they decide.
 
-:func:`refuse` is what a check that failed calls: its level, one of the options, says what follows.
+- :class:`Options`: the options; :func:`current_options`: those in force, from the environment and :func:`using`;
+- :class:`RawEnvironment`: reads environment variables fast, those of :data:`OPTION_VARIABLES` at every launch;
+  :func:`raises_errors_of_replay`: a setting of the environment alone;
+- :func:`using`, :func:`preferring`: context managers that change them;
+- :func:`refuse`: raises the error of a check, or warns, by its :data:`Level`; :func:`forget_warnings`.
 """
 
 from __future__ import annotations
@@ -62,6 +66,15 @@ ALWAYS: Literal["always"] = "always"
 REPLAY_VARIABLE = "NKILIB_REPLAY"
 _STRICT = "strict"
 _REPLAYS: dict[str, Replay] = {"": True, "1": True, _STRICT: True, ALWAYS: ALWAYS, "0": False}
+
+
+def _check_level(what: str, value: object) -> None:
+    if value not in LEVELS:
+        raise ValueError(f"{what} must be one of {', '.join(LEVELS)}, got {value!r}")
+
+
+def _variable_of(check: str) -> str:
+    return f"NKILIB_{check.upper()}"
 
 
 @dataclass(frozen=True)
@@ -182,15 +195,6 @@ class Options:
             raise ValueError(f"{TARGET_VARIABLE}: {error}") from None
 
 
-def _variable_of(check: str) -> str:
-    return f"NKILIB_{check.upper()}"
-
-
-def _check_level(what: str, value: object) -> None:
-    if value not in LEVELS:
-        raise ValueError(f"{what} must be one of {', '.join(LEVELS)}, got {value!r}")
-
-
 class RawEnvironment:
     """A reader of environment variables that takes a microsecond: unlike ``os.environ`` it decodes none.
 
@@ -240,6 +244,12 @@ _KNOWN: dict[tuple[Any, ...], Options] = {}
 _MOST_KNOWN = 64
 
 
+def _changed(changes: Mapping[str, Any]) -> Options:
+    """Return the options of the environment with the changes of :func:`using`."""
+    fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
+    return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
+
+
 def current_options() -> Options:
     """Return the options in force: the environment's, with the changes of :func:`using`.
 
@@ -255,12 +265,6 @@ def current_options() -> Options:
             _KNOWN.clear()
         _KNOWN[key] = known
     return known
-
-
-def _changed(changes: Mapping[str, Any]) -> Options:
-    """Return the options of the environment with the changes of :func:`using`."""
-    fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
-    return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
 
 
 def raises_errors_of_replay() -> bool:

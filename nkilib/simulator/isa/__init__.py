@@ -6,5 +6,5 @@
 - ``definition``: the static properties of an instruction, and the handle of a call;
 - ``checks``: the checks of operands and engines;
 - ``indirection``: the gather and scatter of indirect views;
-- ``operators``: the operators of ``op``, and constants cast to a type.
+- ``operators``: the operators of ``op``.
 """

@@ -3,9 +3,10 @@
 
 """Checks of a call: what operands must share, how an engine may access them, and which engines can run it.
 
-- ``same_partitions`` to ``at_most_rank``: what several operands must share;
-- :func:`check_engine_access`, by :func:`check_partitions` and :func:`check_free_pattern`: how an engine may access
-  a tensor;
+- :func:`same_partitions`, :func:`same_elements`, :func:`same_tile_size`, :func:`not_both_in_psum`,
+  :func:`no_cast_of_packed`, :func:`at_most_rank`: what several operands must share;
+- :func:`check_engine_access`, by :func:`check_partitions`, :func:`check_consecutive_partitions` and
+  :func:`check_free_pattern`: how an engine may access a tensor;
 - :func:`check_engine`, :func:`engines_besides`: which engines can run the call.
 """
 

@@ -3,7 +3,11 @@
 
 """The static properties of an instruction, its ``Definition``, and the handle that a call of it returns.
 
-A :class:`Definition` has an :class:`Operand` for each tensor parameter. The handle is an :class:`NkiInstruction`.
+- :class:`Definition`: an instruction, with its :class:`Cost` and :class:`EngineRule`;
+- :class:`Operand`, made by :func:`output` and :func:`vector` too: the requirements on a tensor parameter, with its
+  :class:`Indirection`;
+- :class:`NkiInstruction`: the handle, by which instructions are ordered; :func:`check_kind`: checks the kind of an
+  order.
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from ..hardware.generations import Generation
-from ..terms.argument_checks import call_error
-from ..terms.compilation import NKIObject
+from ..terms.calls import call_error
 from ..terms.dtypes import COMPUTABLE, DType
 from ..terms.enums import ON_CHIP, Engine, MemoryRegion, dependency, nc_version
 from ..terms.errors import NkiValidationError, add_location
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import CORE, Scope, is_around, why_apart
 
 SBUF = frozenset({MemoryRegion.sbuf})

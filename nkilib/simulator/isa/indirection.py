@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensor indirection of trn3: the instructions that take a view of ``NkiTensor.indirect``, and its gather and scatter.
+"""Tensors whose elements an index chooses when an instruction runs: tensor indirection of trn3, and scalar offsets.
 
-:func:`with_indirection` marks the operands that may be such a view; :func:`gather` returns one as an
-:class:`IndirectOperand`, whose offsets choose elements by a :class:`Choice`.
+- :func:`with_indirection`, :data:`RULES`: the instructions and operands that take a view of ``NkiTensor.indirect``;
+- :func:`gather`: returns such a view as an :class:`IndirectOperand`, whose offsets choose elements by a
+  :class:`Choice`; :func:`check_indirect_operands`: what several operands must share;
+- :func:`resolve_scalar_offset`: the static view to which a view with a scalar offset points now; it needs no gather.
 
 Before the instruction runs, the elements that an indirect input selects are gathered into a tensor made for this
 purpose, which takes the input's place. The same is done for an indirect output, because the instruction may leave
 some of its elements unchanged, or add to them; afterwards its elements are scattered back. The instruction itself
-is not aware of the indirection. A view with a scalar offset needs no gather: it becomes the static view at that offset.
+is not aware of the indirection.
 
 Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstring of ``NkiTensor.indirect``.
 """

@@ -3,8 +3,11 @@
 
 """Element-wise functions of ``nki.language``, each of one operator with one or two operands.
 
-Most are made from tables of their documentation. Instructions take most of them as ``op`` too: ``api/language.py``
-binds them to the operators of their names.
+- :data:`FUNCTIONS`: the functions that are made from tables of their documentation, by name;
+- :func:`reciprocal`, :func:`rsqrt`, :func:`invert`, :func:`logical_not`, :func:`negative`: the others;
+- :func:`binary`, :func:`activated`, :func:`result_type`: for functions that need one operator by its name.
+
+Instructions take most of them as ``op`` too: ``api/language.py`` binds them to the operators of their names.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..engines.scalar.activation import activation
+from ..engines.scalar import activation
 from ..engines.vector.arithmetic import reciprocal as reciprocal_elements
 from ..engines.vector.arithmetic import tensor_scalar, tensor_tensor
 from ..isa.operators import OPERATORS, Operator
@@ -21,6 +24,8 @@ from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, as_dtype, bool_, float32
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
+from .creation import new_tile
+from .language_function import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
@@ -30,13 +35,11 @@ from .operands import (
     in_type,
     is_column,
     is_number,
-    new_tile,
     promoted,
     promoted_with_number,
     result_tile,
     spread,
 )
-from .programs import language_function
 
 # Comparisons "default to the input tile dtype", so with any number (docstrings of nl.equal and its relatives); logical
 # operators, whose docstrings leave it open, do as well.

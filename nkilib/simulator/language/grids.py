@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ..engines.dma.instructions import TRANSPOSED_AXES
+from ..engines.dma_instructions import TRANSPOSED_AXES
 from ..hardware.generations import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, dense_axes, packed_axes, packed_shape, tile_grid_of
 from ..tensors.tensor import NkiTensor
@@ -22,7 +22,7 @@ from ..terms.enums import ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
 from .creation import ndarray
-from .programs import language_function
+from .language_function import language_function
 
 _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 

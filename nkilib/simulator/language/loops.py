@@ -3,6 +3,10 @@
 
 """The loops of ``nki.language``. All run as Python loops, eagerly; loops of the device count in scalars or registers.
 
+- :func:`static_range`, :func:`affine_range`, :func:`sequential_range`: loops that the compiler unrolls;
+- :func:`dynamic_range`, :func:`fori_loop`, :func:`while_loop`: loops of the device;
+- :func:`no_reorder`: a block whose instructions keep program order.
+
 In a launch on shapes alone, iterations of a loop of the device that only repeat earlier ones are counted, not run.
 
 Sources: docstrings of the loops and page of ``fori_loop`` (2.33), ``nki/deep-dives/nki-dynamic-loops.rst``,
@@ -81,24 +85,6 @@ def sequential_range(start: int, stop: int | None = None, step: int = 1) -> rang
     return _unrolled("nl.sequential_range", start, stop, step)
 
 
-def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
-    core = counted.core
-    loop_run = LoopRun("nl.dynamic_range", counted.place, core.loops.depth, counted.register)
-    core.observers.tell_entered(loop_run)
-    for iteration in range(counted.count):
-        with core.loops.iteration():
-            yield VirtualRegister(counted.value(iteration), frozen=True)
-        loop_run.count += 1
-        core.observers.tell_iterated(loop_run)
-    core.observers.tell_left(loop_run)
-
-
-def _start_loop(name: str) -> Core:
-    core = current_core(name)
-    core.loops.check_may_start(name)
-    return core
-
-
 @dataclass(frozen=True)
 class _Counted:
     """A loop with a number of iterations that is known when it starts.
@@ -122,6 +108,24 @@ class _Counted:
     def value(self, iteration: int) -> int | None:
         """Return the loop variable in an iteration, counted from 0; None if it is unknown in a launch without data."""
         return None if self.first is None else self.first + iteration * self.step
+
+
+def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
+    core = counted.core
+    loop_run = LoopRun("nl.dynamic_range", counted.place, core.loops.depth, counted.register)
+    core.observers.tell_entered(loop_run)
+    for iteration in range(counted.count):
+        with core.loops.iteration():
+            yield VirtualRegister(counted.value(iteration), frozen=True)
+        loop_run.count += 1
+        core.observers.tell_iterated(loop_run)
+    core.observers.tell_left(loop_run)
+
+
+def _start_loop(name: str) -> Core:
+    core = current_core(name)
+    core.loops.check_may_start(name)
+    return core
 
 
 def _loop_of(body: Any) -> RunTimeLoop:

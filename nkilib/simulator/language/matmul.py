@@ -15,8 +15,8 @@ from ..terms.dtypes import as_dtype
 from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError
 from .creation import ndarray
+from .language_function import language_function
 from .operands import as_tile, cast_copy, in_sbuf
-from .programs import language_function
 
 
 def _matrix(name: str, value: Any) -> NkiTensor:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions that move elements: between HBM and SBUF (``nl.load``, ``nl.store``), or from tile to tile.
+"""The functions that move elements between HBM and SBUF, or from tile to tile.
 
-The latter are copies, broadcasts, gathers and selections (``nl.copy``, ``nl.broadcast_to``, ``nl.where``).
+- :func:`load`, :func:`store`, :func:`load_transpose2d`: between HBM and SBUF;
+- :func:`copy`, :func:`expand_dims`, :func:`broadcast_to`: copies and repetitions of a tile;
+- :func:`gather_flattened`, :func:`where`: elements chosen by indices or by a condition.
 
 Each runs instructions that a kernel could have issued itself, so that these are checked and recorded.
 """
@@ -14,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..engines.dma.instructions import dma_copy, dma_transpose
+from ..engines.dma_instructions import dma_copy, dma_transpose
 from ..engines.gpsimd.gather import nc_n_gather
 from ..engines.vector.arithmetic import tensor_copy
 from ..engines.vector.selection import tensor_copy_predicated
@@ -25,8 +27,9 @@ from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype, int32, uint32
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import full
+from .creation import full, new_tile
 from .elementwise import binary, result_type
+from .language_function import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
@@ -36,10 +39,8 @@ from .operands import (
     in_sbuf,
     in_type,
     is_number,
-    new_tile,
     result_tile,
 )
-from .programs import language_function
 
 _MATRIX = 2
 # The types of a predicate that an instruction takes.

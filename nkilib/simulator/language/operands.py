@@ -4,7 +4,7 @@
 """Operands and results of the functions on tiles: their checks, the types of results, and broadcasting.
 
 - :func:`as_tile`, :func:`in_sbuf`, :func:`in_type`, :func:`is_number`, :func:`is_column`: operands;
-- :func:`new_tile`, :func:`result_tile`, :func:`cast_copy`: results;
+- :func:`result_tile`, :func:`cast_copy`: results;
 - :func:`promoted`, :func:`promoted_with_number`: types of results;
 - :func:`common_shape`, :func:`broadcast`, with :func:`free_view` and :func:`spread`: broadcasting.
 """
@@ -28,7 +28,7 @@ from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
 from ..terms.layout import Layout
-from .creation import full, ndarray
+from .creation import full, ndarray, new_tile
 
 # An element-wise operand: a tile, or a number that stands for a tile of it.
 TileOrNumber = NkiTensor | int | float
@@ -40,13 +40,6 @@ _MATMUL_TYPES = frozenset({dt.float32, dt.tfloat32, dt.bfloat16, dt.float16})
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.shape == ())
-
-
-def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return an unwritten tile in SBUF."""
-    tile = ndarray(shape, dtype, MemoryRegion.sbuf)
-    tile.mark_computed()
-    return tile
 
 
 def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:

@@ -1,72 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions that compute nothing: the decorator of the functions of ``nki.language``, and what kernels ask and tell.
+"""Functions that compute nothing: what a kernel asks about its launch, what it prints and explains, and its registers.
 
-- :func:`language_function`: the decorator by which errors name the function that the kernel called;
 - :func:`program_id`, :func:`num_programs`, :func:`program_ndim`: the launch grid;
 - :func:`get_nc_version`, :func:`get_nc_sub_version`: the target;
-- :func:`explain_index`: the words with which an error about the values of an index starts;
-- :func:`device_print`, :func:`register_alloc`: printing, and registers.
+- :func:`device_print`: printing; :func:`explain_index`: the words with which an error about the values of an index
+  starts;
+- :func:`register_alloc`: a new register.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
 from ..hardware.current import current_generation
 from ..isa.indirection import resolve_scalar_offset
-from ..machine.core import current_core, current_core_or_none
+from ..machine.core import current_core
 from ..machine.issue import check_scope
 from ..tensors.registers import VirtualRegister, wrap_integer
 from ..tensors.tensor import NkiTensor
-from ..terms.argument_checks import PLAIN_ERRORS, call_error, wrong_argument
 from ..terms.enums import MemoryRegion, nc_version
-from ..terms.errors import NkiValidationError, add_function, add_location
-
-_Parameters = ParamSpec("_Parameters")
-_Returned = TypeVar("_Returned")
-
-
-def language_function(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
-    """Decorate ``function`` so that its errors have a location in the kernel, ``file:line: nl.name: ...``.
-
-    If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
-    If decorated functions call each other, the error names the one that the kernel called. A call that does not fit
-    the signature raises an ArgumentTypeError that names the function, too. While decorated functions run,
-    ``Core.language_function`` is the name of the one that the kernel called.
-    """
-    signature = inspect.signature(function)
-
-    @wraps(function)
-    def located(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Returned:
-        core = current_core_or_none()
-        outermost = core if core is not None and not core.language_function else None
-        if outermost is not None:
-            outermost.language_function = located.__name__
-        try:
-            return function(*args, **kwargs)
-        except NkiValidationError as error:
-            if core is not None:  # outside a kernel there is no line of one to name
-                add_function(error, f"nl.{located.__name__}", core.name)
-            raise
-        except PLAIN_ERRORS as error:
-            name = f"nl.{located.__name__}"
-            wrong_call = call_error(name, signature, args, kwargs, is_named=core is None)
-            wrong = wrong_call or wrong_argument(signature, args, kwargs)
-            if wrong is None:
-                raise
-            if core is not None:
-                add_function(wrong, name, core.name)
-            raise wrong from (None if wrong_call else error)
-        finally:
-            if outermost is not None:
-                outermost.language_function = ""
-
-    return located
+from ..terms.errors import NkiValidationError, add_location
+from .language_function import language_function
 
 
 def _check_axis(function: str, axis: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..engines.dma.instructions import dma_copy
+from ..engines.dma_instructions import dma_copy
 from ..engines.gpsimd.generators import dropout as dropout_elements
 from ..engines.gpsimd.generators import rng, set_rng_seed
 from ..engines.vector.arithmetic import tensor_scalar
@@ -21,9 +21,9 @@ from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import ndarray
-from .operands import as_tile, in_type, new_tile
-from .programs import language_function
+from .creation import ndarray, new_tile
+from .language_function import language_function
+from .operands import as_tile, in_type
 
 # Significant bits of the types, and the integers of the same width.
 _SIGNIFICANT_BITS = {
@@ -43,6 +43,27 @@ _HBM_COLUMNS = 2048
 def random_seed(seed: NkiTensor) -> None:
     """Seed the generators of :func:`rand` and :func:`dropout` with a [1, 1] tile of 32 bits: ``nisa.set_rng_seed``."""
     set_rng_seed(seed)
+
+
+def _fill(tile: NkiTensor) -> None:
+    significant, integers = _SIGNIFICANT_BITS[tile.dtype]
+    bits = new_tile(tile.shape, integers)
+    rng(bits)
+    tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
+    tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
+
+
+def _fill_hbm(flat: NkiTensor) -> None:
+    """Fill a tensor of one dimension in HBM with random numbers, through tiles in SBUF."""
+    for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
+        part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
+        columns = -(-part.size // PARTITIONS)
+        rows, rest = divmod(part.size, columns)
+        tile = new_tile((rows + (rest > 0), columns), flat.dtype)
+        _fill(tile)
+        dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
+        if rest:
+            dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])
 
 
 @language_function
@@ -77,24 +98,3 @@ def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTens
     dropped = new_tile(data.shape, data.dtype)
     dropout_elements(dropped, data, rate)
     return in_type(dropped, dtype)
-
-
-def _fill(tile: NkiTensor) -> None:
-    significant, integers = _SIGNIFICANT_BITS[tile.dtype]
-    bits = new_tile(tile.shape, integers)
-    rng(bits)
-    tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
-    tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
-
-
-def _fill_hbm(flat: NkiTensor) -> None:
-    """Fill a tensor of one dimension in HBM with random numbers, through tiles in SBUF."""
-    for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
-        part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
-        columns = -(-part.size // PARTITIONS)
-        rows, rest = divmod(part.size, columns)
-        tile = new_tile((rows + (rest > 0), columns), flat.dtype)
-        _fill(tile)
-        dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
-        if rest:
-            dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])

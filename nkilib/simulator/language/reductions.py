@@ -3,8 +3,10 @@
 
 """Reductions over the last free dimensions of a tile, by ``nisa.tensor_reduce`` on the Vector engine in float32.
 
-``softmax`` and ``rms_norm`` combine them with a few other instructions. The functions whose names in ``nki.language``
-hide builtins end in ``_over`` here: ``sum_over`` is ``nl.sum``.
+- :func:`sum_over`, :func:`max_over`, :func:`min_over`, :func:`prod_over`, :func:`all_over`: ``nl.sum`` and others,
+  whose names in ``nki.language`` hide builtins;
+- :func:`mean`, :func:`var`: a sum, scaled;
+- :func:`softmax`, :func:`rms_norm`: reductions with a few other instructions.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from ..engines.scalar.activation import activation, activation_reduce
+from ..engines.scalar import activation, activation_reduce
 from ..engines.vector.arithmetic import tensor_reduce, tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError
+from .creation import new_tile
 from .elementwise import activated, binary, reciprocal
-from .operands import as_tile, is_number, new_tile
-from .programs import language_function
+from .language_function import language_function
+from .operands import as_tile, is_number
 
 # An axis or several, counted from the end where negative.
 Axes = int | Sequence[int]

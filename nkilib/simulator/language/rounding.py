@@ -3,6 +3,8 @@
 
 """Rounding to integers, and the quotients and remainders that build on it, each of several instructions.
 
+:func:`floor`, :func:`ceil` and :func:`trunc` round; :func:`divide`, :func:`mod` and :func:`fmod` divide.
+
 The engines have no such operator. They do round when they cast to int32, to the nearest integer here; the functions
 are correct for any direction of that rounding.
 """
@@ -18,9 +20,10 @@ from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.errors import NkiValidationError
+from .creation import new_tile
 from .elementwise import activated, binary, result_type
-from .operands import TileOrNumber, as_tile, cast_copy, is_number, new_tile
-from .programs import language_function
+from .language_function import language_function
+from .operands import TileOrNumber, as_tile, cast_copy, is_number
 
 # From here on every float32 is an integer.
 _ALL_INTEGERS = float(2**23)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sine, cosine and tangent of any angle: the Scalar engine computes the sine on [-pi, pi] only.
+"""The functions :func:`sin`, :func:`cos` and :func:`tan` of any angle: the Scalar engine has a sine on [-pi, pi] only.
 
 The angle is first brought into that range by subtracting a multiple of 2 pi, in three parts with few enough bits that
 the products are exact (Cody and Waite): the reduced angle is off by at most 2^-22 for |x| up to 2^18. It leaves the
@@ -13,16 +13,16 @@ from __future__ import annotations
 from math import pi
 from typing import Any
 
-from ..engines.scalar.activation import activation
+from ..engines.scalar import activation
 from ..engines.vector.accumulating import scalar_tensor_tensor
 from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
-from .creation import full
+from .creation import full, new_tile
 from .elementwise import binary, reciprocal
-from .operands import as_tile, new_tile, result_tile
-from .programs import language_function
+from .language_function import language_function
+from .operands import as_tile, result_tile
 
 # 2 pi = 6.28125 + 127 / 65536 + the rest; the first two have 8 significant bits at most, so that their products with a
 # multiple below 2^16 are exact in float32.

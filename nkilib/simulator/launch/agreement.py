@@ -3,6 +3,8 @@
 
 """The checks that the two cores of a launch make and return the same tensors.
 
+:func:`check_same_tensors` compares the shared tensors that they made, :func:`check_same_results` what they return.
+
 A compiler builds one program for both cores. In the simulator each core runs the Python function, which may decide by
 the core's number what to make and what to return, and only the result of core 0 reaches the caller.
 """
@@ -43,33 +45,6 @@ def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
     )
 
 
-def check_same_results(kernel: str, launch: Launch, first: Any, second: Any) -> None:
-    """Check that the two cores of a launch return the same tensors in the same structure.
-
-    Other values are no results of a device, and only their types are compared: a kernel may tell on which core it ran.
-
-    Args:
-        kernel: the name of the kernel.
-        launch: the launch.
-        first, second: the values that the kernel function returned on core 0 and on core 1; a kernel may return the
-            first one.
-
-    Raises:
-        NkiValidationError: if they differ; the message shows both.
-    """
-    found = _difference(first, second, "")
-    if found is None:
-        return
-    path, *sides = found
-    texts = [_text(side) for side in sides]
-    if texts[0] == texts[1]:
-        texts = [f"{text} {_place(side, launch)}" for text, side in zip(texts, sides, strict=True)]
-    raise NkiValidationError(
-        f"{kernel}: both cores must return the same tensors in the same structure; result{path} is {texts[0]} on core "
-        f"0 and {texts[1]} on core 1"
-    )
-
-
 def _difference(first: Any, second: Any, path: str) -> tuple[str, Any, Any] | None:
     """Return the path of the first difference of two values and what they have there; None if they are the same."""
     if type(first) is not type(second):
@@ -101,3 +76,30 @@ def _place(value: Any, launch: Launch) -> str:
     numbers = [number for number, storage in enumerate(launch.shared) if storage is value.storage]
     made = f"number {numbers[0]} of those that the kernel makes, " if numbers else ""
     return f"({made}from element {value.offset} on, with strides {list(value.strides)})"
+
+
+def check_same_results(kernel: str, launch: Launch, first: Any, second: Any) -> None:
+    """Check that the two cores of a launch return the same tensors in the same structure.
+
+    Other values are no results of a device, and only their types are compared: a kernel may tell on which core it ran.
+
+    Args:
+        kernel: the name of the kernel.
+        launch: the launch.
+        first, second: the values that the kernel function returned on core 0 and on core 1; a kernel may return the
+            first one.
+
+    Raises:
+        NkiValidationError: if they differ; the message shows both.
+    """
+    found = _difference(first, second, "")
+    if found is None:
+        return
+    path, *sides = found
+    texts = [_text(side) for side in sides]
+    if texts[0] == texts[1]:
+        texts = [f"{text} {_place(side, launch)}" for text, side in zip(texts, sides, strict=True)]
+    raise NkiValidationError(
+        f"{kernel}: both cores must return the same tensors in the same structure; result{path} is {texts[0]} on core "
+        f"0 and {texts[1]} on core 1"
+    )

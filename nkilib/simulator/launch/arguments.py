@@ -3,8 +3,11 @@
 
 """Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible.
 
-:class:`Arguments` has those of one launch. Both may be nested in tuples, lists, dictionaries and NKI objects. A launch
-that skips arithmetic returns an :class:`Uncomputed`, a shape and a type, in place of each tensor.
+- :class:`Arguments`: those of one launch, converted to tensors and back;
+- :func:`as_numpy`, :func:`to_torch`, :func:`input_dtype`, :func:`is_array`, :func:`is_torch`, :func:`note_written`: one
+  array or tensor;
+- :func:`map_leaves`, :func:`leaves_of`, :func:`parts_of`: values nested in tuples, lists, dictionaries and NKI objects;
+- :class:`Uncomputed`: a shape and a type, which a launch that skips arithmetic returns in place of each tensor.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ from ..tensors.grids import NkiGrid
 from ..tensors.registers import DeviceInteger, VirtualRegister
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.argument_checks import bound_call
-from ..terms.compilation import NKIObject
+from ..terms.calls import bound_call
 from ..terms.dtypes import ARRAY_TYPES, LOW_PRECISION, DType, as_dtype, words_of
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import ArgumentTypeError, NkiValidationError, UncomputedError, UninitializedReadError
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import Scope, why_apart
 from ..terms.spec import Spec
 from .overlaps import ArrayArgument, join_overlapping

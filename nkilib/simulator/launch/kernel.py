@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels and their launches: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread.
+"""Kernels and what a call of one does: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``.
 
-A :class:`Kernel` runs instruction by instruction, unless the function that :func:`run_launches_by` was given runs it
-in another way.
+- :class:`Kernel`, made by :func:`jit` and :func:`simulate`: launches its function, or inside a kernel calls it;
+- :func:`run_launches_by`: sets the function (:class:`Run`) that decides how launches run. Without one they run
+  instruction by instruction (:data:`UnreplayedRun`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from nkilib.base import lnc
 
 from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
-from ..terms.argument_checks import call_error, is_integer
+from ..terms.argument_checks import is_integer
+from ..terms.calls import call_error
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError

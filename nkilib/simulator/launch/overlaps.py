@@ -3,6 +3,9 @@
 
 """Arguments of a launch that share memory: views of one array, overlapping slices, tensors of one torch storage.
 
+:func:`sharing` finds them among arrays; :func:`join_overlapping` puts the :class:`ArrayArgument` of a launch that share
+memory into one allocation, or has the accesses to them watched.
+
 Contiguous arguments are used as they are, so that a write to one of them is a write to the others too: they lie in one
 allocation (``Storage.allocation``), in which the races of two cores are found. An argument of which the launch holds a
 copy does not follow writes to the others, nor they to it: the kernel may read all of them, and is refused where that
@@ -45,6 +48,16 @@ class ArrayArgument(NamedTuple):
     is_copy: bool
 
 
+def _bounds(array: Array) -> tuple[int, int]:
+    """Return the address of the first byte of an array, and the address after its last byte."""
+    low: int = array.__array_interface__["data"][0]
+    high = low + array.itemsize
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        reach = (size - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high
+
+
 def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
     """Return the pairs of arrays that have memory in common, as indices; the first array begins at the lower address.
 
@@ -64,40 +77,6 @@ def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _bounds(array: Array) -> tuple[int, int]:
-    """Return the address of the first byte of an array, and the address after its last byte."""
-    low: int = array.__array_interface__["data"][0]
-    high = low + array.itemsize
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        reach = (size - 1) * stride
-        low, high = low + min(reach, 0), high + max(reach, 0)
-    return low, high
-
-
-def join_overlapping(arguments: Sequence[ArrayArgument]) -> Watcher | None:
-    """Put arguments that share memory into one allocation.
-
-    Returns:
-        The watcher that refuses writes which an argument that is a copy would miss; None if there are none.
-    """
-    partners: dict[int, set[int]] = {}
-    for first, second in sharing([argument.array for argument in arguments]):
-        one, other = arguments[first], arguments[second]
-        if one.is_copy or other.is_copy:
-            partners.setdefault(first, set()).add(second)
-            partners.setdefault(second, set()).add(first)
-        else:
-            other.storage.allocation = one.storage.allocation
-            other.storage.start = one.storage.start + _bounds(other.array)[0] - _bounds(one.array)[0]
-    for number, (array, _, is_copy) in enumerate(arguments):
-        # Byte by byte: elements may overlap in part, too.
-        if is_copy and has_repeats((*array.shape, array.itemsize), (*array.strides, 1)):
-            partners.setdefault(number, set()).add(number)
-    if not partners:
-        return None
-    return _CopyWatch({number: _Shared(arguments[number].storage, others) for number, others in partners.items()})
-
-
 class _Shared:
     """An argument that shares memory, and what the cores have done with it.
 
@@ -114,6 +93,31 @@ class _Shared:
         self.partners = sorted(partners)
         self.users: set[int] = set()
         self.is_written = False
+
+
+class _CopyObserver(Observer):
+    """The observer of one core for a :class:`_CopyWatch`."""
+
+    def __init__(self, watch: _CopyWatch, core: int) -> None:
+        self._watch = watch
+        self._core = core
+
+    def moved(self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: Array | None) -> None:
+        self._watch.note(self._core, view, is_write)
+
+
+def _refuse(one: Storage, other: Storage) -> None:
+    if one is other:
+        raise NkiValidationError(
+            f"argument {one.name!r} holds an element of memory more than once, as an expanded tensor does, and cannot "
+            f"be written: pass a contiguous copy"
+        )
+    names = sorted((one.name, other.name))
+    raise NkiValidationError(
+        f"arguments {names[0]!r} and {names[1]!r} share memory, one of them is written, and the launch holds a copy of "
+        f"one, which misses that, because it is not contiguous or is kept in another type: pass contiguous arrays, or "
+        f"arrays that share no memory"
+    )
 
 
 class _CopyWatch(Watcher):
@@ -150,26 +154,25 @@ class _CopyWatch(Watcher):
                     _refuse(own.storage, other.storage)
 
 
-class _CopyObserver(Observer):
-    """The observer of one core for a :class:`_CopyWatch`."""
+def join_overlapping(arguments: Sequence[ArrayArgument]) -> Watcher | None:
+    """Put arguments that share memory into one allocation.
 
-    def __init__(self, watch: _CopyWatch, core: int) -> None:
-        self._watch = watch
-        self._core = core
-
-    def moved(self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: Array | None) -> None:
-        self._watch.note(self._core, view, is_write)
-
-
-def _refuse(one: Storage, other: Storage) -> None:
-    if one is other:
-        raise NkiValidationError(
-            f"argument {one.name!r} holds an element of memory more than once, as an expanded tensor does, and cannot "
-            f"be written: pass a contiguous copy"
-        )
-    names = sorted((one.name, other.name))
-    raise NkiValidationError(
-        f"arguments {names[0]!r} and {names[1]!r} share memory, one of them is written, and the launch holds a copy of "
-        f"one, which misses that, because it is not contiguous or is kept in another type: pass contiguous arrays, or "
-        f"arrays that share no memory"
-    )
+    Returns:
+        The watcher that refuses writes which an argument that is a copy would miss; None if there are none.
+    """
+    partners: dict[int, set[int]] = {}
+    for first, second in sharing([argument.array for argument in arguments]):
+        one, other = arguments[first], arguments[second]
+        if one.is_copy or other.is_copy:
+            partners.setdefault(first, set()).add(second)
+            partners.setdefault(second, set()).add(first)
+        else:
+            other.storage.allocation = one.storage.allocation
+            other.storage.start = one.storage.start + _bounds(other.array)[0] - _bounds(one.array)[0]
+    for number, (array, _, is_copy) in enumerate(arguments):
+        # Byte by byte: elements may overlap in part, too.
+        if is_copy and has_repeats((*array.shape, array.itemsize), (*array.strides, 1)):
+            partners.setdefault(number, set()).add(number)
+    if not partners:
+        return None
+    return _CopyWatch({number: _Shared(arguments[number].storage, others) for number, others in partners.items()})

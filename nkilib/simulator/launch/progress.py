@@ -3,6 +3,8 @@
 
 """Progress display of a long simulation: one line on a terminal, which disappears when the simulation ends.
 
+:func:`displaying` shows the line; :func:`doing` and :func:`launching` register the tasks that it names.
+
 A thread reads how many instructions the cores have begun, so instructions do no extra work. If stderr is no terminal,
 as in a pipe or in a notebook, there is no thread and no line.
 """
@@ -104,6 +106,14 @@ class _Display:
 _DISPLAY: ContextVar[_Display | None] = ContextVar("nkilib_simulator_progress", default=None)
 
 
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 @contextmanager
 def displaying() -> Iterator[None]:
     """Show on a terminal the progress of the tasks that begin inside the ``with`` block."""
@@ -138,11 +148,3 @@ def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
 def launching(name: str, cores: Sequence[Core]) -> AbstractContextManager[None]:
     """Register the launch of a kernel on ``cores`` as a task."""
     return doing(name, lambda: f"{sum(core.issued for core in cores):,} instructions")
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
-    try:
-        return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):
-        return False

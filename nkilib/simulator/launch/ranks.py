@@ -3,6 +3,9 @@
 
 """``nkilib.simulator.ranks``: one kernel on several logical NeuronCores, each with memory of its own.
 
+:func:`ranks` returns :class:`Ranks`, which make a :class:`RankedKernel` of a kernel; :func:`per_rank` makes an argument
+with a value for each rank (:class:`PerRank`).
+
 Each core of each rank is a thread. The threads synchronise in the collectives of ``nki.collectives``.
 """
 
@@ -112,6 +115,70 @@ class Ranks:
         return RankedKernel(simulated, self)
 
 
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for some time for threads that are about to end; one that never checks whether to stop is left behind."""
+    deadline = monotonic() + _GRACE_S
+    for thread in filter(threading.Thread.is_alive, threads):
+        thread.join(max(0.0, deadline - monotonic()))
+
+
+def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
+    """Run all cores of all ranks, and raise the error of the lowest core that failed."""
+    threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
+    try:
+        for thread in threads:
+            thread.start()
+        with world.waits.changed:
+            while not world.waits.is_over and not world.waits.is_ending:
+                world.waits.changed.wait()
+    except BaseException:  # an interrupt: do not leave the ranks running behind
+        world.abort()
+        _join(threads)
+        raise
+    _join(threads)
+    raise_first_error(running)
+
+
+@contextmanager
+def _naming_rank(rank: int) -> Iterator[None]:
+    """Prefix the rank to errors of the ``with`` block, about arguments or results or at the end of a launch."""
+    try:
+        yield
+    except NkiValidationError as error:
+        error.args = (f"rank {rank}: {error}",)
+        raise
+
+
+@dataclass
+class _ArrayOfRank:
+    """An array among the arguments.
+
+    Attributes:
+        memory: the array's elements.
+        ranks: the ranks that get the array.
+    """
+
+    memory: npt.NDArray[Any]
+    ranks: set[int] = field(default_factory=set)
+
+
+def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
+    """Return the ids of arrays that several ranks get, or that share memory with an array of another rank."""
+    arrays: dict[int, _ArrayOfRank] = {}
+    for rank, of_rank in enumerate(arguments):
+        for leaf in leaves_of(of_rank):
+            if is_array(leaf):
+                known = arrays.get(id(leaf)) or arrays.setdefault(id(leaf), _ArrayOfRank(as_numpy(leaf, "an argument")))
+                known.ranks.add(rank)
+    several = {key for key, array in arrays.items() if len(array.ranks) > 1}
+    keys = list(arrays)
+    for pair in sharing([array.memory for array in arrays.values()]):
+        first, second = (keys[number] for number in pair)
+        if len(arrays[first].ranks | arrays[second].ranks) > 1:
+            several |= {first, second}
+    return frozenset(several)
+
+
 @dataclass(frozen=True)
 class RankedKernel:
     """A kernel that runs on several ranks; a call returns a list with the result of each rank.
@@ -211,69 +278,3 @@ class RankedKernel:
 
     def __repr__(self) -> str:
         return f"<{self.kernel!r} on {self.ranks.count} ranks>"
-
-
-@dataclass
-class _ArrayArgument:
-    """An array among the arguments.
-
-    Attributes:
-        memory: the array's elements.
-        ranks: the ranks that get the array.
-    """
-
-    memory: npt.NDArray[Any]
-    ranks: set[int] = field(default_factory=set)
-
-
-def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
-    """Return the ids of arrays that several ranks get, or that share memory with an array of another rank."""
-    arrays: dict[int, _ArrayArgument] = {}
-    for rank, of_rank in enumerate(arguments):
-        for leaf in leaves_of(of_rank):
-            if is_array(leaf):
-                known = arrays.get(id(leaf)) or arrays.setdefault(
-                    id(leaf), _ArrayArgument(as_numpy(leaf, "an argument"))
-                )
-                known.ranks.add(rank)
-    several = {key for key, array in arrays.items() if len(array.ranks) > 1}
-    keys = list(arrays)
-    for pair in sharing([array.memory for array in arrays.values()]):
-        first, second = (keys[number] for number in pair)
-        if len(arrays[first].ranks | arrays[second].ranks) > 1:
-            several |= {first, second}
-    return frozenset(several)
-
-
-def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
-    """Run all cores of all ranks, and raise the error of the lowest core that failed."""
-    threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
-    try:
-        for thread in threads:
-            thread.start()
-        with world.waits.changed:
-            while not world.waits.is_over and not world.waits.is_ending:
-                world.waits.changed.wait()
-    except BaseException:  # an interrupt: do not leave the ranks running behind
-        world.abort()
-        _join(threads)
-        raise
-    _join(threads)
-    raise_first_error(running)
-
-
-def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for some time for threads that are about to end; one that never checks whether to stop is left behind."""
-    deadline = monotonic() + _GRACE_S
-    for thread in filter(threading.Thread.is_alive, threads):
-        thread.join(max(0.0, deadline - monotonic()))
-
-
-@contextmanager
-def _naming_rank(rank: int) -> Iterator[None]:
-    """Prefix the rank to errors of the ``with`` block, about arguments or results or at the end of a launch."""
-    try:
-        yield
-    except NkiValidationError as error:
-        error.args = (f"rank {rank}: {error}",)
-        raise

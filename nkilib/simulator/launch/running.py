@@ -3,7 +3,9 @@
 
 """A launch from its preparation to its results: its arguments, its cores as threads, and their observers.
 
-A launch with ``skip_arithmetic`` is repeated until it has all values that it needs (:func:`run_skipping`).
+- :class:`PreparedLaunch`: a launch that is ready to run; :func:`run_to_end` runs it;
+- :class:`CoreRun`, :func:`run_cores`, :func:`raise_first_error`: the cores as threads, and which error is raised;
+- :func:`run_skipping`: a launch with ``skip_arithmetic``, repeated until it has all values that it needs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..machine.core import Core, Launch
 from ..machine.left_out import LeftOut
 from ..machine.loops import Trips, check_equal_loop_counts
 from ..machine.observer import Watcher, active_watchers
-from ..machine.partial_writes import WatchWrites
+from ..machine.partial_writes import PartialWriteWatch
 from ..machine.psum_groups import PsumGroups
 from ..machine.races import RaceLevels, RaceWatch
 from ..machine.records import Lives
@@ -142,7 +144,7 @@ class _ArgumentOrigin(NamedTuple):
     argument: str
 
 
-class _ArrayArgument(NamedTuple):
+class _TensorOfArgument(NamedTuple):
     """An array argument and the tensor that represents it."""
 
     name: str
@@ -173,7 +175,7 @@ class _ArgumentsLeftOut(Arguments):
         scope: Scope,
     ) -> None:
         self._left_out = left_out
-        self._array_arguments: dict[int, _ArrayArgument] = {}
+        self._array_arguments: dict[int, _TensorOfArgument] = {}
         self._storages: list[Storage] = []
         self._has_torch = False
         super().__init__(func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, scope=scope)
@@ -201,7 +203,7 @@ class _ArgumentsLeftOut(Arguments):
             )
         return NkiTensor.whole(self._storage(value.shape, value.dtype, name, origin, None))
 
-    def _of_array(self, value: Any, name: str) -> _ArrayArgument:
+    def _of_array(self, value: Any, name: str) -> _TensorOfArgument:
         self._has_torch |= is_torch(value)
         what, origin = f"{self._kernel}: argument {name!r}", _ArgumentOrigin(name)
         array = as_numpy(value, what)
@@ -213,7 +215,7 @@ class _ArgumentsLeftOut(Arguments):
             data = np.array(words, np.float32 if widened else words.dtype.newbyteorder("="), order="C")
         storage = self._storage(words.shape, dtype, name, origin, data)
         storage.is_read_only = not words.flags.writeable
-        return _ArrayArgument(name, array, NkiTensor(words.shape, dtype, storage, self._region, name))
+        return _TensorOfArgument(name, array, NkiTensor(words.shape, dtype, storage, self._region, name))
 
     def _array_storages(self) -> Iterable[Storage]:
         return self._storages
@@ -282,7 +284,7 @@ def _watch(
     if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
         watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
     if options.uninitialized != "ignore":
-        watchers.append(WatchWrites())
+        watchers.append(PartialWriteWatch())
     for core in cores:
         if checks_capacity or asking:
             core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))

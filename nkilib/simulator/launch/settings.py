@@ -3,6 +3,12 @@
 
 """The inputs of a launch besides its arguments: the settings of its kernel, a schedule, and the environment.
 
+- :class:`Settings`, with :class:`Skipping`: what ``nki.jit`` and ``simulate`` set for a kernel; :func:`check_nested`
+  compares those of a kernel inside a kernel;
+- :class:`Edge`, :func:`checked_edges`, :func:`check_issued`: the schedule, which orders instructions by name;
+- :class:`LaunchEnvironment`: the options and variables that are read once at the beginning of a launch;
+- :class:`Launchable`: the attributes of a kernel that a launch needs.
+
 Sources: page ``nki.jit`` of the API reference of NKI 0.7 for the two configurations; published kernels for
 ``platform_target``; ``nki/guides/how-to-scheduling-apis.rst`` for ``kernel.with_schedule``.
 """

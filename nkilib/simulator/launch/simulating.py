@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.simulate``: ``nki.simulate`` with additional options."""
+"""The function ``nkilib.simulator.simulate``: ``nki.simulate``, which is in kernel.py, with ``skip_arithmetic``."""
 
 from __future__ import annotations
 

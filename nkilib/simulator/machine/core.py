@@ -4,7 +4,7 @@
 """The state of a simulated core and of the launch that it belongs to, and the core of the current thread.
 
 - :class:`Launch`: the state that the cores share;
-- :class:`Core`: one core, with its random numbers (:class:`RandomState`) and :class:`Accumulators`;
+- :class:`Core`: one core, with its random numbers and its :class:`Accumulators`;
 - :func:`current_core` and :func:`current_core_or_none`: the core of the current thread;
 - :class:`Emitter`: the interface that records the work of instructions instead of doing it; implemented in replay/.
 """
@@ -24,16 +24,15 @@ from ..hardware.generations import PARTITIONS, Generation
 from ..hardware.options import Options
 from ..memory.byte_spans import HbmPlaces
 from ..memory.storage import DeferredLoads, Storage
-from ..numerics.xorwow import Xorwow
+from ..numerics.random_state import RandomState
 from ..tensors.view import View
 from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
-from ..terms.enums import Engine
 from ..terms.errors import ArgumentTypeError, NkiValidationError
 from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
 from .left_out import LeftOut
-from .loops import Loops, Tally, Trips, current_trips
+from .loops import IterationCounters, Loops, Trips, current_trips
 from .observer import Observers
 from .synchronisation import CoreBarrier, Seat
 
@@ -139,47 +138,6 @@ class Launch:
             return self.constants[key]
 
 
-# The random number generators of each lane of an engine.
-GENERATORS_PER_LANE = {Engine.gpsimd: 1, Engine.vector: 4}
-
-
-class RandomState:
-    """The random number generators of a core; unseeded ones start from its number, so that cores differ.
-
-    The documentation names XORWOW (Marsaglia, "Xorshift RNGs", 2003) for GpSimd and for the Vector engine of trn3, with
-    its state of six 32-bit words, but gives neither the order of the words, nor how a seed fills them, nor the shift
-    register of the Vector engines of trn1 and trn2. Here all engines run XORWOW, so numbers are reproducible but are
-    not those of a device.
-    """
-
-    def __init__(self, core_number: int) -> None:
-        self._core_number = core_number
-        self._generators: dict[Engine, Xorwow] = {}
-        self._lost: set[Engine] = set()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether numbers were drawn or a generator was seeded."""
-        return bool(self._generators)
-
-    def of(self, engine: Engine) -> Xorwow:
-        """Return the generators of an engine, made when they are first needed.
-
-        Raises:
-            DataNeeded: if their state depends on values that this launch has left out.
-        """
-        if engine in self._lost:
-            raise DataNeeded("the random number generators")
-        if engine not in self._generators:
-            count = GENERATORS_PER_LANE[engine]
-            self._generators[engine] = Xorwow(count, self._core_number, count)
-        return self._generators[engine]
-
-    def lose(self, engine: Engine) -> None:
-        """Record that the state of an engine's generators is unknown, because this launch left out a draw or a seed."""
-        self._lost.add(engine)
-
-
 class Accumulators:
     """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
 
@@ -236,10 +194,10 @@ class Emitter(Protocol):
     def elementwise(
         self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
     ) -> None:
-        """Record an elementwise operation; see engines/elementwise.py, ``compute``."""
+        """Record an elementwise operation; see engines/rowwise.py, ``compute``."""
 
     def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
-        """Record a reduction of rows; see engines/elementwise.py, ``reduce_rows``."""
+        """Record a reduction of rows; see engines/rowwise.py, ``reduce_rows``."""
 
     def act(
         self,
@@ -253,7 +211,7 @@ class Emitter(Protocol):
         """Record an action; see engines/actions.py, ``act``."""
 
     def move(self, target: View, source: View) -> None:
-        """Record a transfer; see engines/dma/endpoints.py, ``move``."""
+        """Record a transfer; see engines/dma_endpoints.py, ``move``."""
 
     def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
         """Record a matrix product that overwrites ``dst`` or is added to it; see engines/tensor/accumulation.py."""
@@ -307,7 +265,7 @@ class Core:
         self.name = launch.name_of(number)
         self.language_function = ""
         self.meetings = 0
-        self.tally = Tally(lambda: [launch.trips.ran_on(number)])
+        self.tally = IterationCounters(lambda: [launch.trips.ran_on(number)])
         self.at_end: list[Callable[[], None]] = []
         self.is_recorded = False
         self.unrepeatable = ""

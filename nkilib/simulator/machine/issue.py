@@ -3,9 +3,12 @@
 
 """The steps of every instruction: bind, validate operands, choose the engine, execute, mark written, notify observers.
 
-An instruction is a function decorated with :func:`instruction`. The decorator enters its definition in ``REGISTRY`` and
-returns the public function with the documented signature. :func:`issue` runs one, with a :class:`Call`, and
-:func:`report` tells the observers of one whose work was done in another way.
+- :func:`instruction`: the decorator of the function of an instruction. It enters its definition in :data:`REGISTRY` and
+  returns the public function with the documented signature;
+- :func:`issue`: runs one, as a :class:`Call`; :func:`report` tells the observers of one whose work was done in another
+  way;
+- :func:`check_operand`, :func:`check_scope`, :func:`check_written`: checks of one operand, also for instructions that
+  take lists of tensors.
 """
 
 from __future__ import annotations

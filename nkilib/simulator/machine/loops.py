@@ -3,10 +3,14 @@
 
 """Loops that run on the device: where a core is in them, which iterations repeat, and how often they run.
 
+- :class:`Loops`, with a :class:`LoopRun` for each: where a core is; :func:`check_equal_loop_counts` compares two cores;
+- :class:`Skip`, :class:`IterationCounters`: iterations that repeat others and are not run;
+- :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: stated iteration counts (:func:`check_stated`), of a
+  :class:`RunTimeLoop` whose bound depends on data.
+
 The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch
 without data an iteration differs from others only in its timing; the observer that models time decides whether further
-iterations only repeat it (:class:`Skip`). Where a bound depends on data, the caller states the iteration count
-(:class:`Trips`).
+iterations only repeat it. Where a bound depends on data, the caller states the iteration count.
 """
 
 from __future__ import annotations
@@ -186,7 +190,7 @@ class Skip(NamedTuple):
     instructions: int
 
 
-class Tally:
+class IterationCounters:
     """Counters with their values at the ends of the last iterations of each enclosing loop.
 
     Args:

@@ -3,6 +3,11 @@
 
 """Observers of a core while a kernel runs: the model of time, the checks of capacity and of races, records.
 
+- :class:`Observer`: the interface, with a method for each event, as of an :class:`Issued` instruction;
+  :class:`Observers`: all those of a core;
+- :class:`Watcher`: a factory of observers; :func:`watching` adds one to the launches of a ``with`` block, and
+  :func:`active_watchers` returns all.
+
 Observers change nothing that the kernel can see. An observer keeps its own data about a storage, by the storage's
 number.
 """

@@ -3,6 +3,8 @@
 
 """The check of copies whose result depends on the order in which their elements move, which no page promises.
 
+:func:`check_copy` checks a destination and its sources, :func:`check_destination` a destination alone.
+
 A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). So its result is
 known only if no element of the destination is read as another element of the source, and none is written twice.
 Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``);
@@ -25,6 +27,36 @@ from .core import Core
 
 # Kernels repeat a few such copies.
 _MOST_PAIRS = 1024
+
+
+def _is_same(target: Layout, source: Layout) -> bool:
+    """Return whether two layouts that begin with the same element have the same elements in the same order."""
+    strides = reshape_strides(source.shape, source.strides, target.shape)
+    if strides is None:
+        return False
+    return all(size == 1 or one == two for size, one, two in zip(target.shape, target.strides, strides, strict=True))
+
+
+@lru_cache(maxsize=_MOST_PAIRS)
+def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift: int) -> int | None:
+    """Return a byte that two layouts have in common, counted from the start of the first one's storage, or None.
+
+    Args:
+        first, second: the layouts.
+        width, second_width: the bytes of their elements.
+        shift: the byte of the first one's storage at which that of the second one starts.
+    """
+    spans, others = spans_of(first, width), spans_of(second, second_width)
+    meeting = first_meeting([spans], [others._replace(starts=others.starts + shift)])
+    return None if meeting is None else meeting[0]
+
+
+def _report(core: Core, what: str) -> None:
+    core.unrepeatable = "a copy overlaps its source, or an element is written twice"
+    error = OverlappingCopyError(
+        f"{what}; using(overlapping_copies='ignore') or NKILIB_OVERLAPPING_COPIES=ignore runs the kernel"
+    )
+    refuse(core.options.overlapping_copies, error, kernel_location())
 
 
 def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layout | None, name: str = "dst") -> None:
@@ -76,33 +108,3 @@ def check_destination(core: Core, name: str, dst: View) -> None:
         f"operand {name!r} holds an element more than once, and the documentation promises no order in which elements "
         f"are written, got {dst} with the strides {list(dst.strides)}: write each element once",
     )
-
-
-def _report(core: Core, what: str) -> None:
-    core.unrepeatable = "a copy overlaps its source, or an element is written twice"
-    error = OverlappingCopyError(
-        f"{what}; using(overlapping_copies='ignore') or NKILIB_OVERLAPPING_COPIES=ignore runs the kernel"
-    )
-    refuse(core.options.overlapping_copies, error, kernel_location())
-
-
-def _is_same(target: Layout, source: Layout) -> bool:
-    """Return whether two layouts that begin with the same element have the same elements in the same order."""
-    strides = reshape_strides(source.shape, source.strides, target.shape)
-    if strides is None:
-        return False
-    return all(size == 1 or one == two for size, one, two in zip(target.shape, target.strides, strides, strict=True))
-
-
-@lru_cache(maxsize=_MOST_PAIRS)
-def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift: int) -> int | None:
-    """Return a byte that two layouts have in common, counted from the start of the first one's storage, or None.
-
-    Args:
-        first, second: the layouts.
-        width, second_width: the bytes of their elements.
-        shift: the byte of the first one's storage at which that of the second one starts.
-    """
-    spans, others = spans_of(first, width), spans_of(second, second_width)
-    meeting = first_meeting([spans], [others._replace(starts=others.starts + shift)])
-    return None if meeting is None else meeting[0]

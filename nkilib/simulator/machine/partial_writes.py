@@ -3,6 +3,8 @@
 
 """A record of the lines that wrote parts of tensors, for the message about a part that was never written.
 
+:class:`PartialWriteWatch` lets each core keep its :class:`PartialWrites`, of which :func:`where_unwritten` tells.
+
 The record exists only where such a read is an error or a warning. A write that leaves no element of its tensor
 unwritten is ignored; most writes are of that kind, and cost only one check.
 """
@@ -96,7 +98,7 @@ class PartialWrites(Observer):
         return place
 
 
-class WatchWrites(Watcher):
+class PartialWriteWatch(Watcher):
     """The watcher that records the partial writes of a launch."""
 
     def __init__(self) -> None:

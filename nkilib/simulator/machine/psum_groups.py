@@ -3,6 +3,9 @@
 
 """Accumulation groups in PSUM (groups of products that are summed): at most one unfinished group in a bank at a time.
 
+:class:`PsumGroups` checks those of one core: it has the state of each :class:`Bank`, and the :class:`Pieces` of each
+tensor that instructions have written.
+
 A matmul that overwrites starts a group; matmuls that add to its elements continue it. Observed on a device (trn2,
 NKI 0.6, once): of groups that alternated in one bank, all but the one that started last lost their earlier sums. So a
 matmul that starts a group is assumed to end all others in its bank, in the partitions that it writes; their contents

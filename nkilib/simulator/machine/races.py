@@ -3,6 +3,10 @@
 
 """Races of the two cores on shared HBM: the same element accessed by both, at least once written, without a barrier.
 
+- :class:`RaceWatch`: finds the races of a launch, and reacts as its :class:`RaceLevels` say;
+- :class:`SharedAccesses`, with :class:`Touched`: the accesses of one core to each shared tensor;
+- :func:`check_races`, :func:`check_all_races`: compare those of two cores, at a barrier and at the end.
+
 Every core records which parts of each shared tensor its DMAs access until a ``core_barrier`` on that tensor, which
 orders the accesses before it with those after it on the other core. Then, and at the end of the kernel, the records of
 the two cores are compared, element for element: strided accesses that interleave without a common element are no race.
@@ -73,6 +77,22 @@ class _Access:
         return describe_tensor(self.tensor.name, self.tensor.shape, self.tensor.dtype, self.tensor.region)
 
 
+def _checksum(values: npt.NDArray[Any], before: int) -> int:
+    """Return a checksum of the values, chained to that of earlier writes; large writes are sampled in many pieces."""
+    if values.nbytes <= _CHECKSUM_BYTES:
+        return zlib.crc32(values.tobytes(), before)
+    # To take the last dimension apart is a view, whatever the strides; to join dimensions may be a copy of everything.
+    rows = values if values.shape[-1] >= _PIECE else values.reshape(values.shape[0], -1)
+    step = -(-values.nbytes // _CHECKSUM_BYTES)
+    pieces = rows[..., : rows.shape[-1] // _PIECE * _PIECE].reshape(*rows.shape[:-1], -1, _PIECE)
+    tails = rows[..., -_PIECE:]
+    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[..., ::step, :].tobytes(), before))
+
+
+def _is_same(write: _Access, other: _Access | None) -> bool:
+    return other is not None and write.content is not None and write.content == other.content
+
+
 class _Accesses:
     """All reads, or all writes, of one core to one tensor, grouped by the accessed elements."""
 
@@ -118,22 +138,6 @@ class _Accesses:
     def unlike(self, other: _Accesses) -> list[_Access]:
         """Return the writes for which ``other`` has no write of the same values to exactly the same elements."""
         return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
-
-
-def _checksum(values: npt.NDArray[Any], before: int) -> int:
-    """Return a checksum of the values, chained to that of earlier writes; large writes are sampled in many pieces."""
-    if values.nbytes <= _CHECKSUM_BYTES:
-        return zlib.crc32(values.tobytes(), before)
-    # To take the last dimension apart is a view, whatever the strides; to join dimensions may be a copy of everything.
-    rows = values if values.shape[-1] >= _PIECE else values.reshape(values.shape[0], -1)
-    step = -(-values.nbytes // _CHECKSUM_BYTES)
-    pieces = rows[..., : rows.shape[-1] // _PIECE * _PIECE].reshape(*rows.shape[:-1], -1, _PIECE)
-    tails = rows[..., -_PIECE:]
-    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[..., ::step, :].tobytes(), before))
-
-
-def _is_same(write: _Access, other: _Access | None) -> bool:
-    return other is not None and write.content is not None and write.content == other.content
 
 
 @dataclass
@@ -216,20 +220,6 @@ def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
         check_races(first.take(tensor), second.take(tensor), first.levels)
 
 
-def check_races(first: Touched, second: Touched, levels: RaceLevels) -> None:
-    """Compare the accesses of cores 0 and 1 to a shared tensor.
-
-    Raises:
-        RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
-    """
-    first.writes.need_values(second.writes)
-    if levels.identical_writes != "ignore":
-        for one, other in first.writes.like(second.writes):
-            _refuse_identical(one, other, levels.identical_writes)
-    if levels.races != "ignore":
-        _check_unlike(first, second, levels.races)
-
-
 def _refuse_identical(one: _Access, other: _Access, level: Level) -> None:
     starts = one.spans().starts
     if not starts.size:
@@ -241,17 +231,6 @@ def _refuse_identical(one: _Access, other: _Access, level: Level) -> None:
         f"nl.program_id(0)"
     )
     refuse(level, error, one.place, other.place)
-
-
-def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
-    """Compare all accesses except the writes that both cores made with the same values."""
-    first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
-    first_writes = first.writes.all()
-    _check_pair(_Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
-    if len(first_unlike) < len(first_writes):  # else that was every pair of writes
-        _check_pair(_Side("writes", first_writes), _Side("writes", second_unlike), level)
-    _check_pair(_Side("writes", first_unlike), _Side("reads", second.reads.all()), level)
-    _check_pair(_Side("reads", first.reads.all()), _Side("writes", second_unlike), level)
 
 
 class _Side(NamedTuple):
@@ -266,18 +245,6 @@ class _Side(NamedTuple):
         for access in self.accesses:
             lines.setdefault(access.place, []).append(access)
         return [_Side(self.verb, accesses) for accesses in lines.values()]
-
-
-def _check_pair(first: _Side, second: _Side, level: Level) -> None:
-    race = _race_of(first, second)
-    if race is None:
-        return
-    if level == "error":
-        raise race.error
-    for one, other in product(first.by_line(), second.by_line()):  # each pair of lines is a place to warn of
-        race = _race_of(one, other)
-        if race is not None:
-            refuse(level, race.error, *race.places)
 
 
 class _Race(NamedTuple):
@@ -303,3 +270,40 @@ def _race_of(first: _Side, second: _Side) -> _Race | None:
         f"two; if it does no harm, using(races='ignore') or NKILIB_RACES=ignore lets it run"
     )
     return _Race(error, (one.place, other.place))
+
+
+def _check_pair(first: _Side, second: _Side, level: Level) -> None:
+    race = _race_of(first, second)
+    if race is None:
+        return
+    if level == "error":
+        raise race.error
+    for one, other in product(first.by_line(), second.by_line()):  # each pair of lines is a place to warn of
+        race = _race_of(one, other)
+        if race is not None:
+            refuse(level, race.error, *race.places)
+
+
+def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
+    """Compare all accesses except the writes that both cores made with the same values."""
+    first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
+    first_writes = first.writes.all()
+    _check_pair(_Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
+    if len(first_unlike) < len(first_writes):  # else that was every pair of writes
+        _check_pair(_Side("writes", first_writes), _Side("writes", second_unlike), level)
+    _check_pair(_Side("writes", first_unlike), _Side("reads", second.reads.all()), level)
+    _check_pair(_Side("reads", first.reads.all()), _Side("writes", second_unlike), level)
+
+
+def check_races(first: Touched, second: Touched, levels: RaceLevels) -> None:
+    """Compare the accesses of cores 0 and 1 to a shared tensor.
+
+    Raises:
+        RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
+    """
+    first.writes.need_values(second.writes)
+    if levels.identical_writes != "ignore":
+        for one, other in first.writes.like(second.writes):
+            _refuse_identical(one, other, levels.identical_writes)
+    if levels.races != "ignore":
+        _check_unlike(first, second, levels.races)

@@ -25,7 +25,7 @@ from ..memory.storage import Storage
 from ..tensors.view import View
 from ..terms.enums import MemoryRegion
 from ..terms.errors import CapacityError
-from .loops import LoopRun, Skip, Tally
+from .loops import IterationCounters, LoopRun, Skip
 from .observer import Issued, Observer, Observers, Watcher, watching
 
 
@@ -151,7 +151,7 @@ class _Counting(Observer):
         self._by_name = self.record.instruction_counts
         self._by_engine = self.record.instructions_per_engine
         self._lives = lives
-        self._tally = Tally(lambda: [self._by_name, self._by_engine])
+        self._tally = IterationCounters(lambda: [self._by_name, self._by_engine])
 
     def issued(self, call: Issued) -> None:
         self._by_name[call.definition.name] += 1

@@ -3,11 +3,14 @@
 
 """Where simulated cores wait for each other: the barrier of the cores of a launch, and the collectives of ranks.
 
-:class:`CoreBarrier` is the barrier. :class:`World` has the collectives, in which the launch of each rank has a
-:class:`Seat`. Neither can hang: a record of the threads that wait (:class:`Waits`) shows when no thread is left to wake
-the others. If cores fail, the launch raises the error of the lowest one, in every run: a core that fails does not end
-those with lower numbers, which run on to their own error, to their end or to a barrier that the failed core does not
-reach.
+- :class:`CoreBarrier`: the barrier;
+- :class:`World`: the collectives, in which the launch of each rank has a :class:`Seat`. A core arrives there as a
+  :class:`Participant`, and all must agree on some properties (:class:`AgreedProperty`);
+- :class:`Waits`, with a :class:`Wait` for each thread: a record of the threads that wait.
+
+Neither can hang: the record shows when no thread is left to wake the others. If cores fail, the launch raises the error
+of the lowest one, in every run: a core that fails does not end those with lower numbers, which run on to their own
+error, to their end or to a barrier that the failed core does not reach.
 """
 
 from __future__ import annotations

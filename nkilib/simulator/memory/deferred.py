@@ -12,7 +12,7 @@ A simulation of a kernel over a large matrix spends its time on moving memory. S
 - The sum of products in PSUM, to which the next matmul adds; see engines/tensor/accumulation.py.
 
 The contents of blocks of a storage are then defined by their :class:`Deferred`. Reading their elements (``View.array``)
-computes them first; one that needs less (:attr:`View.rows_to_read`, engines/elementwise.py) reads the source,
+computes them first; one that needs less (:attr:`View.rows_to_read`, engines/rowwise.py) reads the source,
 and one that overwrites them leaves them uncomputed.
 
 A block is a :class:`Rectangle`, and what is left of a content a :class:`Part`. :class:`Derived` keeps what was made

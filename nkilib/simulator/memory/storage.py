@@ -3,9 +3,10 @@
 
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
-Large on-chip storages take their memory from a :class:`BytePool`, so that not every launch allocates fresh pages.
-:class:`DeferredLoads` is the set of the storages of a core that still depend on memory in HBM; :func:`may_share` tells
-which of them an overwritten piece of that memory concerns.
+An element that was never written reads as :func:`sentinel`. Large on-chip storages take their memory from a
+:class:`BytePool`, so that not every launch allocates fresh pages. :class:`DeferredLoads` is the set of the storages of
+a core that still depend on memory in HBM; :func:`may_share` tells which of them an overwritten piece of that memory
+concerns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.enums import ON_CHIP, MemoryRegion
-from ..terms.layout import Layout, form_of
+from ..terms.layout import Layout, dense_form
 from ..terms.scopes import Scope
 from ..terms.spec import DataNeeded, ValuesWanted
 from .deferred import Deferred, Derived, Part, Rectangle, rectangle_of
@@ -180,7 +181,7 @@ class Storage:
         self.shape = shape
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
         width = self.numpy_dtype.itemsize
-        self.layout, size, self.partition_elements = form_of(shape)
+        self.layout, size, self.partition_elements = dense_form(shape)
         self.partition_bytes = self.partition_elements * width
         self.nbytes = nbytes = size * width
         self.is_abstract = is_abstract

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of which elements of a storage were written (:class:`WrittenMap`); a large one keeps blocks of rows and
-columns instead of a mask as long as they suffice (:class:`WrittenBlocks`).
+"""The record of which elements of a storage were written (:class:`WrittenMap`).
 
-It costs nothing while all elements or none were written.
+A large record keeps blocks of rows and columns (:class:`WrittenBlocks`) instead of a mask as long as they suffice. It
+costs nothing while all elements or none were written.
 """
 
 from __future__ import annotations

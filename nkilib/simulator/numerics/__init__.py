@@ -3,9 +3,10 @@
 
 """Arithmetic on numpy arrays. This package does not use tensors.
 
-- ``casts``: casts between types, copies in another order, and the MX formats;
+- ``casts``: casts between types;
+- ``copies``: copies in another order;
 - ``operators``: the operators of instructions, and sums and maxima of rows;
 - ``activations``: the activation functions of the Scalar engine;
 - ``products``: matrix products on the calling thread;
-- ``xorwow``: the random number generators.
+- ``random_state``: the random number generators.
 """

@@ -3,6 +3,10 @@
 
 """The activation functions of the Scalar engine, and the mathematical functions in float64 that numpy lacks for them.
 
+- :data:`ACTIVATIONS`, :data:`PARAMETRIC`: the activation functions by name, without and with a parameter;
+- :func:`erf`, :func:`erfc`, :func:`softplus`, :func:`sigmoid`, :func:`normal_density`, :func:`normal_distribution`: the
+  mathematical functions.
+
 Source: table "Supported Activation Functions" (``nki/api/nki.api.shared.rst``). Outside the valid input range that
 the table gives, hardware results are unspecified; here the mathematical function is evaluated all the same, except for
 ``sin``, whose extrapolation the documentation describes.

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of the operators of instructions: arithmetic in float32, and bit-wise on integers.
+"""The functions of the operators of instructions, by name: arithmetic in float32, and bit-wise on integers.
 
-The sums of long rows of float32 and the maxima of rows of bfloat16 have functions of their own, which are faster.
+- :data:`ARITHMETIC`, :data:`ARITHMETIC_UNARY`, :data:`BITWISE`, :data:`BITWISE_UNARY`: the operators;
+- :data:`ARITHMETIC_REDUCTIONS`, :data:`BITWISE_REDUCTIONS`: how they reduce (:class:`Reduction`);
+- :func:`row_sums`, :func:`row_maxima`: faster reductions, for long rows of float32 and for rows of bfloat16;
+- :func:`is_bitwise`, :func:`is_unary`: the kind of an operator.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
 """

@@ -5,7 +5,7 @@
 
 - ``profile``: runs a kernel, and sums up where its time goes;
 - ``bounds``: the least time that the hardware needs for the same work;
-- ``recorded``: the instructions and on-chip tensors of the launch, worked out on request;
+- ``profiled_launch``: the instructions and on-chip tensors of the launch, worked out on request;
 - ``export``: a picture, and a trace for Perfetto;
 - ``why``: the critical path, and findings in sentences.
 """

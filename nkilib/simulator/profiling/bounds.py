@@ -3,6 +3,9 @@
 
 """The least time that the hardware needs for the work of a launch, and whether its cores divide that work.
 
+- :func:`bounds_us`: the least time of a stated work; :func:`counted_bounds_us`: that of what a launch did;
+- :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work.
+
 The bound of a stated work comes from hardware constants alone, never from the instructions that a kernel chose. Without
 a statement it is counted from what the kernel did, and holds for any kernel that runs the same instructions on the same
 data. Modelled, not measured.

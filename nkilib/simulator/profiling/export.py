@@ -18,7 +18,7 @@ from nkilib.base.installation import extra_remedy
 
 from ..timing.instruction_log import Event
 from ..timing.parameters import NS_PER_US
-from .recorded import TensorLife, use_over_time
+from .profiled_launch import TensorLife, use_over_time
 from .why.critical_path import Link, LinkKind
 
 # The rows of the picture.

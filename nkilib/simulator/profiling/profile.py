@@ -3,7 +3,9 @@
 
 """``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured.
 
-The result is a :class:`Profile`. ``trips`` states how often loops run whose bounds depend on data.
+:func:`profile` runs the kernel, and returns a :class:`Profile`. Where the bounds of loops depend on data, ``trips``
+states their iteration counts, or the kernel its largest ones; the kernel may run once for each. Counts that do not fit
+raise :class:`TripsRefusedError`.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from ..timing.parameters import NS_PER_US, ModelParameters
 from ..timing.trace import Collection, Trace, collecting
 from .bounds import bounds_us, counted_bounds_us
 from .export import draw, write_trace
-from .recorded import Recorded, TensorLife, listed
-from .why.critical_path import Model
+from .profiled_launch import ProfiledLaunch, TensorLife, listed
+from .why.critical_path import TimeModel
 from .why.facts import Finding
 
 MODELLED = "modelled, not measured"
@@ -193,7 +195,7 @@ class Profile:
     sbuf_peak_bytes_per_partition: int
     psum_peak_bytes_per_partition: int
     parameters: ModelParameters
-    recorded: Recorded = field(repr=False)
+    recorded: ProfiledLaunch = field(repr=False)
     untimed: dict[str, int] = field(default_factory=dict)
     rank: int = 0
     ranks: int = 1
@@ -392,7 +394,7 @@ def _profile_of(
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
-        recorded=Recorded(collection, Model(generation, assumed), busy),
+        recorded=ProfiledLaunch(collection, TimeModel(generation, assumed), busy),
         untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
     )
 

@@ -7,12 +7,13 @@ The way of a launch:
 
 - ``launch``: the choice whether it is replayed, recorded or neither;
 - ``key``: what tells launches apart whose instructions may differ, and why a launch is not replayed;
-- ``entries``: the recordings and plans of each key, and counts of how launches ran.
+- ``entries``: the recordings and plans of each key;
+- ``counts``: counts of how launches ran.
 
 From a launch to its plan:
 
 - ``recorder``: records the instructions while a launch runs;
-- ``recorded``: the recorded instructions, on storages without memory;
+- ``stream``: the recorded instructions, on storages without memory;
 - ``data_dependence``: the tensors of which only the data decide what a launch touches;
 - ``emission``: turns recorded instructions into work;
 - ``work``: the pieces of work;

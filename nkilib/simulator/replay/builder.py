@@ -19,18 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.dma.endpoints import cast_into
-from ..engines.elementwise import is_in_16_bits
+from ..engines.dma_endpoints import cast_into
+from ..engines.rowwise import is_in_16_bits
 from ..machine.core import Core
 from ..machine.issue import Call
-from ..numerics.casts import FLOAT32, SMALLEST_TRANSPOSED_BYTES, copy_as_float32, copy_in_order, store_float
+from ..numerics.casts import FLOAT32, copy_as_float32, store_float
+from ..numerics.copies import SMALLEST_TRANSPOSED_BYTES, copy_in_order
 from ..numerics.products import transposed_product
 from ..tensors.view import View
 from ..terms.dtypes import DType, tfloat32
 from ..terms.layout import Layout
 from .key import ReplayFailed
 from .memory import Memory, Operand, Slot
-from .recorded import PlaceholderStorage, Recorded, placeholder_of
+from .stream import PlaceholderStorage, RecordedCall, placeholder_of
 from .work import (
     Action,
     Check,
@@ -47,7 +48,7 @@ from .work import (
     blocks_for,
     everything,
     needs_all_rows,
-    rows_of,
+    row_count_of,
     width_of,
 )
 
@@ -300,7 +301,7 @@ def _forget_derived(storage: PlaceholderStorage) -> None:
     storage.derived = None
 
 
-def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
+def _whole_step(core: Core, recorded: RecordedCall, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
     """Return a step that runs the function of an instruction as it is.
 
     It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
@@ -372,7 +373,7 @@ class CoreBuilder:
         for work in group:
             if isinstance(work, Elementwise):
                 self._rowwise.begin(steps, work)
-        for rows in blocks_for(rows_of(group[0]), width):
+        for rows in blocks_for(row_count_of(group[0]), width):
             for work in group:
                 self._build_rows(steps, work, rows)
 

@@ -3,6 +3,9 @@
 
 """The tensors of a launch of which only the data decide which elements it touches.
 
+:func:`data_dependent_tensors` finds them (:class:`DataDependent`), with the rows that each core may touch
+(:class:`OwnedRows`).
+
 The instructions on them run as they are, with all their usual bookkeeping, unless the two cores divide the rows of the
 tensor. Most kernels with a tensor that two cores write divide it so: then checking that each core stays within its own
 rows excludes races. A search for races element by element, as in machine/races.py, takes longer than the transfers.
@@ -17,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.dma.endpoints import row_space
+from ..engines.dma_endpoints import row_space
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.enums import MemoryRegion
 from ..terms.layout import Layout, dense, extent
 from .key import ReplayFailed
-from .recorded import Entry, Indexed, PlaceholderStorage, Recorded, Stored, Stream, placeholder_of
+from .stream import Entry, Indexed, PlaceholderStorage, RecordedCall, Stored, Stream, placeholder_of
 
 _NOBODY = -1
 # The instruction that names a tensor and touches nothing of it.
@@ -167,7 +170,7 @@ class DataDependent(NamedTuple):
 
 
 def _written_views(entry: Entry) -> list[View]:
-    if isinstance(entry, Recorded):
+    if isinstance(entry, RecordedCall):
         return entry.written
     return [entry.view] if isinstance(entry, Stored) else []
 
@@ -192,13 +195,13 @@ def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
 
 def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
     """Divide what a core does where the cores of a launch on two cores meet."""
-    ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, Recorded) and entry.is_meeting]
+    ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, RecordedCall) and entry.is_meeting]
     return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
 
 
 def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
     """Return the views of these tensors in an instruction whose rows the data choose, and that it reads."""
-    tensors = entry.tensors if isinstance(entry, Recorded) else []
+    tensors = entry.tensors if isinstance(entry, RecordedCall) else []
     return [
         view
         for view, is_written in tensors
@@ -235,7 +238,7 @@ def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]
 
 
 def _views_of(entry: Entry) -> list[View]:
-    if isinstance(entry, Recorded):
+    if isinstance(entry, RecordedCall):
         return [] if entry.definition.name == _BARRIER else [touched.view for touched in entry.tensors]
     return [entry.view]
 
@@ -258,8 +261,8 @@ def _sides(stream: Stream, storage: PlaceholderStorage) -> list[OwnedRows] | Non
     return _owned_rows(storage, static, indexed)
 
 
-def _calls(stream: Stream) -> Iterator[Recorded]:
-    return (entry for entries in stream.cores for entry in entries if isinstance(entry, Recorded))
+def _calls(stream: Stream) -> Iterator[RecordedCall]:
+    return (entry for entries in stream.cores for entry in entries if isinstance(entry, RecordedCall))
 
 
 def data_dependent_tensors(stream: Stream) -> DataDependent:

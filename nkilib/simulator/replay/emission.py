@@ -3,6 +3,9 @@
 
 """Conversion of recorded calls to work: the functions of the instructions run on tensors without memory.
 
+:func:`emit` returns the work of each core; :func:`cores_for` makes the cores on which the functions run.
+:func:`check_all_written` checks that a plan reads no element that nothing has written.
+
 Each function then emits its work (:class:`.work.Work`) instead of doing it.
 """
 
@@ -21,7 +24,7 @@ from ..terms.enums import MemoryRegion
 from ..terms.spec import DataNeeded
 from .data_dependence import DataDependent, OwnedRows
 from .key import Unplannable
-from .recorded import Entry, Gathered, Guarded, PlaceholderStorage, Recorded, Stored, Stream, placeholder_of, views_in
+from .stream import Entry, Gathered, Guarded, PlaceholderStorage, RecordedCall, Stored, Stream, placeholder_of, views_in
 from .work import Action, Check, Elementwise, Meeting, Move, Product, Reduced, Ref, Store, Whole, Work
 
 
@@ -34,7 +37,7 @@ def cores_for(stream: Stream) -> list[Core]:
     return cores
 
 
-def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
+def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
     """Mark the elements that an instruction writes as written, unless its function does so.
 
     Args:
@@ -58,7 +61,7 @@ def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
                 raise Unplannable("the data decide which elements of PSUM it writes")
 
 
-def check_written(ref: Ref) -> None:
+def check_all_written(ref: Ref) -> None:
     """Check that instructions have written all of these elements: in a plan, unwritten ones have arbitrary values.
 
     Raises:
@@ -92,7 +95,7 @@ class _Emission:
         else:
             self._take_call(core, entry)
 
-    def _take_call(self, core: Core, entry: Recorded) -> None:
+    def _take_call(self, core: Core, entry: RecordedCall) -> None:
         definition = entry.definition
         is_meeting = entry.is_meeting and core.launch.cores > 1
         for operand in entry.indirect:
@@ -120,7 +123,7 @@ class _Emission:
                     Action.of(operand.scatter, (), (operand.elements, operand.index), (operand.base,), may_refuse=True)
                 )
 
-    def _check_sides(self, entry: Recorded) -> None:
+    def _check_sides(self, entry: RecordedCall) -> None:
         """Emit checks that row indices stay within the core's own rows, for tensors whose rows the cores divide."""
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(placeholder_of(view)), view.indirect_access
@@ -135,7 +138,7 @@ class _Emission:
         self._add(Action.of(operand.gather, (operand.elements,), (operand.base, operand.index), (), may_refuse=True))
         operand.elements.mark_written()
 
-    def _is_dependent(self, entry: Recorded) -> bool:
+    def _is_dependent(self, entry: RecordedCall) -> bool:
         """Tell whether an instruction has to run as it is because it touches a data-dependent tensor."""
         return bool(self._dependent) and any(placeholder_of(view) in self._dependent for view, _ in entry.tensors)
 
@@ -148,7 +151,7 @@ class _Emission:
             if ref.storage.region is MemoryRegion.shared_hbm:
                 self.shared_reads.append(ref)  # the other core may have written it
             else:
-                check_written(ref)
+                check_all_written(ref)
         self.works.append(work)
 
     def elementwise(
@@ -203,8 +206,8 @@ def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> lis
     emissions = [_emit_core(core, entries, dependent) for core, entries in zip(cores, stream.cores, strict=True)]
     for emission in emissions:
         for ref in emission.shared_reads:
-            check_written(ref)
+            check_all_written(ref)
     for view in views_in(stream.result):
         if placeholder_of(view) not in dependent.all:
-            check_written(Ref(view))
+            check_all_written(Ref(view))
     return [emission.works for emission in emissions]

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of each key of launches: its recordings, the plans made of these, and how its launches ran.
+"""The record of each key of launches: its recordings, and the plans made of these.
 
-A key has several plans where a launch depends on values that a plan checks. The numbers of keys and plans and the bytes
-of plans are bounded: those used longest ago are dropped first.
+:class:`Entries` has an :class:`Entry` for each key. A key has several plans where a launch depends on values that a
+plan checks. The numbers of keys and plans and the bytes of plans are bounded: those used longest ago are dropped first.
 
-:class:`Entries` has an :class:`Entry` for each key; :func:`replay_counts` tells how launches ran. What is recorded and
-planned is known by interfaces alone (:class:`Planner`).
+A :class:`Planner` records and plans. Entries know it, and its recordings, streams and plans, by interfaces alone:
+:class:`AnyRecording`, :class:`AnyStream`, :class:`AnyPlan`.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from ..launch.kernel import Kernel
+from .counts import TALLIES, Tally
 from .key import Candidate, ReplayFailed, Unplannable
 
 # The most keys, plans and bytes of plans that a process keeps.
@@ -43,131 +44,9 @@ MOST_FAILURES = 3
 MOST_RESTARTS, REPLAYS_WORTH_A_PLAN = 4, 8
 # Recordings that wait for an equal one, of all keys.
 MOST_WAITING = 8
-# Beyond this number names and reasons are counted together, so that a long process does not collect them for ever. Any
-# number that is larger than what a program has serves.
-MOST_KERNELS, MOST_REASONS = 1024, 16
-OTHERS = "(others)"
 
 
-@dataclass(frozen=True)
-class LaunchCounts:
-    """Counts of launches by how they ran.
-
-    Attributes:
-        as_today: launches that ran instruction by instruction and were not recorded.
-        recorded: launches that ran instruction by instruction and were recorded.
-        replayed: launches that ran from a plan.
-        planned: plans that were made.
-        failed: launches that had plans, none of which was valid for their values; they are counted in ``as_today`` or
-            ``recorded``, too.
-        reasons: by reason, the number of launches that were not replayed because of it; the first launches of a kernel
-            have none.
-    """
-
-    as_today: int = 0
-    recorded: int = 0
-    replayed: int = 0
-    planned: int = 0
-    failed: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.replayed} replayed, {self.recorded} recorded, {self.as_today} as without replay; "
-            f"{self.planned} plans made, {self.failed} failures"
-        )
-        return "".join([text, *(f"\n    {count} x {reason}" for reason, count in self.reasons.items())])
-
-
-@dataclass(frozen=True)
-class ReplayCounts:
-    """Counts of the launches of this process so far.
-
-    Attributes:
-        total: the counts over all kernels.
-        kernels: the counts by the kernel's name.
-    """
-
-    total: LaunchCounts
-    kernels: Mapping[str, LaunchCounts]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name}: {counts}" for name, counts in (*self.kernels.items(), ("total", self.total)))
-
-
-class Tally:
-    """A counter of the launches of one kernel."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._lock = Lock()
-
-    def add(self, outcome: str, reason: str = "") -> None:
-        """Count one more launch.
-
-        Args:
-            outcome: the field of :class:`LaunchCounts` to increase.
-            reason: why the launch was not replayed, if there is a reason.
-        """
-        with self._lock:
-            self._counts[outcome] += 1
-            if reason:
-                is_known = reason in self._reasons or len(self._reasons) < MOST_REASONS
-                self._reasons[reason if is_known else OTHERS] += 1
-
-    def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
-        """Add this tally's numbers to ``counts`` and ``reasons``."""
-        with self._lock:
-            counts.update(self._counts)
-            reasons.update(self._reasons)
-
-
-class Tallies:
-    """The tallies of all kernels, by name."""
-
-    def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
-        self._lock = Lock()
-
-    def of(self, kernel: str) -> Tally:
-        """Return the tally of a kernel."""
-        tally = self._tallies.get(kernel)
-        if tally is None:
-            with self._lock:
-                name = kernel if len(self._tallies) < MOST_KERNELS else OTHERS
-                tally = self._tallies.setdefault(name, Tally())
-        return tally
-
-    def so_far(self) -> ReplayCounts:
-        """Return the counts so far."""
-        counts: Counter[str] = Counter()
-        reasons: Counter[str] = Counter()
-        kernels = {}
-        for name, tally in sorted([*self._tallies.items()]):
-            own: Counter[str] = Counter()
-            own_reasons: Counter[str] = Counter()
-            tally.merge_into(own, own_reasons)
-            counts.update(own)
-            reasons.update(own_reasons)
-            kernels[name] = LaunchCounts(**own, reasons=dict(own_reasons))
-        return ReplayCounts(LaunchCounts(**counts, reasons=dict(reasons)), kernels)
-
-
-TALLIES = Tallies()
-
-
-def replay_counts() -> ReplayCounts:
-    """Return how many launches of this process were replayed so far, by kernel, and why others were not.
-
-    Example::
-
-        print(nkilib.simulator.replay_counts())
-    """
-    return TALLIES.so_far()
-
-
-class Stream(Protocol):
+class AnyStream(Protocol):
     """The instructions of a launch, without the data of its tensors."""
 
     @property
@@ -178,7 +57,7 @@ class Stream(Protocol):
         """Return how the instructions of another launch differ, in a few words; empty if they are the same."""
 
 
-class Recorded(Protocol):
+class AnyRecording(Protocol):
     """A launch that was recorded."""
 
     @property
@@ -186,7 +65,7 @@ class Recorded(Protocol):
         """The value that the kernel returned, in the form that the caller gets."""
 
     @property
-    def stream(self) -> Stream | None:
+    def stream(self) -> AnyStream | None:
         """The instructions of the launch; None if no plan can be made of them."""
 
     @property
@@ -198,7 +77,7 @@ class Recorded(Protocol):
         """The mistake of the recorder because of which no plan can be made, or None."""
 
 
-class Plan(Protocol):
+class AnyPlan(Protocol):
     """A plan that repeats a launch on the arrays of another launch with the same key."""
 
     @property
@@ -223,7 +102,7 @@ class Planner(Protocol):
         kwargs: dict[str, Any],
         candidate: Candidate,
         written: frozenset[int],
-    ) -> Recorded:
+    ) -> AnyRecording:
         """Run a launch and record it.
 
         ``written`` has the numbers of the argument arrays that launches with this key have written so far.
@@ -231,7 +110,7 @@ class Planner(Protocol):
         Raises what the launch raises and nothing else: a mistake of the recorder becomes an ``error``.
         """
 
-    def build(self, recorded: Any, candidate: Candidate) -> Plan:
+    def build(self, recorded: Any, candidate: Candidate) -> AnyPlan:
         """Return a plan of a launch that was recorded twice, the second time just now.
 
         Raises:
@@ -274,9 +153,9 @@ class Entry:
     tally: Tally
     lock: Lock = field(default_factory=Lock)
     used: int = 0
-    waiting: list[Stream] = field(default_factory=list)
+    waiting: list[AnyStream] = field(default_factory=list)
     recordings: int = 0
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[AnyPlan] = field(default_factory=list)
     failures: int = 0
     failures_in_a_row: int = 0
     replays: int = 0
@@ -327,7 +206,7 @@ class Entry:
             self.tally.add("failed")
         return None
 
-    def learn(self, recorded: Recorded, candidate: Candidate, planner: Planner) -> None:
+    def learn(self, recorded: AnyRecording, candidate: Candidate, planner: Planner) -> None:
         """Keep a recorded launch, or make a plan of it if it equals an earlier one.
 
         Raises:
@@ -377,7 +256,7 @@ class Entry:
         self.plans, self.waiting = [], []
         self.recordings = self.failures = self.failures_in_a_row = self.replays = 0
 
-    def _plan(self, recorded: Recorded, candidate: Candidate, planner: Planner) -> None:
+    def _plan(self, recorded: AnyRecording, candidate: Candidate, planner: Planner) -> None:
         plan = planner.build(recorded, candidate)
         if plan.nbytes > MOST_BYTES:
             raise Unplannable(f"its plan would take {plan.nbytes:,} bytes, more than {MOST_BYTES:,}")
@@ -449,7 +328,7 @@ class Entries:
                     entry.make_room()
 
     @property
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[AnyPlan]:
         """Yield all plans of all keys."""
         with self._lock:
             entries = [*self._entries.values()]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The key of a launch: everything that the instructions of a replayable kernel may depend on, except the data of its
-arrays. A kernel states that it is one with :func:`nkilib.nki.replayable`.
+"""The key of a launch: everything that the instructions of a replayable kernel may depend on, except its arrays' data.
 
-:func:`candidate_of` returns the key, or a :class:`Refusal` that says why a launch has none. With a key it may still not
-be replayed: :class:`Unplannable`, :class:`PlanError` and :class:`ReplayFailed` say why. None of these errors reaches a
-user: the launch then runs as without replay.
+- :func:`candidate_of`: the key, in a :class:`Candidate`, or a :class:`Refusal` that says why a launch has none. A
+  kernel states that it is replayable with :func:`nkilib.nki.replayable`;
+- :class:`Unplannable`, :class:`PlanError`, :class:`ReplayFailed`: why a launch with a key is not replayed. None of
+  these errors reaches a user: the launch then runs as without replay.
 
 The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
 type, and the items of a container its length. Objects that are compared by identity appear by ``id``. Whoever keeps the
@@ -36,8 +36,8 @@ from ..launch.arguments import as_numpy, is_array
 from ..launch.settings import Launchable
 from ..tensors.registers import DeviceInteger
 from ..tensors.view import View
-from ..terms.compilation import NKIObject
 from ..terms.dtypes import LOW_PRECISION, DType
+from ..terms.nki_object import NKIObject
 from ..terms.spec import Spec
 
 # The environment that a launch reads besides its options, here or in an instruction.

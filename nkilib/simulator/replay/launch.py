@@ -3,7 +3,10 @@
 
 """The choice of how a launch runs: from a plan, or instruction by instruction, with or without recording.
 
-:class:`Launches` chooses. :class:`Replay` is a plan with the value that its launch returns to the caller.
+- :class:`Launches`: chooses, for the launches of a process (:data:`LAUNCHES`);
+- :class:`LaunchPlanner`: records launches and makes plans of them; :class:`Replay`: a plan with the value that its
+  launch returns to the caller;
+- :func:`bits_of`, :func:`check_same_bits`: the comparison of a replayed launch with one that was run.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ from ..launch.settings import LaunchEnvironment
 from ..machine.observer import active_watchers
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from .entries import TALLIES, Entries, Entry, Planner
+from .counts import TALLIES
+from .entries import Entries, Entry, Planner
 from .key import Candidate, PlanError, Refusal, ReplayFailed, Unplannable, candidate_of
 from .plan import Arrays, Plan
-from .recorded import Stream, placeholder_of, views_in
 from .recorder import RecordedLaunch, record_launch
+from .stream import Stream, placeholder_of, views_in
 
 
 class _Left(NamedTuple):

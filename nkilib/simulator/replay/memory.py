@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..terms.layout import Layout
-from .recorded import Bytes, PlaceholderStorage
+from .stream import Bytes, PlaceholderStorage
 from .work import Elementwise, Ref, Work
 
 _FLOAT32 = np.dtype(np.float32)

@@ -3,6 +3,8 @@
 
 """``Plan``: the steps of a launch, to be run on the arrays of another launch of the same key.
 
+:class:`Plan` makes the work of the recorded instructions, reduces it by the passes, and has its steps built and run.
+
 The work of the cores between two barriers or exchanges is a round. In a round the cores run one after the other, or in
 parallel if that is faster.
 """
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.sync.cores import Parcel
+from ..engines.between_cores import Parcel
 from ..hardware.current import enter
 from ..machine.core import Core
 from ..machine.issue import Call
@@ -33,7 +35,7 @@ from .emission import cores_for, emit
 from .key import ReplayFailed, Unplannable
 from .memory import ARENAS, Memory, placed
 from .passes import grouped, with_sums, without_dead, without_loads, without_stores
-from .recorded import PlaceholderStorage, Stream, placeholder_of, views_in
+from .stream import PlaceholderStorage, Stream, placeholder_of, views_in
 from .work import Action, Check, Elementwise, Meeting, Sum, Whole, Work
 
 Arrays = list[npt.NDArray[Any]]

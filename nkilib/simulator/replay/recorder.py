@@ -31,7 +31,7 @@ from ..terms.enums import MemoryRegion
 from ..terms.errors import OutOfRangeError
 from ..terms.layout import Layout
 from .key import Unplannable
-from .recorded import Entry, Gathered, Guarded, Indexed, Label, PlaceholderStorage, Recorded, Stored, Stream
+from .stream import Entry, Gathered, Guarded, Indexed, Label, PlaceholderStorage, RecordedCall, Stored, Stream
 
 # Instructions that load a register or a scalar from a tensor, with the name of that operand.
 _LOADS = {"register_load": "src", "scalar_load": "src"}
@@ -85,7 +85,7 @@ class _CoreRecorder(Observer):
         for indirect in offsets:
             self._guard_offset(indirect, values)
         indirect = tuple(self._gathered(operand, values) for operand in call.indirect)
-        self.entries.append(Recorded(definition, tuple(map(self._taken, values)), call.engine, indirect))
+        self.entries.append(RecordedCall(definition, tuple(map(self._taken, values)), call.engine, indirect))
 
     def _gathered(self, operand: IndirectOperand, values: list[Any]) -> Gathered:
         """Return the record of an operand whose elements are gathered before the instruction runs."""

@@ -3,7 +3,10 @@
 
 """Pieces of work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs.
 
-Each is a :class:`Work`; :func:`blocks_for` divides row-wise work into blocks of rows.
+- :class:`Work`: a piece, from :class:`Elementwise` to :class:`Store`; :class:`Ref`: elements that it reads or writes;
+- :class:`Meeting`: an instruction at which both cores synchronise;
+- :func:`blocks_for`, :func:`needs_all_rows`, :func:`row_count_of`, :func:`width_of`, :func:`is_large`: how row-wise
+  work is divided into blocks of rows.
 """
 
 from __future__ import annotations
@@ -15,14 +18,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..engines.elementwise import blocks_of_rows
+from ..engines.rowwise import blocks_of_rows
 from ..memory.deferred import Rectangle, rectangle_of
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.dtypes import DType
 from ..terms.enums import HBM, ON_CHIP
 from ..terms.layout import Layout, extent, reshape_strides
-from .recorded import Guarded, PlaceholderStorage, Recorded, Stored, placeholder_of
+from .stream import Guarded, PlaceholderStorage, RecordedCall, Stored, placeholder_of
 
 
 class Ref:
@@ -124,7 +127,7 @@ class Work:
 
 @dataclass(eq=False)
 class Elementwise(Work):
-    """The computation of results element by element, as ``compute`` in engines/elementwise.py does it.
+    """The computation of results element by element, as ``compute`` in engines/rowwise.py does it.
 
     Attributes:
         dst: the elements that receive the results.
@@ -158,7 +161,7 @@ class Elementwise(Work):
 
 @dataclass(eq=False)
 class Reduced(Work):
-    """The reduction of each row of a tile to a few numbers, as ``reduce_rows`` in engines/elementwise.py does it."""
+    """The reduction of each row of a tile to a few numbers, as ``reduce_rows`` in engines/rowwise.py does it."""
 
     dst: Ref
     tile: Ref
@@ -202,7 +205,7 @@ class Action(Work):
 
 @dataclass(eq=False)
 class Move(Work):
-    """A copy of elements to as many elements, cast if their types differ; see ``move`` in engines/dma/endpoints.py."""
+    """A copy of elements to as many elements, cast if their types differ; see ``move`` in engines/dma_endpoints.py."""
 
     dst: Ref
     src: Ref
@@ -307,7 +310,7 @@ def everything(storage: PlaceholderStorage) -> Rectangle:
 class Whole(Work):
     """An instruction whose function runs as it is in every replay, on the plan's memory."""
 
-    call: Recorded
+    call: RecordedCall
     is_pure: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -365,7 +368,7 @@ def needs_all_rows(work: Elementwise) -> bool:
     return False
 
 
-def rows_of(work: Work) -> int:
+def row_count_of(work: Work) -> int:
     """Return the number of rows of row-wise work, one for each partition."""
     return work.tile.rows if isinstance(work, Reduced) else work.writes[0].rows
 
@@ -387,4 +390,4 @@ def blocks_for(rows: int, width: int) -> list[slice]:
 
 def is_large(work: Work) -> bool:
     """Tell whether row-wise work runs in several blocks of rows."""
-    return len(blocks_for(rows_of(work), width_of(work))) > 1
+    return len(blocks_for(row_count_of(work), width_of(work))) > 1

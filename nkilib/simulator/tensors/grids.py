@@ -3,6 +3,9 @@
 
 """``NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``: a tensor divided into tiles, or into blocks of tiles.
 
+:func:`tile_grid_of` divides a tensor. A grid has an :class:`Axis` for each dimension: :func:`dense_axes` of a tensor,
+:func:`packed_axes` of memory on chip in which whole tiles lie side by side (:func:`packed_shape`).
+
 A grid is a view: making or indexing one takes no memory, copies nothing and issues no instruction. Only ``data``
 is a tensor, for instructions.
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
 
 
-class Span(NamedTuple):
+class AxisSpan(NamedTuple):
     """All selected elements of an :class:`Axis`, as one dimension of an access pattern.
 
     Attributes:
@@ -136,18 +139,18 @@ class Axis:
         """Return whether the elements of the axis, the first one of an on-chip grid, lie in successive partitions."""
         return self.is_tiled and (len(self.tiles) < 2 or self.outer % self.inner == 0)
 
-    def span(self) -> Span | None:
+    def span(self) -> AxisSpan | None:
         """Return all selected elements as one dimension of an access pattern; None if they are not equally spaced."""
         if not self.tiles:
-            return Span(0, self.inner, 0)
+            return AxisSpan(0, self.inner, 0)
         offset = self.tiles[0] * self.outer
         if len(self.tiles) == 1:
-            return Span(self.elements, self.inner, offset)
+            return AxisSpan(self.elements, self.inner, offset)
         if not isinstance(self.tiles, range):
             return None
         step = self.tiles.step * self.outer
         if self.tile == 1 or step == self.inner * self.tile:
-            return Span(self.elements, step // self.tile, offset)
+            return AxisSpan(self.elements, step // self.tile, offset)
         return None
 
     def _elements_of(self, tiles: Sequence[int]) -> int:

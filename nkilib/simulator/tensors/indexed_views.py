@@ -3,6 +3,9 @@
 
 """Views of a part of a tensor: ``t[...]``, ``slice``, ``select``, and the dynamic ``vector_select`` and ``indirect``.
 
+- :class:`IndexedViews`: these methods of ``NkiTensor``;
+- :class:`DynamicSlice`: ``nl.ds``; :func:`checked_scalar_index`: an index that is read at run time.
+
 Sources: docstrings of the methods; ``nki/get-started/nki-language-guide.rst`` (Tensor Indexing) and
 ``nki/guides/architecture/trainium3_arch.rst`` (SBUF/PSUM indirect access).
 """

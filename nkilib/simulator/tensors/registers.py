@@ -3,7 +3,10 @@
 
 """Integers that only the device knows, for loops and dynamic addresses: ``VirtualRegister`` and ``NkiScalar``.
 
-A register can be written again and Python cannot compute with it; a scalar is immutable and has arithmetic.
+- :class:`VirtualRegister`: can be written again, and Python cannot compute with it; :class:`LoadedFloat` is what one
+  holds that was loaded with a float;
+- :class:`NkiScalar`: is immutable and has arithmetic; :func:`check_scalar_type` checks its type;
+- :func:`int32_of`: the integer that either of them (:data:`DeviceInteger`) holds; :func:`wrap_integer`: 32 bits of one.
 
 Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow),
 ``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops); pages of
@@ -23,9 +26,9 @@ import numpy as np
 
 from ..hardware.current import current_scope, is_abstract_launch, is_traced
 from ..terms.argument_checks import is_integer
-from ..terms.compilation import NKIObject
 from ..terms.dtypes import DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import CORE, is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
 
@@ -215,6 +218,10 @@ def _wrapped(value: int, dtype: DType) -> int:
     """Return the low bits of ``value``, as many as the type has, as a signed number."""
     span = 1 << (8 * dtype.itemsize)
     return (value + span // 2) % span - span // 2
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.generic | NkiScalar | VirtualRegister)
 
 
 class NkiScalar(NKIObject):
@@ -449,7 +456,3 @@ def check_scalar_type(name: str, dtype: DType) -> None:
         same = dtype.kind == "uint" and dtype.itemsize == int32.itemsize
         remedy = f"; view it as nl.{signed}" if same else "; cast it to nl.int32 with nisa.tensor_copy"
         raise NkiValidationError(f"operand {name!r} must be a tensor of int32 or int64, got one of {dtype}{remedy}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.generic | NkiScalar | VirtualRegister)

@@ -3,6 +3,8 @@
 
 """Views of all elements of a tensor in another shape, order or type, and views by an access pattern (``ap``).
 
+:class:`ReshapedViews` and :class:`AccessPatterns` are these methods of ``NkiTensor``.
+
 Sources: docstrings of the methods of ``NkiTensor``; ``nki/deep-dives/nki-aps.rst`` for ``ap``.
 """
 

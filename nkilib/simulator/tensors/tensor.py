@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI. Only assignment moves data.
+"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI, with the operators of Python that it refuses.
+
+- :class:`NkiTensor`: the tensor, with its text as numpy prints it. Only assignment moves data;
+- :class:`PythonOperators`: its base, which refuses to compute and names the instruction to use;
+- :class:`OutsideTensor`: a view whose pattern leaves its tensor: it may be made, but not used.
 
 Source: ``nki/api/nki/language/__init__.py`` (class NkiTensor), ``nki/get-started/nki-language-guide.rst`` (Tensor
 Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documentation.
@@ -17,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.compilation import NKIObject
 from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.enums import HBM, MemoryRegion, as_region
 from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeError, TensorTypeError
 from ..terms.layout import Layout, dense
+from ..terms.nki_object import NKIObject
 from ..terms.other_names import NUMPY_NAMES
 from .registers import DeviceInteger
 from .reshaped_views import AccessPatterns

@@ -3,9 +3,11 @@
 
 """``View``, the base of every tensor: a layout (shape, strides, offset) of a storage, a type, and questions about both.
 
-``Indirect`` is the part of an address that is read at run time. Functions tell in which partitions a view on chip lies
-or may start. ``NkiTensor`` in ``tensor.py`` adds the views that kernels make: by indexing (``indexed_views.py``), by
-reshaping and by an access pattern (``reshaped_views.py``).
+- :class:`View`: ``NkiTensor`` in ``tensor.py`` adds the views that kernels make, by indexing (``indexed_views.py``), by
+  reshaping and by an access pattern (``reshaped_views.py``);
+- :class:`Indirect`: the part of an address that is read at run time;
+- :func:`partition_in_storage`, :func:`placed_partition`, :func:`assumed_partition`: the partition in which a view on
+  chip starts; :func:`allowed_starts`, :func:`possible_starts`: those in which it may.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.compilation import NKIObject
 from ..terms.descriptions import describe_tensor, first_and_last
 from ..terms.dtypes import DType
 from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..terms.layout import Layout, is_dense
+from ..terms.nki_object import NKIObject
 from ..terms.spec import DataNeeded
 from .registers import DeviceInteger
 

@@ -8,9 +8,10 @@
 - ``layout``: arithmetic on shapes and strides;
 - ``spec``: shapes without data, and the signals that data is needed;
 - ``scopes``: the launch, the core and the iterations of loops to which a tensor belongs;
-- ``compilation``: compiler settings, and the base of NKI's classes;
-- ``argument_checks``: checks of arguments, and of calls against a signature;
-- ``public_names``: the public functions by Python's names, and errors for calls that Python refused;
+- ``compilation``: compiler settings;
+- ``nki_object``: the base of the classes of NKI;
+- ``argument_checks``: checks of the values of arguments;
+- ``calls``: errors for calls that do not fit a signature;
 - ``descriptions``: the words for tensors, other values and elements in messages;
 - ``errors``, ``tracebacks``: errors, their location in the kernel, and their tracebacks;
 - ``other_names``: names of older releases and other libraries, with what to use instead.

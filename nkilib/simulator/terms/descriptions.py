@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The words by which messages describe tensors, other values and elements."""
+"""The words by which messages describe tensors, other values and elements.
+
+:func:`describe_tensor`, :func:`describe_foreign_value` and :func:`first_and_last` (of a mask of elements) return them.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 
 """Data types of NKI: their names, how the simulator stores them, and numpy arrays of the packed types.
 
+- :class:`DType`: a type, as ``bool_`` to ``float4_e2m1fn_x4``; ``FLOATS`` and others: sets of them; :func:`as_dtype`:
+  the type that a string, numpy or torch names;
+- :data:`ARRAY_TYPES`, :func:`packed`, :func:`words_of`, :func:`register_packed_types`: arrays of the packed types,
+  whose words hold several elements.
+
 Source of the names and widths: table "Supported Data Types" of the NKI documentation (``nki/api/nki.api.shared.rst``).
 """
 
@@ -15,6 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ArgumentTypeError
+
+
+def _named(name: str) -> DType:
+    return _BY_NAME[name]
 
 
 class DType(str):
@@ -112,10 +121,6 @@ COPYABLE: frozenset[DType] = frozenset(ALL_DTYPES)
 LOW_PRECISION: frozenset[DType] = frozenset({bfloat16, float8_e4m3, float8_e4m3fn, float8_e5m2})
 
 _BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
-
-
-def _named(name: str) -> DType:
-    return _BY_NAME[name]
 
 
 def _foreign_name(value: Any) -> str:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The enumerations of ``nki.isa``, with the documented values, and the memory regions of ``nki.language``."""
+"""The enumerations of ``nki.isa``, with the documented values, and the memory regions of ``nki.language``.
+
+- :class:`engine` (:data:`Engine` in this package) to :class:`dependency`: the enumerations of ``nki.isa``;
+- :class:`MemoryRegion`, :func:`as_region`, :func:`is_hbm`, :func:`is_on_chip`, :func:`is_psum`, :func:`is_sbuf`: the
+  regions, and :data:`ON_CHIP` and :data:`HBM`, sets of them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The errors that the simulator raises, and their location in the user's kernel."""
+"""The errors that the simulator raises, and their location in the user's kernel.
+
+- :class:`NkiValidationError` to :class:`CoreAbortedError`: the errors, most of them rules that a kernel broke;
+- :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: the line of the kernel;
+- :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: put it into a
+  message.
+"""
 
 from __future__ import annotations
 
@@ -149,6 +155,11 @@ class CoreAbortedError(BaseException):
 _KNOWN: dict[str, bool] = {}
 
 
+def _is_standard(file: str) -> bool:
+    """Return whether a file is part of the standard library."""
+    return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
+
+
 def is_library(frame: FrameType) -> bool:
     """Return whether ``frame`` runs a function of the simulator, of numpy or of the standard library."""
     file = frame.f_code.co_filename
@@ -158,11 +169,6 @@ def is_library(frame: FrameType) -> bool:
         return is_named or file.startswith(_WITHOUT_FILE)
     _KNOWN[file] = is_named or _is_standard(file)
     return _KNOWN[file]
-
-
-def _is_standard(file: str) -> bool:
-    """Return whether a file is part of the standard library."""
-    return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
 
 
 def kernel_frame() -> FrameType | None:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements, without data."""
+"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements, without data.
+
+- :class:`Layout`, :func:`dense`, :func:`dense_form`, :func:`row_major_strides`: a layout, and that of a new tensor;
+- :func:`extent`, :func:`is_dense`, :func:`has_repeats`: questions about one;
+- :func:`reshape_strides`: the strides of the same elements in another shape.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ def dense(shape: Shape) -> Layout:
     return Layout(shape, row_major_strides(shape), 0)
 
 
-class Form(NamedTuple):
+class DenseForm(NamedTuple):
     """Values that follow from the shape of a dense tensor.
 
     Attributes:
@@ -55,10 +60,10 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=_MOST_SHAPES)
-def form_of(shape: Shape) -> Form:
+def dense_form(shape: Shape) -> DenseForm:
     """Return the layout and the sizes of a dense tensor of ``shape``, computed once for all tensors of that shape."""
     sizes = tuple(map(int, shape))  # True is a size too, and equals 1
-    return Form(dense(sizes), prod(sizes), prod(sizes[1:]))
+    return DenseForm(dense(sizes), prod(sizes), prod(sizes[1:]))
 
 
 def extent(layout: Layout) -> tuple[int, int]:
@@ -84,22 +89,6 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-@lru_cache(maxsize=_MOST_SHAPES)
-def has_repeats(shape: Shape, strides: Shape) -> bool:
-    """Return whether a layout of this shape holds an element at two indices, as with a stride of 0."""
-    if 0 in shape:
-        return False
-    steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
-    for place, (stride, size) in enumerate(steps):
-        smaller = steps[place + 1 :]
-        if stride == 0:
-            return True
-        farthest = min(size - 1, _reach(smaller) // stride)
-        if any(_leads(smaller, count * stride) for count in range(1, farthest + 1)):
-            return True
-    return False
-
-
 def _reach(steps: Sequence[tuple[int, int]]) -> int:
     return sum(stride * (size - 1) for stride, size in steps)
 
@@ -118,6 +107,22 @@ def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
     rest = _reach(smaller)
     fewest, most = max(-((rest - distance) // stride), 1 - size), min((distance + rest) // stride, size - 1)
     return any(_leads(smaller, distance - count * stride) for count in range(fewest, most + 1))
+
+
+@lru_cache(maxsize=_MOST_SHAPES)
+def has_repeats(shape: Shape, strides: Shape) -> bool:
+    """Return whether a layout of this shape holds an element at two indices, as with a stride of 0."""
+    if 0 in shape:
+        return False
+    steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
+    for place, (stride, size) in enumerate(steps):
+        smaller = steps[place + 1 :]
+        if stride == 0:
+            return True
+        farthest = min(size - 1, _reach(smaller) // stride)
+        if any(_leads(smaller, count * stride) for count in range(1, farthest + 1)):
+            return True
+    return False
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:

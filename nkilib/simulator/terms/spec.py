@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Shapes without data: a kernel runs its control flow, its checks and its costs, and computes nothing."""
+"""Shapes without data (:func:`spec`), and the signals of instructions that need the values which are not there.
+
+- :class:`Spec`: a shape and a type in place of an array. A kernel on it runs its control flow, its checks and its
+  costs, and computes nothing;
+- :class:`DataNeeded`: the signal that values of a tensor without data are needed; :class:`ValuesWanted`: that they
+  depend on values that a launch with ``skip_arithmetic`` has left out.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tracebacks of errors that leave a launch: they show the frames of the user's code, without those of the simulator."""
+"""Tracebacks of errors that leave a launch: they show the frames of the user's code, without those of the simulator.
+
+- :func:`shortened`: the error with such a traceback; :func:`is_fault`: whether it shows a fault of the simulator;
+- :func:`misuse_of`: the error to raise instead, where a wrong call of a function of NKI has caused it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import os
 from types import FrameType, TracebackType
 
 from .argument_checks import wrong_value
+from .calls import PUBLIC_NAMES, wrong_call_in
 from .errors import ArgumentTypeError, NkiValidationError, UncomputedError, is_library
-from .public_names import PUBLIC_NAMES, wrong_call_in
 
 # The environment variable that shows all frames, and the value that it must have.
 VARIABLE = "NKILIB_TRACEBACK"
@@ -20,6 +24,53 @@ _DIRECTORY = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _PACKAGE = __name__.rpartition(".terms")[0]
 # Exceptions that the simulator raises to tell the user something. Another one that arises in its code is a fault there.
 _MEANT = (NkiValidationError, NotImplementedError, UncomputedError, Warning, MemoryError, RecursionError, OSError)
+
+
+def _is_simulators(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith("<"):  # code that a dataclass makes, for instance
+        return f"{frame.f_globals.get('__name__', '')}.".startswith(f"{_PACKAGE}.")
+    return file.startswith(_DIRECTORY)
+
+
+def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
+    """Return for each entry whether its frame is the user's: neither the simulator's nor a library's that it called.
+
+    Args:
+        entries: the entries of a traceback, the outermost one first.
+        is_inside: whether the simulator has called the first one.
+    """
+    are_users = []
+    for entry in entries:
+        is_inside = _is_simulators(entry.tb_frame) or (is_inside and is_library(entry.tb_frame))
+        are_users.append(not is_inside)
+    return are_users
+
+
+def _entries(traceback: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _is_internal(error: BaseException) -> bool:
+    """Return whether the simulator has raised and caught an exception by itself."""
+    return not any(_are_users(_entries(error.__traceback__), False))
+
+
+def _shorten(error: BaseException, is_whole: bool) -> None:
+    while error.__context__ is not None and _is_internal(error.__context__):
+        error.__context__ = error.__context__.__context__
+    if is_fault(error):
+        return
+    kept = None
+    entries = _entries(error.__traceback__)
+    for entry, is_users in reversed([*zip(entries, _are_users(entries, is_whole), strict=True)]):
+        if is_users:
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = kept
 
 
 def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
@@ -76,50 +127,3 @@ def misuse_of(error: Exception) -> ArgumentTypeError | None:
         if wrong is not None:
             wrong.__suppress_context__ = True
     return None if wrong is None else wrong.with_traceback(error.__traceback__)
-
-
-def _shorten(error: BaseException, is_whole: bool) -> None:
-    while error.__context__ is not None and _is_internal(error.__context__):
-        error.__context__ = error.__context__.__context__
-    if is_fault(error):
-        return
-    kept = None
-    entries = _entries(error.__traceback__)
-    for entry, is_users in reversed([*zip(entries, _are_users(entries, is_whole), strict=True)]):
-        if is_users:
-            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    error.__traceback__ = kept
-
-
-def _is_internal(error: BaseException) -> bool:
-    """Return whether the simulator has raised and caught an exception by itself."""
-    return not any(_are_users(_entries(error.__traceback__), False))
-
-
-def _entries(traceback: TracebackType | None) -> list[TracebackType]:
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    return entries
-
-
-def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
-    """Return for each entry whether its frame is the user's: neither the simulator's nor a library's that it called.
-
-    Args:
-        entries: the entries of a traceback, the outermost one first.
-        is_inside: whether the simulator has called the first one.
-    """
-    are_users = []
-    for entry in entries:
-        is_inside = _is_simulators(entry.tb_frame) or (is_inside and is_library(entry.tb_frame))
-        are_users.append(not is_inside)
-    return are_users
-
-
-def _is_simulators(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    if file.startswith("<"):  # code that a dataclass makes, for instance
-        return f"{frame.f_globals.get('__name__', '')}.".startswith(f"{_PACKAGE}.")
-    return file.startswith(_DIRECTORY)

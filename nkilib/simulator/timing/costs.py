@@ -3,6 +3,9 @@
 
 """Costs of instructions for their engines, in cycles. Modelled, not measured.
 
+Each cost is a :data:`Cost`, a function of :class:`CostInputs`: from :func:`streamed` and :func:`assumed`, which serve
+many instructions, to :func:`transposed`, which serves one.
+
 The definition of an instruction names one of these costs beside its semantics. N stands for the number of elements in a
 partition of its largest tile; no instruction takes less than about 64 cycles. Sources: the "Estimated instruction cost"
 in older revisions of ``nki/api/nki/isa/__init__.py``, and the architecture guides (``nki/guides/architecture``). Costs
@@ -72,19 +75,6 @@ def assumed(*names: str) -> Cost:
     return lambda call: max(LEAST_CYCLES, call.parameters.other_cycles * call.elements(*names))
 
 
-def copied(*names: str) -> Cost:
-    """Return the cost of ``tensor_copy`` and ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
-
-    For N elements in a partition, a fast mode takes N/4 cycles from SBUF to SBUF if the elements of a row are
-    contiguous on both sides, and N/2 if they are not, or if they are and one side is in PSUM. Everything else takes N.
-    """
-
-    def cost(call: CostInputs) -> float:
-        return max(LEAST_CYCLES, call.elements(*names) * _fast_share(call, call.tiles(*names)))
-
-    return cost
-
-
 def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
     is_vector = call.engine is Engine.vector and call.generation.timing.has_fast_vector_modes
     if not is_vector or not all(tile.dtype in FAST_TYPES for tile in tiles):
@@ -96,6 +86,19 @@ def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
     if not in_psum:
         return 0.25 if has_runs else 0.5
     return 0.5 if in_psum == 1 and has_runs else 1.0
+
+
+def copied(*names: str) -> Cost:
+    """Return the cost of ``tensor_copy`` and ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
+
+    For N elements in a partition, a fast mode takes N/4 cycles from SBUF to SBUF if the elements of a row are
+    contiguous on both sides, and N/2 if they are not, or if they are and one side is in PSUM. Everything else takes N.
+    """
+
+    def cost(call: CostInputs) -> float:
+        return max(LEAST_CYCLES, call.elements(*names) * _fast_share(call, call.tiles(*names)))
+
+    return cost
 
 
 # The operators that ``tensor_tensor`` runs at twice the rate in 16-bit floats.

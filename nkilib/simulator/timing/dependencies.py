@@ -4,7 +4,8 @@
 """The accesses to a storage for which later instructions have to wait, and the record that holds them.
 
 The record of a storage, :class:`Tracked`, has the accesses to a tile (:class:`TileUses`) or to a tensor in HBM
-(:class:`HbmUses`) by the parts that were accessed: each part is a :class:`Place`.
+(:class:`HbmUses`) by the parts that were accessed: each part is a :class:`Place`, which knows when its accesses are
+:class:`Done`. :func:`tracked` makes the record.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 - :class:`Queue` and :func:`queue_of`: the queue of a transfer, and :func:`between_triggers_ns`, how fast it triggers;
 - :func:`engine_times`: the time that each engine works on a transfer, of two ends (:class:`Side`);
-- :class:`DmaEngines`: when the engines of a core are busy.
+- :class:`DmaEngines`: when the engines of a core are busy (:class:`BusyTimes`) with the transfers (:class:`DmaWork`).
 
 A transfer is moved row by row. A row is a run of bytes that is contiguous on both sides, and takes an engine a least
 time whatever its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).

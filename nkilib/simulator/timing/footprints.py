@@ -3,6 +3,10 @@
 
 """The footprints of views: their form, the bytes of a storage that they occupy, and whether two of them share a byte.
 
+- :class:`Footprint`: the form and the bytes of a view; :data:`views_of` returns the :class:`Views` that have them;
+- :class:`Form`, :func:`form_of`: the form; :class:`OccupiedBytes`, :func:`part_of`: the bytes; :class:`Reach`: those
+  that a view may have if its address is read at run time.
+
 A kernel makes the same few views again and again, so each is described once: equal forms, parts and footprints are one
 object, looked up by the view's layout.
 """

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""An instruction that is not on the timeline yet, and the properties that all instructions of its kind share.
+"""Instructions for the model of time: the properties that all of a kind share, and the calls that have no time yet.
 
-The first is a :class:`PendingInstruction`, the second an :class:`InstructionKind`. Neither refers to a tensor, because
-that would keep the tensor's data alive.
+- :class:`InstructionKind`: the properties that instructions of one name on tensors of one form share: their engine,
+  their cycles, or their queue and work for the DMA engines; :class:`InstructionKinds`, which :func:`kinds_for` returns,
+  works out each of them once;
+- :class:`PendingInstruction`: one call that is not on the timeline yet, with its tensors (:data:`TensorAccess`,
+  :data:`IndirectAccess`);
+- :class:`Roles`, by :func:`roles_of`: which parameters of an instruction are its tensors, and which decide its kind.
+
+None of them refers to a tensor itself, because that would keep the tensor's data alive.
 """
 
 from __future__ import annotations
@@ -30,8 +36,9 @@ DECIDING = frozenset({"op", "op0", "op1", "value", "perf_mode", "reduce_cmd", "d
 # A parameter that takes a list of tensors; these are no operands.
 _LIST_OF_TENSORS = "srcs"
 
+# How many kinds, pieces of work and sets of assumptions are remembered.
 _KEPT = 16384
-_KEPT_MODELS = 8
+_KEPT_ASSUMPTIONS = 8
 
 
 class Roles(NamedTuple):
@@ -142,11 +149,11 @@ class InstructionKinds:
         try:
             kind = self._known.get(key)
         except TypeError:  # a value without a hash
-            return self._made(definition, engine, forms, deciding, address, indirect)
+            return self._worked_out(definition, engine, forms, deciding, address, indirect)
         if kind is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            kind = self._known[key] = self._made(definition, engine, forms, deciding, address, indirect)
+            kind = self._known[key] = self._worked_out(definition, engine, forms, deciding, address, indirect)
         return kind
 
     def queue(self, values: Mapping[str, Any], address: Address, to_chip: bool, is_transpose: bool = False) -> Queue:
@@ -178,7 +185,7 @@ class InstructionKinds:
             moving = self._moving[key] = kind._replace(work=work)
         return moving
 
-    def _made(
+    def _worked_out(
         self,
         definition: Definition,
         engine: Engine,
@@ -218,27 +225,27 @@ class InstructionKinds:
         return self.parameters.table_of(function) if function else ""
 
 
-_MODELS: list[InstructionKinds] = []
+_KINDS: list[InstructionKinds] = []
 
 
 def kinds_for(generation: Generation, parameters: ModelParameters) -> InstructionKinds:
     """Return the kinds that all launches on this generation and with these assumptions share."""
-    for kinds in _MODELS:
+    for kinds in _KINDS:
         if kinds.generation is generation and kinds.parameters == parameters:
             return kinds
     kinds = InstructionKinds(generation, parameters)
-    _MODELS.insert(0, kinds)
-    del _MODELS[_KEPT_MODELS:]
+    _KINDS.insert(0, kinds)
+    del _KINDS[_KEPT_ASSUMPTIONS:]
     return kinds
 
 
 # A tensor: its storage, its layout and its type; and if its address is read at run time, the range of the address and
 # the tensor that it is read from.
-Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
+TensorAccess = tuple[Tracked, Layout, DType, Reach | None, "TensorAccess | None"]
 
 # Tensor indirection: the index that it reads, the tensor that it chooses from, whether it writes there, and the name of
 # the operand.
-Indirection = tuple[Access, Access, bool, str]
+IndirectAccess = tuple[TensorAccess, TensorAccess, bool, str]
 
 
 class PendingInstruction:
@@ -252,7 +259,7 @@ class PendingInstruction:
         label: the argument ``name=`` of the call.
         operands: the tensors, in the order of the roles; None where a parameter is no tensor.
         deciding: the values of the parameters of :data:`DECIDING`, in the order of the roles.
-        besides: for each operand with tensor indirection, see :data:`Indirection`.
+        besides: for each operand with tensor indirection, see :data:`IndirectAccess`.
         met_ns: for a barrier or an exchange, when the last core came to it.
         code, position: the code object of the kernel and the bytecode offset that issued it.
         constants: the values of its parameters that are no tensors, where a pass asks for them; else empty.
@@ -286,9 +293,9 @@ class PendingInstruction:
         roles: Roles,
         engine: Engine,
         label: str | None,
-        operands: Sequence[Access | None],
+        operands: Sequence[TensorAccess | None],
         deciding: Sequence[Any],
-        besides: Sequence[Indirection],
+        besides: Sequence[IndirectAccess],
         met_ns: float | None,
         code: CodeType | None,
         position: int,

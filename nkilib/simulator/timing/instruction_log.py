@@ -4,7 +4,8 @@
 """The log of the instructions of a core: a note of each, kept in little memory, and events made from the notes.
 
 :class:`InstructionLog` keeps the notes, and those of iterations that only repeat others are made on request.
-:func:`events_of` makes an :class:`Event` of each note.
+:func:`events_of` makes an :class:`Event` of each note. A :class:`Repeat` stands for iterations that were not run, and
+:class:`Lines` finds the lines of the kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Assumptions of the model of time, each with a name, a default and a note."""
+"""Assumptions of the model of time, each with a name, a default and a note.
+
+:class:`ModelParameters` has them; :data:`AS_ISSUED` are those of the first version of the model, in which every
+instruction runs where the kernel issues it.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 
 """Detection of loops whose iterations only repeat the previous ones, some time later.
 
+:class:`Watch` follows the iterations of one run of a loop, and finds a :class:`Period`.
+
 Every time on the timeline is the maximum of some other times, plus a constant. Suppose that two periods of iterations
 have come in a row in which each instruction starts and ends a fixed number of nanoseconds after the same instruction of
 the previous period, and that everything that later instructions can wait for has become later by as much or not at all.
@@ -19,7 +21,7 @@ import numpy as np
 
 from ..machine.loops import LONGEST_PERIOD
 from .dma import SAME_NS
-from .instruction import Access
+from .instruction import TensorAccess
 from .instruction_log import InstructionLog, Repeat
 from .timeline import Marks, Timeline
 
@@ -54,7 +56,25 @@ class _End(NamedTuple):
 
 
 # The tensors of an instruction, and whether it writes them.
-Accesses = Sequence[tuple[Access, bool]]
+Accesses = Sequence[tuple[TensorAccess, bool]]
+
+
+def _of_repeat(repeat: Repeat, first: int) -> tuple[int, int, int, float]:
+    return repeat.first - first, repeat.end - first, repeat.times, round(repeat.ns, 3)
+
+
+def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, int, float]]:
+    return [_of_repeat(repeat, first) for repeat in log.repeats_in(first) if repeat.first < first + count]
+
+
+def _step(access: TensorAccess, another: TensorAccess) -> int | None:
+    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
+    (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
+    if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
+        return None
+    if (layout.shape, layout.strides) != (other_layout.shape, other_layout.strides):
+        return None
+    return layout.offset - other_layout.offset
 
 
 class Watch:
@@ -157,21 +177,3 @@ class Watch:
                     written.add(key)
         moving = {key for key, distances in steps.items() if distances != {0}}
         return not moving or (self._drains and all(len(steps[key]) == 1 for key in moving & written))
-
-
-def _step(access: Access, another: Access) -> int | None:
-    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
-    (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
-    if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
-        return None
-    if (layout.shape, layout.strides) != (other_layout.shape, other_layout.strides):
-        return None
-    return layout.offset - other_layout.offset
-
-
-def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, int, float]]:
-    return [_of_repeat(repeat, first) for repeat in log.repeats_in(first) if repeat.first < first + count]
-
-
-def _of_repeat(repeat: Repeat, first: int) -> tuple[int, int, int, float]:
-    return repeat.first - first, repeat.end - first, repeat.times, round(repeat.ns, 3)

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
-from ..machine.loops import Skip, Tally
+from ..machine.loops import IterationCounters, Skip
 from ..terms.enums import Engine, MemoryRegion
 from .dependencies import NOTHING, Done, HbmUses, Place, TileUses, Tracked
 from .dma import Address
 from .footprints import Footprint, Form
-from .instruction import Access, InstructionKind, PendingInstruction, kinds_for
+from .instruction import InstructionKind, PendingInstruction, TensorAccess, kinds_for
 from .instruction_log import InstructionLog
 from .parameters import NS_PER_US, ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for
@@ -116,7 +116,7 @@ class _Banks:
         return _Vacated(vacated) if vacated else None
 
 
-def _footprint(access: Access) -> Footprint:
+def _footprint(access: TensorAccess) -> Footprint:
     """Return the footprint of the part of a tensor that an instruction accesses."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach)
@@ -139,7 +139,7 @@ class Settling:
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
         self.untimed: Counter[str] = Counter()
-        self.tally = Tally(lambda: [self.hbm_read, self.hbm_written, self.untimed])
+        self.tally = IterationCounters(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
         self._kinds = kinds_for(generation, parameters)
         self._banks = _Banks() if parameters.reuses_psum_banks else None
@@ -163,13 +163,13 @@ class Settling:
         self.tally.repeat(skip)
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
-    def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
+    def arrival_at_barrier(self, engine: Engine, data: TensorAccess) -> float:
         """Return when the core comes to a barrier on ``data``."""
         writes: Places = []
         self._touch(data, writes)
         return self.timeline.arrival(engine, [], writes)
 
-    def arrival_at_exchange(self, src: Access, dst: Access, values: dict[str, Any]) -> float:
+    def arrival_at_exchange(self, src: TensorAccess, dst: TensorAccess, values: dict[str, Any]) -> float:
         """Return when the core is ready to swap tiles with the other core."""
         reads: Places = []
         writes: Places = []
@@ -297,7 +297,7 @@ class Settling:
         kind = self._kinds.moving(kind, work)
         return kind, self.timeline.transfer(instruction.number, kind.queue, work, reads, writes, met_ns)
 
-    def _touch(self, access: Access, places: Places) -> Footprint:
+    def _touch(self, access: TensorAccess, places: Places) -> Footprint:
         """Add a tensor to ``places``, those that an instruction reads or those that it writes."""
         known = access[0]
         footprint = _footprint(access)

@@ -3,6 +3,10 @@
 
 """The model of time of one core: in-order streams of instructions, one for each engine, and the DMA engines.
 
+- :class:`Timeline`: the times at which the engines and queues of the core are busy, with its :class:`Marks`;
+- :class:`Span`: the start and end of an engine's work on an instruction; :class:`Cause`, with its kind
+  (:class:`Waited`): what it waited for. :class:`Causes` keeps one object of equal causes.
+
 An instruction starts when its engine is free and the parts of tensors that it reads or overwrites are ready. A transfer
 starts when its queue may trigger it; its rows then pass through the DMA engines, each of which serves eight partitions.
 Modelled, not measured: see docs/explanation/performance_model.md.

@@ -3,6 +3,9 @@
 
 """The traces of launches to profile: the instructions of each core, which are put on its timeline many at a time.
 
+:class:`Trace` observes one core; :func:`collecting` puts the traces of the launches of a ``with`` block into a
+:class:`Collection`.
+
 While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
 instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches.
 """
@@ -28,7 +31,7 @@ from ..terms.errors import kernel_frame
 from ..terms.scopes import CORE
 from .dependencies import HbmUses, Tracked, tracked
 from .footprints import Reach
-from .instruction import Access, Indirection, PendingInstruction, roles_of
+from .instruction import IndirectAccess, PendingInstruction, TensorAccess, roles_of
 from .parameters import ModelParameters
 from .passes.registry import window_for
 from .repetition import Accesses, Period, Watch
@@ -76,7 +79,7 @@ class _Body:
         return self._loops[at]
 
 
-def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:
+def _accesses(operands: Sequence[TensorAccess | None], written: int, besides: Sequence[IndirectAccess]) -> Accesses:
     """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
     accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
     accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
@@ -119,7 +122,7 @@ class Trace(Observer):
         met_ns, self._met_ns = self._met_ns, None
         definition, values, known_of = call.definition, call.values, self._known
         roles = roles_of(definition)
-        operands: list[Access | None] = []
+        operands: list[TensorAccess | None] = []
         if definition.is_untimed:  # it waits for all of its tensors, and all wait for it
             operands += [self._access(view) for view in call.reads]
         for at in () if definition.is_untimed else roles.tensors:
@@ -277,7 +280,7 @@ class Trace(Observer):
     def ended(self) -> None:
         self.settle()
 
-    def _access(self, tensor: View) -> Access:
+    def _access(self, tensor: View) -> TensorAccess:
         """Return the properties of a tensor that the model needs."""
         known = self._tracked(tensor.storage)
         indirect = tensor.indirect_access
@@ -286,7 +289,7 @@ class Trace(Observer):
         index = self._access(indirect.index) if isinstance(indirect.index, View) else None
         return known, tensor.layout, tensor.dtype, Reach(indirect.kind, indirect.stride, indirect.limit), index
 
-    def _of_indirection(self, operand: IndirectOperand) -> Indirection:
+    def _of_indirection(self, operand: IndirectOperand) -> IndirectAccess:
         return self._access(operand.index), self._access(operand.base), operand.is_output, operand.name
 
     def _tracked(self, storage: Storage) -> Tracked:

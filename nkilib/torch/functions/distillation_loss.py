@@ -21,11 +21,17 @@ from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses import outputs
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean
 from nkilib.torch.losses.modules import LossModule
+from nkilib.torch.losses.temperatures import (
+    TEMPERATURES,
+    check_temperatures,
+    number_and_tensor,
+    temperatures_of_rows,
+)
 
 _BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
 _INT32 = 2**31
@@ -117,13 +123,20 @@ _LABELS: Final = Input("labels", is_optional=True)
 # For both distributions: minus the shift, and the sum of the exponentials after it.
 _SAVED: Final = ("moment", "student_shift", "student_sum", "teacher_shift", "teacher_sum")
 
+
+def _check_temperatures(call: Call) -> None:
+    """Reject temperatures out of range."""
+    check_temperatures(DISTILLATION, call, LEAST_TEMPERATURE, MOST_TEMPERATURE)
+
+
 _FORWARD: Final = register(
     Operator(
         "distillation_forward",
-        inputs=(*_LOGITS, _LABELS),
+        inputs=(*_LOGITS, _LABELS, TEMPERATURES),
         options=(DistillationOptions,),
         outputs=(Output("loss", depends_on=("student",)), *(Output(name) for name in _SAVED)),
         kernel=lambda: kernels.distillation_forward,
+        check_values=_check_temperatures,
         instead=DISTILLATION.instead,
     )
 )
@@ -131,11 +144,12 @@ _FORWARD: Final = register(
 _BACKWARD: Final = register(
     Operator(
         "distillation_backward",
-        inputs=(*_LOGITS, *(Input(name) for name in _SAVED), Input("grad_loss"), _LABELS),
+        inputs=(*_LOGITS, *(Input(name) for name in _SAVED), Input("grad_loss"), _LABELS, TEMPERATURES),
         options=(DistillationOptions,),
         outputs=(Output("grad_student", None, as_first),),
         kernel=lambda: kernels.distillation_backward,
         may_overwrite=True,
+        check_values=_check_temperatures,
         instead=DISTILLATION.instead,
     )
 )
@@ -166,7 +180,7 @@ def distillation_loss(
     teacher_logits: Tensor,
     *,
     labels: Tensor | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     direction: str = "forward",
     beta: float | None = None,
     ignore_index: int = -100,
@@ -192,7 +206,8 @@ def distillation_loss(
         student_logits: [..., V], bfloat16, float16 or float32.
         teacher_logits: logits of the same shape, in one of these types. The teacher gets no gradient.
         labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
-        temperature: T, from 1e-3 to 1e6.
+        temperature: T, from 1e-3 to 1e6. A number is a constant of the compiled kernel. A tensor has one for all
+            positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
         direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1, the weight of P in the mixture M; None: the divergence that ``direction`` names.
         ignore_index: an int32.
@@ -218,7 +233,10 @@ def distillation_loss(
         refuse_unknown(distillation_loss, unknown)
     chosen = checked_beta(DISTILLATION, direction, beta)
     _check(student_logits, teacher_logits, labels, reduction)
-    temperature, ignore_index = checked_numbers(DISTILLATION, temperature, ignore_index)
+    number, tensor = number_and_tensor(temperature)
+    number, ignore_index = checked_numbers(DISTILLATION, number, ignore_index)
+    positions = tuple(student_logits.shape[:-1])
+    temperatures = temperatures_of_rows(DISTILLATION, student_logits, tensor, positions)
     check_flags(DISTILLATION, temperature_squared=temperature_squared, inplace=inplace)
     if inplace:
         others = {"teacher_logits": teacher_logits, "labels": labels}
@@ -231,14 +249,15 @@ def distillation_loss(
         student_logits.reshape(-1, vocabulary),
         teacher_logits.detach().reshape(-1, vocabulary),
         rows_labels,
+        temperatures,
         beta=chosen,
-        temperature=temperature,
+        temperature=number,
         ignore_index=ignore_index,
     )
     if temperature_squared:
-        loss = loss * temperature**2
+        loss = loss * (number if temperatures is None else temperatures) ** 2
     counts = None if rows_labels is None else rows_labels != ignore_index
-    return reduced_divergence(loss, tuple(student_logits.shape[:-1]), counts, reduction)
+    return reduced_divergence(loss, positions, counts, reduction)
 
 
 class DistillationLoss(LossModule):

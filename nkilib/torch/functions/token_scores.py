@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown, values_of
 from nkilib.torch.dispatch.checks import Caller, check_tensors
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
@@ -21,6 +21,7 @@ from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVA
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import check_whole, group_place, shards_of_ranks, without_padding
 from nkilib.torch.losses.outputs import in_shape_of_rows
+from nkilib.torch.losses.temperatures import check_rows, number_and_tensor, temperatures_of_rows
 
 _CALLER: Final = Caller("token_scores", "logits", "logits", CROSS_ENTROPY.instead)
 
@@ -46,7 +47,7 @@ def token_scores(
     *,
     ignore_index: int = -100,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     exact_maximum: bool | None = None,
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
@@ -72,7 +73,9 @@ def token_scores(
             logits have all classes. A DTensor defines its own group.
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
-        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
+            tensor has one for all positions, or one for each, and compiles nothing anew: see
+            :func:`nkilib.torch.cross_entropy`.
         exact_maximum: see :func:`nkilib.torch.cross_entropy`.
         num_classes, shard_sizes: the classes of the ranks of ``group``, see
             :func:`nkilib.torch.vocab_parallel_cross_entropy`.
@@ -99,10 +102,12 @@ def token_scores(
     if whole is not None:
         check_tensors(_CALLER, {"target": target})
         part = local_part(_CALLER, whole, target, {}, -1, inplace)
+        check_rows(_CALLER, temperature, part.has_all_rows)
         part = without_padding(_CALLER, part, -1, group, num_classes, shard_sizes)
         scores: TokenScores = part.call(token_scores, token_scores, **recipe, entropy=entropy, inplace=inplace)
         return scores
-    options = checked_options(_CALLER, token_scores, **recipe)
+    number, tensor = number_and_tensor(temperature)
+    options = checked_options(_CALLER, token_scores, **{**recipe, "temperature": number})
     check_arguments(_CALLER, logits, target, None, options, "none", None, -1)
     if target.is_floating_point():
         raise RuntimeError(
@@ -111,14 +116,17 @@ def token_scores(
         )
     if inplace:
         check_inplace_logits(_CALLER, logits, -1, target=target)
+    shape = rows_shape(logits, -1)
+    temperatures = temperatures_of_rows(_CALLER, logits, tensor, shape)
     rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
     if group is None:
         check_whole(_CALLER, num_classes, shard_sizes)
-        keywords = FORWARD.keywords_from(options, wanted)
-        results = ForwardResults(*DERIVATIVE.apply(inplace, rows, classes, None, **keywords))
+        keywords = FORWARD.taken({**options, **values_of(wanted)})
+        results = ForwardResults(*DERIVATIVE.apply(inplace, rows, classes, None, temperatures, **keywords))
     else:
         shards = shards_of_ranks(_CALLER, rows.shape[1], group_place(_CALLER, group), num_classes, shard_sizes)
-        results = vocab_parallel_results(_CALLER, rows, classes, None, options, shards, group, inplace, wanted, {})
-    shape = rows_shape(logits, -1)
+        results = vocab_parallel_results(
+            _CALLER, rows, classes, None, temperatures, options, shards, group, inplace, wanted, {}
+        )
     # A difference, because the negative of 0 has a sign.
     return TokenScores(0.0 - results.loss.reshape(shape), in_shape_of_rows(results.entropy, shape if entropy else (0,)))

@@ -371,7 +371,7 @@ def fuse_linear_loss(
             f"{FUSE}: model has been fused already; undo it by the object that {FUSE} returned, or Undo(model)()"
         )
     owner, output_layer = _find_output_layer(model, head)
-    options = FusedOptions(evaluation, recipe.label_smoothing, recipe.lse_square_scale, memory_limit, on_compute)
+    options = FusedOptions(evaluation, recipe["label_smoothing"], recipe["lse_square_scale"], memory_limit, on_compute)
     layers = _linear_layers(output_layer)
     heads = [FusedHead(layer, options, len(layers) > 1 and layer.in_features < FEATURES_MIN) for layer in layers]
     for fused in heads:

@@ -9,5 +9,6 @@ The functions themselves are in :mod:`nkilib.torch.functions`.
 - ``checks``: the checks that losses share;
 - ``outputs``: the dtype, shape and reduction of results;
 - ``options``: the options of the operators;
+- ``temperatures``: the argument ``temperature``, a number or a tensor;
 - ``modules``: base classes of loss modules.
 """

@@ -25,7 +25,7 @@ from nkilib.verify.kernels.case import Case, Reference, References
 _SIZES: Final = (140, 1100)
 _CHUNK: Final = 500
 _IGNORED: Final = 5
-_OF_LOSS: Final = ("beta", "temperature")
+_OF_LOSS: Final = ("beta", "temperature", "temperature_hbm")
 _RESULTS: Final = ("loss", "moment", "student_shift", "student_sum", "teacher_shift", "teacher_sum")
 
 
@@ -44,8 +44,13 @@ def _arguments(type_name: str, **options: Any) -> dict[str, Any]:
     }
 
 
+def _options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the loss as the references take them."""
+    return {"beta": arguments["beta"], "temperature": arguments.get("temperature_hbm", arguments.get("temperature"))}
+
+
 def _references(arguments: Mapping[str, Any]) -> References:
-    pair, options = (arguments["student_hbm"], arguments["teacher_hbm"]), {name: arguments[name] for name in _OF_LOSS}
+    pair, options = (arguments["student_hbm"], arguments["teacher_hbm"]), _options_of(arguments)
     exact = distillation_reference(*pair, arguments["labels_hbm"], ignore_index=_IGNORED, **options)
     return {"loss": Reference(exact, distillation_bound(*pair, **options))}
 
@@ -61,16 +66,21 @@ def _backward_arguments(type_name: str, **options: Any) -> dict[str, Any]:
 
 def _backward_references(arguments: Mapping[str, Any]) -> References:
     triple = arguments["student_hbm"], arguments["teacher_hbm"], arguments["grad_loss_hbm"]
-    options = {name: arguments[name] for name in _OF_LOSS}
+    options = _options_of(arguments)
     exact = distillation_gradient_reference(*triple, arguments["labels_hbm"], ignore_index=_IGNORED, **options)
     return {"gradient": Reference(exact, distillation_gradient_bound(*triple, exact, **options))}
 
 
 def cases() -> Iterator[Case]:
     """Yield all cases of this module."""
+    of_positions = np.geomspace(0.25, 8.0, _SIZES[0]).astype(np.float32)
     for type_name in inputs.TYPES:
-        for name, beta, cores in (("forward KL", 0.0, 1), ("reverse KL", 1.0, 2), ("Jensen-Shannon", 0.5, 2)):
-            options = {"beta": beta, "temperature": 2.0}
+        for name, cores, options in (
+            ("forward KL", 1, {"beta": 0.0, "temperature": 2.0}),
+            ("reverse KL", 2, {"beta": 1.0, "temperature": 2.0}),
+            ("Jensen-Shannon", 2, {"beta": 0.5, "temperature": 2.0}),
+            ("temperatures of positions", 2, {"beta": 0.5, "temperature_hbm": of_positions}),
+        ):
             yield Case(
                 f"distillation_forward: {name}, {type_name}",
                 False,

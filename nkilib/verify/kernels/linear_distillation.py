@@ -83,7 +83,7 @@ def _model_of(arguments: Mapping[str, Any], name: str) -> ModelProblem:
         arguments.get(f"{name}_weight_layout", "vd"),
         arguments.get(f"{name}_logit_scale", 1.0),
         arguments.get(f"{name}_logit_softcap"),
-        arguments.get("temperature", 1.0),
+        arguments.get("temperature_hbm", arguments.get("temperature", 1.0)),
     )
 
 
@@ -304,6 +304,12 @@ def cases() -> Iterator[Case]:
         yield _forward_case(in_other, 2, make)
         yield _backward_case(in_other, 2, partial(_backward, make, {}))
         yield _mixture_case(in_other, 2, partial(_mixture, partial(_launch, type_name, **{**other_type, "beta": 0.9})))
+    of_positions = np.geomspace(0.25, 8.0, POSITIONS).astype(np.float32)
+    make = partial(_launch, "bfloat16", **_LABELS, **_BIASES, beta=0.3, temperature_hbm=of_positions)
+    yield _forward_case("temperatures of positions", 2, make)
+    yield _backward_case("temperatures of positions", 2, partial(_backward, make, {}))
+    make = partial(_launch, "bfloat16", beta=0.3, temperature_hbm=of_positions)
+    yield _mixture_case("temperatures of positions", 2, partial(_mixture, make))
     for loss, beta in _LOSSES.items():
         make = partial(_masked, "bfloat16", beta=beta, **_SCALED)
         yield _forward_case(f"masked classes, {loss}", 2, make)

@@ -93,3 +93,25 @@ def test_integers_stay_exact() -> None:
     values = np.array([2**31 - 1, -(2**31), 2**24 + 1, -1, 0], np.int32)
     cut = Cut(5, 1, 2, 1, cores=2)
     np.testing.assert_array_equal(launch(copied_vector, cut, values, nl.int32), values)
+
+
+def doubled_vector(vector_hbm: Any, cut: Cut, most: int) -> Any:
+    """A kernel: twice the values of a vector, loaded and stored group by group."""
+    result_hbm = vector("doubled_hbm", cut.rows, nl.float32)
+    batches = batches_of_core(cut.rows, nl.num_programs(), nl.program_id(), cut.rows_per_batch)
+    for group in batch_groups(batches, most) if batches else []:
+        loaded_sbuf = group.loaded(vector_hbm)
+        assert loaded_sbuf.shape == (group.rows, group.batches)
+        nisa.tensor_scalar(dst=loaded_sbuf, data=loaded_sbuf, op0=nl.multiply, operand0=2.0)
+        group.stored(result_hbm, loaded_sbuf)
+    return result_hbm
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(("rows", "rows_per_batch"), [(1, 1), (7, 2), (130, 128), (700, 45), (1100, 128), (67, 33)])
+def test_groups_load_what_they_store(rows: int, rows_per_batch: int, cores: int) -> None:
+    """Several batches at once are transposed in parts of 32 rows; the last one may be smaller."""
+    values = np.random.default_rng(0).standard_normal(rows).astype(np.float32)
+    values[rows // 2] = np.nan
+    cut = Cut(rows, 1, rows_per_batch, 1, cores)
+    np.testing.assert_array_equal(launch(doubled_vector, cut, values, most=4), 2.0 * values)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nkilib.core.psum import PsumRing
 from nkilib.core.rows.moments import NEGLIGIBLE, MeanMoment, Moments, SquareMoment, raise_negligible
-from nkilib.core.rows.sbuf import PsumRing
 from nkilib.core.rows.scale import ONE
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like

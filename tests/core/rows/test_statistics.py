@@ -23,11 +23,10 @@ from nkilib.core.rows.statistics import (
     STATISTICS_COLUMNS,
     Columns,
     MaximumFolds,
-    RowSums,
     Statistics,
     most_batches_of_group,
 )
-from nkilib.core.rows.tiles import scaled
+from nkilib.core.rows.tiles import RowSums, scaled
 from nkilib.experimental.loss import Tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nisa, nki, nl

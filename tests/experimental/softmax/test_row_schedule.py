@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.experimental.softmax.row_plan import Piece
+from nkilib.experimental.softmax.row_plan import RowPiece
 from nkilib.experimental.softmax.row_schedule import run
 
 
@@ -31,7 +31,7 @@ class Noted:
 
 @pytest.mark.parametrize("pieces", [2, 5])
 def test_a_piece_is_loaded_once_the_one_in_its_place_is_stored(pieces: int) -> None:
-    of_batch = [Piece(0, 1, 64 * column, 64 * column + 64, column) for column in range(pieces)]
+    of_batch = [RowPiece(0, 1, 64 * column, 64 * column + 64, column) for column in range(pieces)]
     stages = Noted([SimpleNamespace(rows_each=1, pieces=of_batch) for _ in range(6)])
     run(stages)
     assert len(stages.noted) == 6 * (6 * pieces + 1)

@@ -25,7 +25,7 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ArgumentTypeError, NkiValidationError, UninitializedReadError
 from nkilib.simulator.language import creation
 from nkilib.simulator.terms import layout
-from nkilib.simulator.terms.layout import Layout, form_of
+from nkilib.simulator.terms.layout import Layout, dense_form
 
 from ..frame import in_hbm, refused, run, without_line, without_place
 from ..kernels import tile
@@ -467,7 +467,7 @@ def _made(shape: Any, name: str = "t") -> None:
     nki.jit(kernel)(np.ones((1, 1), np.float32))
 
 
-@pytest.mark.parametrize("cached", [form_of, creation._may_exist, tiling._chosen, layout.form_of])
+@pytest.mark.parametrize("cached", [dense_form, creation._may_exist, tiling._chosen, layout.dense_form])
 def test_caches_are_bounded(cached: Any) -> None:
     assert 0 < cached.cache_parameters()["maxsize"] <= 4096
 
@@ -498,8 +498,8 @@ def test_a_shape_of_other_numbers_that_are_equal_is_refused_as_ever() -> None:
 
 
 def test_the_form_of_a_shape() -> None:
-    assert form_of((2, 3, 4)) == (Layout((2, 3, 4), (12, 4, 1), 0), 24, 12)
-    assert form_of(()) == (Layout((), (), 0), 1, 1)
+    assert dense_form((2, 3, 4)) == (Layout((2, 3, 4), (12, 4, 1), 0), 24, 12)
+    assert dense_form(()) == (Layout((), (), 0), 1, 1)
 
 
 def test_a_tiling_obeys_the_limits_in_force() -> None:

@@ -20,8 +20,8 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import ArgumentTypeError, NkiValidationError, packed
+from nkilib.simulator.engines.tensor.mx import dequantize, quantize
 from nkilib.simulator.launch.arguments import map_leaves
-from nkilib.simulator.numerics.casts import dequantize, quantize
 from nkilib.simulator.terms.dtypes import as_dtype
 from tests.fresh_python import run_fresh
 from tests.simulator.frame import refused, run, without_place

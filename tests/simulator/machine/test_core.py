@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.simulator.machine.core import RandomState
-from nkilib.simulator.numerics.xorwow import Xorwow
+from nkilib.simulator.numerics.random_state import RandomState, Xorwow
 from nkilib.simulator.terms.enums import Engine
 
 MASK = 2**32 - 1

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa as isa
 from nkilib.nki import nki, nl
-from nkilib.simulator.engines import elementwise as blocks
-from nkilib.simulator.engines.elementwise import SMALLEST_DEFERRED_BYTES
+from nkilib.simulator.engines import rowwise as blocks
+from nkilib.simulator.engines.rowwise import SMALLEST_DEFERRED_BYTES
 from nkilib.simulator.machine.core import Core
 from nkilib.simulator.memory.deferred import Deferred, Derived, Part, deferred_copy
 from nkilib.simulator.memory.storage import Storage, may_share

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from nkilib.nki import nl
 from nkilib.simulator.numerics.casts import (
     copy_as_float32,
-    copy_in_order,
     round_to_tfloat32,
     saturate_to_integer,
     store_float,
     store_integer,
     to_float32,
 )
+from nkilib.simulator.numerics.copies import copy_in_order
 from nkilib.simulator.terms.dtypes import DType
 
 INTEGERS = [nl.int8, nl.int16, nl.int32, nl.uint8, nl.uint16, nl.uint32]

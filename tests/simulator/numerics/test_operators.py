@@ -23,7 +23,7 @@ from hypothesis import given
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 from nkilib.simulator import using
-from nkilib.simulator.engines.elementwise import BLOCK_ELEMENTS
+from nkilib.simulator.engines.rowwise import BLOCK_ELEMENTS
 from nkilib.simulator.isa.operators import OPERATORS, Operator, operator_key
 from nkilib.simulator.numerics.operators import (
     ARITHMETIC,

@@ -25,7 +25,8 @@ from nkilib.simulator import packed, spec, using
 from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.replay.key import Candidate, Refusal, candidate_of
-from nkilib.simulator.terms.compilation import CompileConfig, NKIObject
+from nkilib.simulator.terms.compilation import CompileConfig
+from nkilib.simulator.terms.nki_object import NKIObject
 
 Pair = namedtuple("Pair", "left right")
 

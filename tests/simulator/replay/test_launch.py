@@ -21,14 +21,13 @@ from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import replay_counts
 from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.launch.settings import LaunchEnvironment
+from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
 from nkilib.simulator.replay.entries import (
     MOST_COUNTED,
     MOST_KEYS,
     MOST_PLANS,
     MOST_VARIANTS,
     MOST_WAITING,
-    TALLIES,
-    LaunchCounts,
 )
 from nkilib.simulator.replay.key import Candidate
 from nkilib.simulator.replay.launch import Launches

@@ -23,6 +23,9 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"beta": 0.1, "reduction": "batchmean"},
     {"beta": 1.0, "reduction": "sum"},
     {"reduction": "none"},
+    {"temperature": torch.tensor([[0.5, 2.0, 1.0], [8.0, 0.7, 3.0]]), "temperature_squared": True, "beta": 0.3},
+    {"temperature": torch.tensor([[0.5], [3.0]]), "direction": "reverse"},
+    {"temperature": torch.tensor(2.0)},
 )
 
 
@@ -36,8 +39,9 @@ def logits(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
 
 def of_pytorch(student: Tensor, teacher: Tensor, labels: Tensor | None, **form: Any) -> Tensor:
     """The same from PyTorch's operators, in float64."""
-    temperature = form.get("temperature", 1.0)
-    q, p = (F.log_softmax(tensor.double() / temperature, -1) for tensor in (student, teacher))
+    temperature = torch.as_tensor(form.get("temperature", 1.0), dtype=torch.float64)
+    divisor = temperature[..., None] if temperature.dim() else temperature
+    q, p = (F.log_softmax(tensor.double() / divisor, -1) for tensor in (student, teacher))
     beta = form.get("beta", 1.0 if form.get("direction") == "reverse" else 0.0)
 
     def kl(target: Tensor, input: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of cross-entropy on one core: a gradient with one exponential per logit, corrected at the targets.
+"""The backward of cross-entropy on one core (:func:`backward_of_core`): a gradient with one exponential per logit,
+corrected at the targets.
 
 The gradient at the targets is computed separately and scattered. The coefficients of a batch, small tiles with one
 number per position, are computed while the previous batch streams (:class:`_Preparation`).
@@ -12,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nkilib.core.psum import PsumRing
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
-from nkilib.core.rows.sbuf import PsumRing, TileRing
+from nkilib.core.rows.sbuf import TileRing
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import cast, float32_like, log_of_constant, scaled
@@ -37,7 +39,13 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
 )
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
-from nkilib.experimental.loss.cross_entropy.targets import ClassFactors, FactorRings, Sums, TargetFinder, TargetMasks
+from nkilib.experimental.loss.cross_entropy.targets import (
+    ClassFactors,
+    FactorRings,
+    FactorSums,
+    TargetFinder,
+    TargetMasks,
+)
 from nkilib.nki import nisa, nl
 
 
@@ -168,12 +176,12 @@ def _preparation(launch: Launch, options: Options, upstream: Upstream, factors: 
     return _OfClasses(launch, options, upstream, finder, weight_sum, weight_sum_sbuf)
 
 
-def _needed_sums(options: Options, upstream: Upstream) -> Sums:
+def _needed_sums(options: Options, upstream: Upstream) -> FactorSums:
     if isinstance(upstream, UniformUpstream):
-        return Sums.NOTHING
+        return FactorSums.NOTHING
     if options.has_probabilities:
-        return Sums.POSITIONS if upstream.target_weight_hbm is None else Sums.NOTHING
-    return Sums.CLASSES if options.needs_class_weights and upstream.weight_sum is None else Sums.NOTHING
+        return FactorSums.POSITIONS if upstream.target_weight_hbm is None else FactorSums.NOTHING
+    return FactorSums.CLASSES if options.needs_class_weights and upstream.weight_sum is None else FactorSums.NOTHING
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ class _Backward:
         """
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
-        early = chunks - 1 if self.factors.sums is Sums.POSITIONS else 0
+        early = chunks - 1 if self.factors.sums is FactorSums.POSITIONS else 0
         coefficients = self.preparation.prepared(0, batches[0])
         previous = None
         for number, batch in enumerate(batches):

@@ -4,6 +4,12 @@
 """The accepted errors of the cross-entropy kernels relative to the float64 reference, and the measurement of their
 errors.
 
+Plain kernels have :func:`forward_bounds` and :func:`gradient_bound`; :func:`extended_forward_bounds` and
+:func:`extended_gradient_bound` say what the options of the extended kernels add. Errors are measured by
+:func:`error_over_bound`, and of whole results by :func:`forward_error_over_bound` and
+:func:`gradient_error_over_bound`; :func:`bfloat16_allowance` and :func:`float16_allowance` are what rounding to a type
+may add.
+
 Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
 of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
 starts from the same rounded logits and, in the backward, from the same log-sum-exp.
@@ -11,8 +17,6 @@ starts from the same rounded logits and, in the backward, from the same log-sum-
 They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: its error is at
 most 1.8 u (2.54 units of the last place), whichever instructions the CPU has (:mod:`nkilib.core.host.error_bounds`).
 Hardware sums and evaluates ``exp`` in its own way: whether it stays within these bounds was never measured.
-
-:func:`extended_forward_bounds` and :func:`extended_gradient_bound` say what the options of the extended kernels add.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ The upstream gradients (:data:`Upstream`) come from the caller. :class:`TargetTe
 them, and the coefficients of a batch (:data:`Coefficients`) apply these to the chunks of a softmax and to the elements
 at the targets.
 
+From the bottom up: :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` make terms of positions;
+:class:`SoftmaxTerms` turn exponentials into a softmax; :class:`EntropyCoefficients` add the gradient of the entropy;
+:class:`ChunkCoefficients`, :class:`TargetCoefficients` and :class:`UniformCoefficients` are the coefficients of a
+batch.
+
 Let z be the logits after cap and temperature, p their softmax, t the target, w the class weights and W their sum, e the
 label smoothing, V the number of classes and s the factor of the squared log-sum-exp. With the upstream gradients g of
 the loss, l of the log-sum-exp and q of the target's log-probability, let
@@ -26,9 +31,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.psum import PsumPiece
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.moments import raise_infinite, raise_negligible
-from nkilib.core.rows.sbuf import Piece
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import (
     cast,
@@ -399,7 +404,7 @@ class ChunkCoefficients:
         dst_sbuf: nl.NkiTensor,
         scores_sbuf: nl.NkiTensor,
         products_sbuf: nl.NkiTensor,
-        pieces: list[Piece],
+        pieces: list[PsumPiece],
         factors_sbuf: nl.NkiTensor | None,
     ) -> None:
         """Compute the result of :meth:`apply` plus the gradient of the entropy.

@@ -8,16 +8,21 @@ They determine every branch of the kernels. :class:`LossOptions` are the user's 
 that PyTorch lacks, as keywords); :class:`Options` those of a launch; :class:`Launch` its tensors and sizes. The forward
 has two forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
+The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
+constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
+forms.
+
 Range checks of options are here, since torch and jax use them; those of tensors are in :mod:`.validation`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from nkilib.core.hardware import div_ceil
-from nkilib.core.host.options import is_number
+from nkilib.core.host.options import Numbers, is_number
 from nkilib.core.plan_limits import limited_shift_columns
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require
@@ -49,8 +54,12 @@ class RecipeOptions(TypedDict, total=False):
 
     logit_softcap: float | None
     lse_square_scale: float
-    temperature: float
+    temperature: float | Numbers
     exact_maximum: bool | None
+
+
+# The fields of :class:`LossOptions` by name: numbers, all of them, as operators and kernels take them.
+LossKeywords: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,16 +94,16 @@ def check_options(function: str, options: LossOptions) -> None:
     smoothing = options.label_smoothing
     if not is_number(smoothing) or not 0.0 <= smoothing <= 1.0:
         raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
-    check_recipe(function, options)
+    check_recipe(function, options.logit_softcap, options.lse_square_scale, options.temperature)
 
 
-def check_recipe(function: str, options: LossOptions) -> None:
-    """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range.
+def check_recipe(function: str, cap: Any, square: Any, temperature: Any) -> None:
+    """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range: ``logit_softcap``,
+    ``lse_square_scale`` and ``temperature``.
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement and value.
     """
-    cap, square, temperature = options.logit_softcap, options.lse_square_scale, options.temperature
     # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
     if cap is not None and (not is_number(cap) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
         raise AssertionError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled profile of a launch of the kernels, from shapes alone: for host code, and in the simulator
+"""The modelled profile of a launch of the cross-entropy kernels, from shapes alone: for host code, and in the simulator
 only.
 """
 

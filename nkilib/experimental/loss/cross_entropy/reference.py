@@ -3,6 +3,10 @@
 
 """Cross-entropy and its gradient in float64: the reference against which the kernels are checked.
 
+For the plain kernels: :func:`cross_entropy_forward_reference` and :func:`cross_entropy_backward_reference`, from
+:class:`RowStatistics`; for those with options (:class:`ExtendedLoss`): :func:`extended_forward_reference` and
+:func:`extended_backward_reference`, with :class:`ExtendedResults` and :class:`BackwardInputs`.
+
 The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged
 targets, and in the backward the log-sum-exp that the kernel received. From there on every operation is
 float64, so the remaining difference between reference and kernel is the kernel's own error (see

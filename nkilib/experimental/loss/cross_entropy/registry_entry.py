@@ -3,6 +3,8 @@
 
 """The registry entry of cross-entropy of logits: the kernels, their guarantees, and their work.
 
+The kernels to launch are those of :mod:`.kernels`; :data:`CROSS_ENTROPY` is the entry.
+
 The work (bytes that cross HBM, and operations) does not depend on the tiling; the performance model derives
 from it how fast the hardware could be.
 

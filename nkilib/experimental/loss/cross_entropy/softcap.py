@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Capped logits c * tanh(x / c) for logits x and a cap c, but -inf where x is -inf, so that masked classes
-stay masked.
+"""The cap of logits, on chip: c * tanh(x / c) for logits x and a cap c, but -inf where x is -inf, so that masked
+classes stay masked.
 
 Kernels keep only the tangents tanh(x / c) in tiles; the factor c is a part of the scale by which tiles are
 multiplied to give z.
+
+:func:`hyperbolic_tangents` computes tangents and :func:`masked_tangents` puts -inf back; :func:`squared` and
+:func:`through_cap` multiply a gradient by the derivative of the cap.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 
 """The targets of cross-entropy, the values gathered at them, and its class factors, weights or probabilities, on chip.
 
+:class:`TargetFinder` finds the :class:`TargetElements` of a batch and their :class:`TargetMasks`; :class:`TargetValues`
+has what is gathered there. :class:`ClassFactors` streams the factors and sums them up where :class:`FactorSums` says
+so.
+
 A target's class may be ignored or held by another shard of the vocabulary; :mod:`nkilib.core.rows.elements` explains
 the index of an element, also for an invalid class. Class weights and class probabilities are loaded chunk by chunk in
 step with the logits.
@@ -192,7 +196,7 @@ class TargetFinder:
         return TargetElements(index_sbuf, column_sbuf)
 
 
-class Sums(Enum):
+class FactorSums(Enum):
     """The sums of class factors that are computed in a separate pass, before the pass that uses them."""
 
     NOTHING = 0
@@ -227,19 +231,24 @@ class ClassFactors:
 
     options: Options
     batches: list[Batch]
-    sums: Sums
+    sums: FactorSums
     num_chunks: int
     streams: list[Stream[Batch]]
 
     @classmethod
     def make(
-        cls, launch: Launch, options: Options, logits: Stream[Batch], rings: FactorRings, sums: Sums = Sums.NOTHING
+        cls,
+        launch: Launch,
+        options: Options,
+        logits: Stream[Batch],
+        rings: FactorRings,
+        sums: FactorSums = FactorSums.NOTHING,
     ) -> ClassFactors:
         """Create the streams beside the stream of logits; each visits a batch once for each pass over its factors."""
         visits = list(logits.batches)
-        if sums is Sums.CLASSES:
+        if sums is FactorSums.CLASSES:
             visits.insert(0, visits[0])
-        elif sums is Sums.POSITIONS:
+        elif sums is FactorSums.POSITIONS:
             visits = [batch for batch in visits for _ in range(2)]
         streams = []
         if options.has_probabilities:
@@ -257,15 +266,15 @@ class ClassFactors:
         if not self.streams:
             return None
         visit, chunk = divmod(load, self.num_chunks)
-        if self.sums is Sums.POSITIONS:
+        if self.sums is FactorSums.POSITIONS:
             visit = 2 * visit + 1
-        elif self.sums is Sums.CLASSES:
+        elif self.sums is FactorSums.CLASSES:
             visit += 1
         return self._loaded(visit * self.num_chunks + chunk)
 
     def sums_of_classes(self) -> nl.NkiTensor | None:
         """Return the sum of all class weights, float32 [rows, 1], the same in each row; None if it is not requested."""
-        return self._row_sums(0, self.batches[0].rows) if self.sums is Sums.CLASSES else None
+        return self._row_sums(0, self.batches[0].rows) if self.sums is FactorSums.CLASSES else None
 
     def sums_of_positions(self, number: int) -> nl.NkiTensor:
         """Return, for each position of the batch with this number, the sum of its factors over all classes, float32

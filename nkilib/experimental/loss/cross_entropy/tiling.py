@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of positions_per_batch and chunk_size for launches of the kernels: arithmetic only, for host code.
+"""The choice of positions_per_batch and chunk_size for launches of the cross-entropy kernels (:func:`choose_tiling`):
+arithmetic only, for host code.
 
 The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is
 chosen. The estimate includes the costs of a larger chunk (no other work overlaps the first load and the

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of the kernels' arguments, which run before the first instruction."""
+"""The checks of the arguments of the cross-entropy kernels, which run before the first instruction.
+
+:func:`validated_options` makes the options of an extended kernel, and :func:`validated_classes` its range of classes;
+the functions ``validate_...`` check its tensors, sizes and results. Ranges of options are checked in :mod:`.launch`.
+"""
 
 from __future__ import annotations
 

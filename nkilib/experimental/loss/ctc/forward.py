@@ -3,6 +3,9 @@
 
 """The forward of CTC on one core: for each group of sequences the alphas (``recursion.py``), and from the stored alphas
 the losses and their reduction.
+
+:func:`forward_of_core` is the loop over the groups, :class:`Likelihood` has the losses of one, and :class:`Results` the
+tensors that they are stored in.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 from nkilib.core.cores import PartialSums
 from nkilib.core.rows.elements import int32_column, integer_op
-from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, Batch, BatchLayout, Group, lengths
+from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, BatchLayout, Group, Inputs, length_column
 from nkilib.experimental.loss.ctc.recursion import store_alphas
 from nkilib.nki import nisa, nl
 
@@ -105,7 +108,7 @@ class Likelihood:
     def of(
         cls,
         group: Group,
-        batch: Batch,
+        batch: Inputs,
         alpha_hbm: nl.NkiTensor,
     ) -> Likelihood:
         """Compute the losses of a group of sequences.
@@ -113,8 +116,8 @@ class Likelihood:
         The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
         at the last time of each sequence.
         """
-        input_length_sbuf = lengths(group.rows, group.sequences(batch.input_lengths_hbm, 0))
-        target_length_sbuf = lengths(group.rows, group.sequences(batch.target_lengths_hbm, 0))
+        input_length_sbuf = length_column(group.rows, group.sequences(batch.input_lengths_hbm, 0))
+        target_length_sbuf = length_column(group.rows, group.sequences(batch.target_lengths_hbm, 0))
         last_sbuf = _last_alphas(group, alpha_hbm, batch.input_lengths_hbm)
         at_blank_sbuf = _at_state(group, last_sbuf, target_length_sbuf, 0.0)
         at_label_sbuf = _at_state(group, last_sbuf, target_length_sbuf, -1.0)
@@ -180,7 +183,7 @@ def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: 
     nisa.tensor_tensor(dst=sums.of_part(group.number, group.rows), data1=loss_sbuf, data2=factor_sbuf, op=nl.multiply)
 
 
-def forward_of_core(layout: BatchLayout, batch: Batch, results: Results) -> None:
+def forward_of_core(layout: BatchLayout, batch: Inputs, results: Results) -> None:
     """Compute and store the results for the groups of sequences of this core."""
     sums = None if results.reduction == "none" else PartialSums.make(layout.groups)
     for group in layout.own_groups():

@@ -4,6 +4,11 @@
 """The backward of CTC on one core: for each group of sequences the betas (``recursion.py``), and from betas and stored
 alphas the gradient, one chunk of time after another.
 
+:func:`backward_of_core` is the loop over the groups. :class:`Classes` has the one-hot classes of states,
+:class:`Occupancies` the probabilities of states, and :class:`Factors` the factor of the gradient of each sequence;
+:class:`Gradient` computes a :class:`Piece` at a time. :func:`kept_bytes` and :func:`kept_wavefronts` count the tiles
+that a layout has to leave room for.
+
 The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
 class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
 probabilities of a wavefront are transposed, so that states are on partitions, and their product with the one-hot
@@ -19,7 +24,7 @@ from functools import partial
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.experimental.loss.ctc.forward import reduction_factor
-from nkilib.experimental.loss.ctc.layout import NOTHING, Batch, BatchLayout, Group, Sequences, Times
+from nkilib.experimental.loss.ctc.layout import NOTHING, BatchLayout, Group, Inputs, Sequences, Times
 from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, Posteriors, Wavefront, run_wavefronts
 from nkilib.nki import nisa, nl
 
@@ -194,7 +199,7 @@ class Occupancies:
 
 
 @dataclass(frozen=True)
-class Upstream:
+class CtcUpstream:
     """The upstream gradient, and the options of the loss that change it.
 
     Attributes:
@@ -237,7 +242,7 @@ class Factors:
     def make(
         cls,
         group: Group,
-        upstream: Upstream,
+        upstream: CtcUpstream,
         nll_hbm: nl.NkiTensor,
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
@@ -403,9 +408,9 @@ def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> 
 
 def _backward_of_group(
     group: Group,
-    batch: Batch,
+    batch: Inputs,
     forward: tuple[nl.NkiTensor, nl.NkiTensor],
-    upstream: Upstream,
+    upstream: CtcUpstream,
     grad_hbm: nl.NkiTensor,
 ) -> None:
     nll_hbm, alpha_hbm = forward
@@ -441,9 +446,9 @@ def _backward_of_group(
 
 def backward_of_core(
     layout: BatchLayout,
-    batch: Batch,
+    batch: Inputs,
     forward: tuple[nl.NkiTensor, nl.NkiTensor],
-    upstream: Upstream,
+    upstream: CtcUpstream,
     grad_hbm: nl.NkiTensor,
 ) -> None:
     """Compute the gradient with respect to the log-probabilities, [T, N, C], for the sequences of this core.

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of connectionist temporal classification: plain functions, to be launched or called from NKI code.
+"""The kernels of connectionist temporal classification (CTC), plain functions to be launched or called from NKI code,
+with the checks of their arguments and the layout of a launch.
 
-The arguments are checked, and the sizes of a launch are chosen, before the first instruction.
+The functions ``require_...`` check the arguments, and :func:`fitting_layout` chooses the sizes of a launch so that its
+tiles fit SBUF, both before the first instruction.
 """
 
 from __future__ import annotations
@@ -12,20 +14,20 @@ from math import prod
 
 from nkilib.core.hardware import PARTITIONS, HbmTensor
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction, require_upstream
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.ctc.forward import Results, forward_of_core
 from nkilib.experimental.loss.ctc.gradient import (
     PIECE_COLUMNS,
-    Upstream,
+    CtcUpstream,
     backward_of_core,
     kept_bytes,
     kept_wavefronts,
     runs,
 )
-from nkilib.experimental.loss.ctc.layout import Batch, BatchLayout, BatchShape, steps_that_fit
+from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape, Inputs, steps_that_fit
 from nkilib.nki import nl
 
 # Sums of the logarithm of 0 stay finite.
@@ -66,7 +68,7 @@ def require_batch(
         f"for an empty batch, and unsqueeze(1) a single sequence",
     )
     steps, sequences, classes = shape
-    require_floats(function, "log_probs_hbm.dtype", log_probs_hbm.dtype)
+    require_float_tensor(function, "log_probs_hbm.dtype", log_probs_hbm.dtype)
     require(
         steps <= _STEPS_MAX, f"{function}: log_probs_hbm must have at most {_STEPS_MAX} time steps, got {steps}; cut it"
     )
@@ -191,7 +193,7 @@ def ctc_loss_forward(
     require_batch(function, log_probs_hbm, targets_hbm, lengths, blank)
     require_options(function, reduction, zero_infinity)
     dtype = log_probs_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     shape = BatchShape(*log_probs_hbm.shape)
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
     layout = fitting_layout(function, shape, labels, log_probs_hbm.dtype, of_backward=False)
@@ -201,7 +203,7 @@ def ctc_loss_forward(
     nll_hbm = nl.ndarray((shape.sequences,), dtype=nl.float32, buffer=nl.shared_hbm, name="nll_hbm")
     alphas = (shape.steps, shape.sequences, layout.states)
     alpha_hbm = nl.ndarray(alphas, dtype=nl.float32, buffer=nl.shared_hbm, name="alpha_hbm")
-    batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
+    batch = Inputs(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
     forward_of_core(layout, batch, Results(loss_hbm, nll_hbm, alpha_hbm, reduction, zero_infinity))
     return loss_hbm, nll_hbm, alpha_hbm
 
@@ -252,7 +254,7 @@ def ctc_loss_backward(
     require_float32(function, "nll_hbm", nll_hbm, (shape.sequences,))
     require_float32(function, "alpha_hbm", alpha_hbm, (shape.steps, shape.sequences, layout.states))
     grad_hbm = nl.ndarray(tuple(shape), dtype=log_probs_hbm.dtype, buffer=nl.shared_hbm, name="grad_log_probs_hbm")
-    batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
-    upstream = Upstream(grad_loss_hbm, reduction, zero_infinity)
+    batch = Inputs(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
+    upstream = CtcUpstream(grad_loss_hbm, reduction, zero_infinity)
     backward_of_core(layout, batch, (nll_hbm, alpha_hbm), upstream, grad_hbm)
     return grad_hbm

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The inputs of CTC (:class:`Batch`), the layout of their sequences and states on partitions, and the chunks of time.
+"""The inputs of CTC (:class:`Inputs`), the layout of their sequences and states on partitions, and the chunks of time.
+
+:class:`BatchLayout` has the sizes of a launch, and a :class:`Group` the sequences that are processed together; their
+lengths and labels are on chip as :class:`Sequences`, and :class:`Times` are the time steps of a chunk in one block.
 
 The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
 sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
@@ -186,7 +189,16 @@ class Times:
         return tensor_hbm[nl.ds(self.first, self.end)]
 
 
-def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+def length_column(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
+    loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
+    length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
+    return length_sbuf
+
+
+def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load the lengths of a group into each block, float32 [P, 1]."""
     loaded_sbuf = group.tile(1, dtype=nl.int32)
     nisa.memset(dst=loaded_sbuf, value=0)
@@ -268,8 +280,8 @@ class Sequences:
     ) -> Sequences:
         """Load the lengths and labels of a group from HBM, and compute the masks."""
         pairs = group.layout.pairs
-        input_length_sbuf = blocks_of_lengths(group, input_lengths_hbm)
-        target_length_sbuf = blocks_of_lengths(group, target_lengths_hbm)
+        input_length_sbuf = lengths_in_blocks(group, input_lengths_hbm)
+        target_length_sbuf = lengths_in_blocks(group, target_lengths_hbm)
         label_sbuf, number_sbuf = _labels(group, targets_hbm)
         is_behind_sbuf = group.tile(pairs + 1)
         nisa.tensor_scalar(dst=is_behind_sbuf, data=number_sbuf, op0=nl.greater_equal, operand0=target_length_sbuf)
@@ -292,17 +304,8 @@ class Sequences:
         return cls(group, input_length_sbuf, target_length_sbuf, class_sbuf, mask_sbuf, is_end_sbuf, may_skip_sbuf)
 
 
-def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
-    loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
-    length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
-    return length_sbuf
-
-
 @dataclass(frozen=True)
-class Batch:
+class Inputs:
     """The inputs of a loss, in HBM.
 
     Attributes:

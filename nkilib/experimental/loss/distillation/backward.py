@@ -14,15 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
-from nkilib.core.rows.tiles import float32_like, product, scaled, selected, with_nan_of_infinite
-from nkilib.experimental.loss.distillation.launch import Launch
-from nkilib.experimental.loss.distillation.mixture import Mixture
+from nkilib.core.rows.scale import Scale
+from nkilib.core.rows.tiles import float32_like, product, selected, with_nan_of_infinite
+from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
+from nkilib.experimental.loss.distillation.mixture import Mixture, take_logs
 from nkilib.experimental.loss.distillation.pair import (
     Buffers,
+    CoreRows,
     Exponentials,
     PairChunk,
     PairStream,
     Piece,
+    RowTemperatures,
     Vectors,
     column,
     loaded_rows,
@@ -67,7 +70,7 @@ class Coefficients:
 
 
 def _loaded_exponentials(
-    shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float
+    shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: Scale
 ) -> Exponentials:
     side = Exponentials.make(len(batches), scale)
     sums_sbuf = loaded_rows(sum_hbm, batches)
@@ -81,16 +84,18 @@ def _loaded_exponentials(
 
 def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Totals:
     """Load the shifts and sums that the forward has stored, for all rows."""
-    student = _loaded_exponentials(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
-    teacher = _loaded_exponentials(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, launch.scale)
-    return Totals(student, teacher, student.sums_sbuf, student.sums_sbuf)
+    temperatures = RowTemperatures.of(launch, CoreRows(batches), (POSITIONS, len(batches)))
+    scale = temperatures.scale
+    student = _loaded_exponentials(saved.student_shift_hbm, saved.student_sum_hbm, batches, scale)
+    teacher = _loaded_exponentials(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, scale)
+    return Totals(student, teacher, student.sums_sbuf, student.sums_sbuf, temperatures.temperature)
 
 
 def coefficients_of(
     launch: Launch, batches: list[Batch], totals: Totals, moment_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
 ) -> Coefficients:
     """Return the coefficients of all rows, from their shifts and sums and the vectors loaded here."""
-    beta, temperature = launch.options.beta, launch.options.temperature
+    temperature, scale = totals.temperature, totals.student.scale
     moment_sbuf, grad_sbuf = loaded_rows(moment_hbm, batches), loaded_rows(grad_loss_hbm, batches)
     if launch.labels_hbm is not None:
         labels_sbuf = loaded_rows(launch.labels_hbm, batches, nl.int32)
@@ -102,14 +107,12 @@ def coefficients_of(
     ratio_sbuf = product(totals.student.sums_sbuf, inverse_sbuf)
     if launch.is_reverse:
         center_sbuf = center(totals.student, totals.teacher, temperature)
-        nisa.scalar_tensor_tensor(
-            dst=center_sbuf, data=moment_sbuf, op0=nl.multiply, operand0=temperature, op1=nl.add, operand1=center_sbuf
-        )
-        weight = launch.scale * launch.scale
+        temperature.take_sum(center_sbuf, moment_sbuf, center_sbuf)
+        factor_sbuf = scale.squared().times(factor_sbuf)
     else:
         center_sbuf = center(totals.teacher, totals.student, temperature)
-        weight = -(1.0 - beta) * launch.scale
-    return Coefficients(scaled(factor_sbuf, weight), ratio_sbuf, center_sbuf, moment_sbuf)
+        factor_sbuf = scale.times(factor_sbuf, -(1.0 - launch.options.beta))
+    return Coefficients(factor_sbuf, ratio_sbuf, center_sbuf, moment_sbuf)
 
 
 def _powers_of(coefficients: Coefficients) -> nl.NkiTensor:
@@ -149,7 +152,6 @@ class MixtureBackward:
         batches: the batches of the core.
         buffers: the chunk buffers and scratch on chip.
         group: the number of chunks processed at a time.
-        mixture: the constants of beta.
         student: the exponentials of the student, e_s times that number.
         bias_sbuf: the bias of the logs, [128, batches].
         addend_sbuf: moment + log(1 - beta).
@@ -160,7 +162,6 @@ class MixtureBackward:
     batches: list[Batch]
     buffers: Buffers
     group: int
-    mixture: Mixture
     student: Exponentials
     bias_sbuf: nl.NkiTensor
     addend_sbuf: nl.NkiTensor
@@ -176,7 +177,8 @@ class MixtureBackward:
         nisa.tensor_scalar(dst=addend_sbuf, data=coefficients.moment_sbuf, op0=nl.add, operand0=mixture.log_rest)
         nisa.activation(dst=bias_sbuf, op=nl.log, data=_fractions_of(coefficients.factor_sbuf))
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=totals.student.bias_sbuf, op=nl.add)
-        student = Exponentials(launch.scale, totals.student.neg_shift_sbuf, bias_sbuf, totals.student.sums_sbuf)
+        scale = totals.student.scale
+        student = Exponentials(scale, totals.student.neg_shift_sbuf, bias_sbuf, totals.student.sums_sbuf)
         group = gradient_group(launch.tiling.chunk_size, launch.bytes_of_pair)
         buffers = Buffers.make(launch, group + 1, {"difference": group + 2, "student": 2})
         return cls(
@@ -184,9 +186,8 @@ class MixtureBackward:
             batches,
             buffers,
             group,
-            mixture,
             student,
-            mixture.bias(coefficients.center_sbuf),
+            mixture.bias(coefficients.center_sbuf, scale),
             addend_sbuf,
             _powers_of(coefficients),
         )
@@ -206,8 +207,9 @@ class MixtureBackward:
 
     def _take_logs(self, pair: PairChunk[Batch]) -> None:
         """Compute the logs in place of the differences."""
-        bias_sbuf = column(self.bias_sbuf, pair.visit, pair.student_sbuf.shape[0])
-        self.mixture.take_logs(pair.difference, pair.difference, bias_sbuf)
+        number, rows = pair.visit, pair.student_sbuf.shape[0]
+        scale, bias_sbuf = self.student.scale.of(number, rows), column(self.bias_sbuf, number, rows)
+        take_logs(pair.difference, pair.difference, scale, bias_sbuf)
 
     def _take_gradient(self, pair: PairChunk[Batch]) -> None:
         """Write the gradient over the student's logits, rounded once."""

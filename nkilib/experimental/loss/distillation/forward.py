@@ -21,13 +21,15 @@ from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import selected
-from nkilib.experimental.loss.distillation.launch import SAMPLE_COLUMNS, Launch
+from nkilib.experimental.loss.distillation.launch import POSITIONS, SAMPLE_COLUMNS, Launch
 from nkilib.experimental.loss.distillation.mixture import MixtureForward
 from nkilib.experimental.loss.distillation.pair import (
     Buffers,
+    CoreRows,
     Exponentials,
     PairChunk,
     PairStream,
+    RowTemperatures,
     Vectors,
     loaded_rows,
     valid_mask,
@@ -193,7 +195,8 @@ class _CoreForward:
             flagged = FlaggedRows.make(
                 launch.num_positions, nl.num_programs(), nl.program_id(), batches[0].rows, len(batches)
             )
-        return cls(launch, batches, walk, Totals.make(len(batches), launch.scale), flagged)
+        temperatures = RowTemperatures.of(launch, CoreRows(batches), (POSITIONS, len(batches)))
+        return cls(launch, batches, walk, Totals.make(len(batches), temperatures), flagged)
 
     def run(self, vectors: Vectors) -> None:
         """Process all rows, then the rows that have to be recomputed."""
@@ -272,9 +275,9 @@ class _CoreForward:
         for vector_hbm, values_sbuf in _divergences_in(vectors, divergences) + _results_of_sides(vectors, totals):
             tile.stored(vector_hbm, values_sbuf)
 
-    def _under_maxima(self, rows: Rows) -> Totals:
+    def _under_maxima(self, rows: Batch | GatheredRows) -> Totals:
         """Return the totals of rows under their maxima, which are taken first."""
-        all_rows = Totals.make(1, self.launch.scale)
+        all_rows = Totals.make(1, RowTemperatures.of(self.launch, rows, (rows.rows, 1)))
         totals = all_rows.of_batches(0, 1, rows.rows)
         for _ in self.walk.visit([rows], [totals], True, lambda _: None):
             pass

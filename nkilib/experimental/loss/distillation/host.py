@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from nkilib.simulator.profiling.profile import AskedTrips
 
 Array = NDArray[np.float64]
+# A temperature of all positions, or an array of one for each, [N], or of one for all, [1].
+Temperature = float | NDArray[Any]
 
 # Vectors that the forward returns.
 _RESULTS = 6
@@ -176,8 +178,22 @@ def profile_distillation_launch(
         return profile(kernel[cores], parameters=parameters, trips=asked, **{**tensors, **options})
 
 
-def _log_softmax(logits: Any, temperature: float) -> Array:
-    scaled = np.asarray(logits, np.float64) / temperature
+def divisor_of(temperature: Temperature) -> Array:
+    """Return a temperature as a divisor of numbers of positions, float64 [N] or [1]."""
+    return np.atleast_1d(np.asarray(temperature, np.float64))
+
+
+def scale_units(temperature: Temperature) -> float:
+    """Return the relative error of the scale 1 / T of a tensor of temperatures, in units u; 0 for a number.
+
+    A number is inverted on the host, and the rounding of 1 / T is one of the roundings of an argument that bounds
+    count anyway. The device's reciprocal and a product are granted 4 u.
+    """
+    return 0.0 if np.ndim(temperature) == 0 else 4.0
+
+
+def _log_softmax(logits: Any, temperature: Temperature) -> Array:
+    scaled = np.asarray(logits, np.float64) / divisor_of(temperature)[:, np.newaxis]
     with np.errstate(invalid="ignore"):
         distance = scaled - scaled.max(axis=1, keepdims=True)
         return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
@@ -195,7 +211,7 @@ class Distributions:
     teacher_log: Array
 
     @classmethod
-    def of_logits(cls, student: Any, teacher: Any, temperature: float = 1.0) -> Distributions:
+    def of_logits(cls, student: Any, teacher: Any, temperature: Temperature = 1.0) -> Distributions:
         """Return softmax(logits / T) of both."""
         return cls(_log_softmax(student, temperature), _log_softmax(teacher, temperature))
 
@@ -235,7 +251,7 @@ def distillation_reference(
     teacher: Any,
     labels: Any = None,
     beta: float = 0.0,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> Array:
     """Return the loss of every position in float64."""
@@ -256,12 +272,12 @@ def distillation_gradient_reference(
     grad_loss: Any,
     labels: Any = None,
     beta: float = 0.0,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> Array:
     """Return the gradient with respect to the student's logits in float64, for upstream gradients [N]."""
     distributions = Distributions.of_logits(student, teacher, temperature)
-    upstream = np.asarray(grad_loss, np.float64) / temperature
+    upstream = np.asarray(grad_loss, np.float64) / divisor_of(temperature)
     if labels is not None:
         upstream = np.where(np.asarray(labels) == ignore_index, 0.0, upstream)
     if beta == 0.0:
@@ -278,10 +294,13 @@ def distillation_gradient_reference(
     return np.asarray(upstream[:, None] * gradient)
 
 
-def _size(logits: Any, temperature: float) -> Array:
-    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits."""
-    values = np.asarray(logits, np.float64)
-    return np.asarray(8.0 + 2.0 * np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / temperature)
+def _size(logits: Any, temperature: Temperature) -> Array:
+    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits; for a tensor of T see
+    :func:`distillation_bound`.
+    """
+    values, units = np.asarray(logits, np.float64), scale_units(temperature)
+    largest = np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / divisor_of(temperature)
+    return np.asarray(8.0 + units + 2.0 * (1.0 + units) * largest)
 
 
 def _mean_distance(log_p: Array, log_q: Array) -> Array:
@@ -290,7 +309,7 @@ def _mean_distance(log_p: Array, log_q: Array) -> Array:
     return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
 
 
-def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: float = 1.0) -> Array:
+def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: Temperature = 1.0) -> Array:
     """Return the accepted error of the loss of every position.
 
     The reference starts from the logits that a kernel receives. u is 2^-23, the unit in the last place of 1. An
@@ -301,6 +320,10 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
     - KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
     - Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta)
       beta)| more in a: logs that are added to the mixture's and subtracted again.
+
+    With a tensor of temperatures 1 / T has a relative error of at most 4 u, from the device's reciprocal and a product.
+    It changes x - c, which is at most 2 * max|x|, by 4 u of itself, and the mean of differences as well: a is 12 +
+    10 * max|x| / T.
 
     The error of sums is below u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the
     engine's accumulator in float32, which for terms of one sign is 8 u on average; tests check this at 262,144 classes.
@@ -323,7 +346,7 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
 
 
 def distillation_gradient_bound(
-    student: Any, teacher: Any, grad_loss: Any, exact: Array, beta: float = 0.0, temperature: float = 1.0
+    student: Any, teacher: Any, grad_loss: Any, exact: Array, beta: float = 0.0, temperature: Temperature = 1.0
 ) -> Array:
     """Return the accepted error of every element of the gradient.
 
@@ -332,11 +355,12 @@ def distillation_gradient_bound(
     It is u * (a_p + a_q) of each term of the gradient, see :func:`distillation_bound`, plus half a unit in the last
     place of the result's type. A probability below 2^-126 is subnormal in float32, has fewer digits, and may be flushed
     to 0. So the bound adds 2^-126 times the factors of the probability, which are the distances and the upstream
-    gradient.
+    gradient. A tensor of temperatures adds 8 u of each term for the factors 1 / T, of which KL(student || teacher) has
+    two.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
-    upstream = np.abs(np.asarray(grad_loss, np.float64))[:, None] / temperature
-    sizes = (_size(student, temperature) + _size(teacher, temperature))[:, None]
+    upstream = np.abs(np.asarray(grad_loss, np.float64) / divisor_of(temperature))[:, None]
+    sizes = (_size(student, temperature) + _size(teacher, temperature) + 2.0 * scale_units(temperature))[:, None]
     if beta == 0.0:
         terms, factors = distributions.student + distributions.teacher, np.full_like(distributions.student, 2.0)
     else:

@@ -36,8 +36,10 @@ def _checked_launch(
     chunk_size: int | None,
     *,
     is_backward: bool,
+    temperature_hbm: nl.NkiTensor | None,
 ) -> Launch:
-    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, DistillationTiling(0), is_backward)
+    tiling = DistillationTiling(0)
+    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, tiling, is_backward, temperature_hbm)
     validate(launch)
     tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed, launch.is_backward)
     launch = replace(launch, tiling=tiling if chunk_size is None else DistillationTiling(chunk_size))
@@ -54,6 +56,7 @@ def distillation_forward(
     temperature: float = 1.0,
     ignore_index: int = -100,
     chunk_size: int | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Divergence between teacher and student at every position, from their logits.
 
@@ -79,10 +82,13 @@ def distillation_forward(
         labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None means that every position
             is valid.
         beta: from 0 to 1, selects the divergence as above.
-        temperature: T, from 1e-3 to 1e6.
+        temperature: T, from 1e-3 to 1e6, a constant of the compiled kernel.
         ignore_index: the label of ignored positions, an int32.
         chunk_size: the number of vocabulary entries processed at a time, at most 4,096; None:
             :func:`~nkilib.experimental.loss.distillation.tiling.choose_distillation_tiling`.
+        temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``, so
+            that no value compiles anew. Where one is not from 1e-3 to 1e6 (0, negative, infinite, NaN), loss and moment
+            of the position are NaN; at an ignored position it counts as 1.
 
     Returns:
         float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss for
@@ -101,6 +107,7 @@ def distillation_forward(
         DistillationOptions(beta, temperature, ignore_index),
         chunk_size,
         is_backward=False,
+        temperature_hbm=temperature_hbm,
     )
     vectors = Vectors.make(launch.num_positions)
     for part in launch.parts():
@@ -124,6 +131,7 @@ def distillation_backward(
     ignore_index: int = -100,
     chunk_size: int | None = None,
     inplace: bool = False,
+    temperature_hbm: HbmTensor | None = None,
 ) -> nl.NkiTensor:
     """Gradient of :func:`distillation_forward` with respect to the student's logits; the teacher gets none.
 
@@ -141,6 +149,8 @@ def distillation_backward(
             forward.
         grad_loss_hbm: the upstream gradient, float32 [N].
         inplace: whether the gradient is written over ``student_hbm``; else into a new tensor of its type.
+        temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
+            is NaN, unless the position is ignored.
 
     Returns:
         grad_student_hbm: [N, V], of the student's type; 0 at ignored positions, unless a logit there is +inf or NaN.
@@ -150,7 +160,16 @@ def distillation_backward(
     """
     function = "distillation_backward"
     options = DistillationOptions(beta, temperature, ignore_index)
-    launch = _checked_launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size, is_backward=True)
+    launch = _checked_launch(
+        function,
+        student_hbm,
+        teacher_hbm,
+        labels_hbm,
+        options,
+        chunk_size,
+        is_backward=True,
+        temperature_hbm=temperature_hbm,
+    )
     saved = Vectors(moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm)
     validate_vectors(
         launch,

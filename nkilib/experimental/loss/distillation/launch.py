@@ -13,13 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats
+from nkilib.core.loss_arguments import require_float_tensor
 from nkilib.core.plan_limits import limited_batches
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.cross_entropy.validation import validate_temperatures
 from nkilib.experimental.loss.distillation.tiling import DistillationTiling, Form, most_columns
+from nkilib.experimental.loss.temperatures import TemperatureLimits
 from nkilib.nki import nl
 
 # Positions processed at a time, one per partition.
@@ -30,6 +32,7 @@ SAMPLE_COLUMNS = 512
 LOWEST = -(2.0**116)
 # The temperatures for which that holds, and for which their squares are normal numbers.
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e6
+TEMPERATURE_LIMITS = TemperatureLimits(LEAST_TEMPERATURE, MOST_TEMPERATURE)
 # The maximum number of parts of a row whose sums are kept.
 MOST_CHUNKS = 512
 _INT32 = 2**31
@@ -80,6 +83,7 @@ class Launch:
         options: the options of the loss.
         tiling: the tiling of a row.
         is_backward: whether the launch computes the gradient.
+        temperature_hbm: temperatures of positions, float32 [N] or [1], in place of that of the options; or None.
     """
 
     function: str
@@ -89,6 +93,7 @@ class Launch:
     options: DistillationOptions
     tiling: DistillationTiling
     is_backward: bool
+    temperature_hbm: nl.NkiTensor | None = None
 
     @property
     def num_positions(self) -> int:
@@ -120,11 +125,6 @@ class Launch:
         """Whether the shift of a row is the maximum of only a part of it."""
         return min(self.vocab_size, self.tiling.chunk_size) < self.vocab_size or self.vocab_size > SAMPLE_COLUMNS
 
-    @property
-    def scale(self) -> float:
-        """The factor of the logits, 1 / T."""
-        return 1.0 / self.options.temperature
-
     def parts(self) -> list[Part]:
         """Return the positions in parts of at most as many rows as can be collected for recomputation."""
         most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
@@ -132,11 +132,15 @@ class Launch:
 
     def of_part(self, part: Part) -> Launch:
         """Return a launch on the positions of a part alone."""
+        temperature_hbm = self.temperature_hbm
+        if temperature_hbm is not None and tuple(temperature_hbm.shape) != (1,):
+            temperature_hbm = part.of(temperature_hbm)
         return replace(
             self,
             student_hbm=part.of(self.student_hbm),
             teacher_hbm=part.of(self.teacher_hbm),
             labels_hbm=None if self.labels_hbm is None else part.of(self.labels_hbm),
+            temperature_hbm=temperature_hbm,
         )
 
     def batches(self) -> list[Batch]:
@@ -156,6 +160,9 @@ def _validate_options(launch: Launch) -> None:
         f"{launch.function}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
         f"it divides the logits",
     )
+    validate_temperatures(
+        launch.function, launch.temperature_hbm, launch.num_positions, launch.options.temperature, "the positions"
+    )
 
 
 def validate(launch: Launch) -> None:
@@ -173,7 +180,7 @@ def validate(launch: Launch) -> None:
         f"both models must have one vocabulary",
     )
     for name, tensor_hbm in (("student_hbm", student_hbm), ("teacher_hbm", launch.teacher_hbm)):
-        require_floats(function, name, tensor_hbm.dtype)
+        require_float_tensor(function, name, tensor_hbm.dtype)
     _validate_options(launch)
     labels_hbm = launch.labels_hbm
     if labels_hbm is not None:

@@ -21,6 +21,7 @@ from typing import Generic, Protocol
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.sbuf import ring_of
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.distillation.launch import POSITIONS, SAMPLE_COLUMNS, Launch, tile_dtype
@@ -42,15 +43,13 @@ _ROWS_IN_FLIGHT = 2
 
 @dataclass(frozen=True)
 class Mixture:
-    """The constants that depend on beta and the temperature.
+    """The constants that depend on beta.
 
     Attributes:
-        scale: 1 / T.
         log_odds: log(beta / (1 - beta)).
         log_rest: log(1 - beta).
     """
 
-    scale: float
     log_odds: float
     log_rest: float
 
@@ -58,32 +57,31 @@ class Mixture:
     def of(cls, launch: Launch) -> Mixture:
         """Return the constants of a launch whose beta is between 0 and 1."""
         beta = launch.options.beta
-        return cls(launch.scale, log(beta) - log1p(-beta), log1p(-beta))
+        return cls(log(beta) - log1p(-beta), log1p(-beta))
 
-    def bias(self, center_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the bias of :meth:`take_logs`: log odds - c / T, where c is ``center_sbuf``.
+    def bias(self, center_sbuf: nl.NkiTensor, scale: Scale) -> nl.NkiTensor:
+        """Return the bias of :func:`take_logs`: log odds - c / T, where c is ``center_sbuf`` and ``scale`` is 1 / T.
 
         The differences of logits minus c are T * r.
         """
         bias_sbuf = float32_like(center_sbuf)
-        nisa.tensor_scalar(
-            dst=bias_sbuf,
-            data=center_sbuf,
-            op0=nl.multiply,
-            operand0=-self.scale,
-            op1=nl.add,
-            operand1=self.log_odds,
-        )
+        scale.by(-1.0).take_sum(bias_sbuf, center_sbuf, self.log_odds)
         return bias_sbuf
 
-    def take_logs(self, dst: nl.NkiTensor, difference_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor) -> None:
-        """Compute L - log(1 - beta) from the differences teacher - student."""
-        nisa.activation(dst=dst, op=nl.softplus, data=difference_sbuf, scale=self.scale, bias=bias_sbuf)
+
+def take_logs(
+    dst: nl.NkiTensor, difference_sbuf: nl.NkiTensor, scale: float | nl.NkiTensor, bias_sbuf: nl.NkiTensor
+) -> None:
+    """Compute L - log(1 - beta) of rows from their differences teacher - student.
+
+    ``scale`` is 1 / T, a number or [rows, 1], and ``bias_sbuf`` that of :meth:`Mixture.bias`, [rows, 1].
+    """
+    nisa.activation(dst=dst, op=nl.softplus, data=difference_sbuf, scale=scale, bias=bias_sbuf)
 
 
-def center_of(launch: Launch, totals: Totals) -> nl.NkiTensor:
+def center_of(totals: Totals) -> nl.NkiTensor:
     """Return T * (lse of the teacher - lse of the student), once the sums of exponentials of both are complete."""
-    return center(totals.teacher, totals.student, launch.options.temperature)
+    return center(totals.teacher, totals.student, totals.temperature)
 
 
 @dataclass(frozen=True)
@@ -304,9 +302,9 @@ class _Floors:
     teacher_sbuf: nl.NkiTensor
 
     @classmethod
-    def of(cls, totals: Totals, temperature: float) -> _Floors:
+    def of(cls, totals: Totals) -> _Floors:
         """Compute the floors of rows from their shifts."""
-        sides = (totals.student, totals.teacher)
+        sides, far_below = (totals.student, totals.teacher), totals.temperature.by(_FAR_BELOW)
         floors = [float32_like(side.neg_shift_sbuf) for side in sides]
         for floor_sbuf, side in zip(floors, sides, strict=True):
             nisa.tensor_scalar(
@@ -315,7 +313,7 @@ class _Floors:
                 op0=nl.multiply,
                 operand0=-1.0,
                 op1=nl.subtract,
-                operand1=_FAR_BELOW * temperature,
+                operand1=far_below.of(0),
             )
         return cls(*floors)
 
@@ -404,12 +402,12 @@ class _BothVisits:
     def take_terms(self, number: int) -> None:
         """Do the second visit of rows, and the first visit of the rows that follow."""
         plan, totals = self.walk.plan, self.totals[number]
-        bias_sbuf = self.walk.mixture.bias(center_of(self.walk.launch, totals))
+        bias_sbuf = self.walk.mixture.bias(center_of(totals), totals.student.scale)
         for first in range(0, self.chunks, plan.group):
             chunks = range(first, min(first + plan.group, self.chunks))
             for chunk in chunks:
                 self._open(number * self.chunks + chunk)
-            logs = {chunk: self._take_logs(number * self.chunks + chunk, bias_sbuf) for chunk in chunks}
+            logs = {chunk: self._take_logs(number, chunk, bias_sbuf) for chunk in chunks}
             for chunk in chunks:
                 load = number * self.chunks + chunk
                 self._open(load + plan.group)
@@ -434,7 +432,7 @@ class _BothVisits:
         if load in self.opened or load >= self.summed:
             return
         if load % self.chunks == 0:
-            self._floors[number] = _Floors.of(self.totals[number], self.walk.launch.options.temperature)
+            self._floors[number] = _Floors.of(self.totals[number])
         logits, tiles = self.source.second(load), self.walk.tiles.differences_sbuf
         rows, columns = logits.student_sbuf.shape
         _raise_to_floors(logits.student_sbuf, self._floors[number].student_sbuf)
@@ -449,17 +447,18 @@ class _BothVisits:
         )
         self.opened[load] = Opened(logits, difference_sbuf)
 
-    def _take_logs(self, load: int, bias_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    def _take_logs(self, number: int, chunk: int, bias_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Compute s, which is returned, and w in place of the differences."""
+        load, scale = number * self.chunks + chunk, self.totals[number].student.scale.of(0)
         difference_sbuf, tiles = self.opened[load].difference_sbuf, self.walk.tiles.logs_sbuf
         rows, columns = difference_sbuf.shape
         logs_sbuf = tiles[load % len(tiles)][0:rows, 0:columns]
-        self.walk.mixture.take_logs(logs_sbuf, difference_sbuf, bias_sbuf)
+        take_logs(logs_sbuf, difference_sbuf, scale, bias_sbuf)
         nisa.scalar_tensor_tensor(
             dst=difference_sbuf,
             data=difference_sbuf,
             op0=nl.multiply,
-            operand0=self.walk.launch.scale,
+            operand0=scale,
             op1=nl.subtract,
             operand1=logs_sbuf,
         )

@@ -5,9 +5,10 @@
 
 Values are float32 tiles [128, batches], one number per row: the shifts and sums of one model's exponentials
 (:class:`Exponentials`), vectors from HBM (:func:`loaded_rows`, :func:`valid_mask` of labels), and the results that go
-there (:class:`Vectors`). Chunks of both logits are loaded side by side (:class:`PairStream`, which yields
-:class:`PairChunk`), into :class:`Buffers` that have the scratch for their computation too. -inf and rows without a
-distribution are treated by :func:`raise_lowest` and :func:`add_nan_of_empty`.
+there (:class:`Vectors`). The temperatures of rows are factors of such values (:class:`RowTemperatures`). Chunks of both
+logits are loaded side by side (:class:`PairStream`, which yields :class:`PairChunk`), into :class:`Buffers` that have
+the scratch for their computation too. -inf and rows without a distribution are treated by :func:`raise_lowest` and
+:func:`add_nan_of_empty`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,19 @@ from typing import Generic
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import Batch, BatchGroup
 from nkilib.core.rows.elements import int32_column, integer_op
+from nkilib.core.rows.scale import ConstantScale, Scale
 from nkilib.core.rows.stream import Chunk, Rows, Stream
 from nkilib.core.rows.tiles import clamp
-from nkilib.experimental.loss.distillation.launch import LOWEST, POSITIONS, Launch, Part, tile_dtype
+from nkilib.experimental.loss.distillation.launch import (
+    LOWEST,
+    POSITIONS,
+    TEMPERATURE_LIMITS,
+    Launch,
+    Part,
+    tile_dtype,
+)
 from nkilib.experimental.loss.distillation.tiling import IN_FLIGHT
+from nkilib.experimental.loss.temperatures import LoadedRows, Temperatures
 from nkilib.nki import nisa, nl
 
 # A factor whose product with LOWEST is -inf, and whose product with any other logit is not.
@@ -50,22 +60,22 @@ class Exponentials:
     The logits x of a row are shifted by a number c of about their maximum before their exponentials are summed.
 
     Attributes:
-        scale: 1 / T.
+        scale: 1 / T, of all rows or of each.
         neg_shift_sbuf: -c, in units of logits.
         bias_sbuf: -c / T; the same tile where T is 1.
         sums_sbuf: S, the sum of exp((x - c) / T).
     """
 
-    scale: float
+    scale: Scale
     neg_shift_sbuf: nl.NkiTensor
     bias_sbuf: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, batches: int, scale: float) -> Exponentials:
+    def make(cls, batches: int, scale: Scale) -> Exponentials:
         """Allocate the tiles of ``batches`` batches; unused rows of the last batch have c = 0 and S = 1."""
         neg_shift_sbuf = row_tile(batches)
-        bias_sbuf = neg_shift_sbuf if scale == 1.0 else row_tile(batches)
+        bias_sbuf = neg_shift_sbuf if scale.is_one else row_tile(batches)
         return cls(scale, neg_shift_sbuf, bias_sbuf, row_tile(batches, 1.0))
 
     def take_shift(self, sample_sbuf: nl.NkiTensor, batch: int, is_further: bool = False) -> None:
@@ -82,28 +92,29 @@ class Exponentials:
 
     def set_bias(self, batch: int, rows: int) -> None:
         """Compute the bias -c / T."""
-        if self.scale != 1.0:
+        if not self.scale.is_one:
             nisa.tensor_scalar(
                 dst=column(self.bias_sbuf, batch, rows),
                 data=column(self.neg_shift_sbuf, batch, rows),
                 op0=nl.multiply,
-                operand0=self.scale,
+                operand0=self.scale.of(batch, rows),
             )
 
     def take(
         self, dst: nl.NkiTensor, logits_sbuf: nl.NkiTensor, batch: int, sum_sbuf: nl.NkiTensor | None = None
     ) -> None:
         """Compute exp((x - c) / T) of a range of columns and, if requested, their sum, [rows, 1]."""
-        bias_sbuf = column(self.bias_sbuf, batch, logits_sbuf.shape[0])
+        rows = logits_sbuf.shape[0]
+        bias_sbuf, scale = column(self.bias_sbuf, batch, rows), self.scale.of(batch, rows)
         if sum_sbuf is None:
-            nisa.activation(dst=dst, op=nl.exp, data=logits_sbuf, bias=bias_sbuf, scale=self.scale)
+            nisa.activation(dst=dst, op=nl.exp, data=logits_sbuf, bias=bias_sbuf, scale=scale)
             return
         nisa.activation(
             dst=dst,
             op=nl.exp,
             data=logits_sbuf,
             bias=bias_sbuf,
-            scale=self.scale,
+            scale=scale,
             reduce_op=nl.add,
             reduce_res=sum_sbuf,
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
@@ -183,10 +194,12 @@ def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
     ]
 
 
-def loaded_rows(vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-    """Load a vector [N] of the rows of a core into a tile, [128, batches]; 0 in unused rows of a batch."""
+def loaded_rows(
+    vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32, fill: int = 0
+) -> nl.NkiTensor:
+    """Load a vector [N] of the rows of a core into a tile, [128, batches]; ``fill`` in unused rows of a batch."""
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=tile_sbuf, value=0)
+    nisa.memset(dst=tile_sbuf, value=fill)
     for group in _groups_of(batches):
         rows_hbm = vector_hbm.slice(
             0, group.first, group.first + (group.rows * group.batches - 1) * group.cores + 1, group.cores
@@ -205,6 +218,37 @@ def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
     ignored_sbuf = int32_column(rows, ignore_index, 0).broadcast(1, batches)
     integer_op(counts_sbuf, labels_sbuf, ignored_sbuf, nl.not_equal)
     return counts_sbuf
+
+
+@dataclass(frozen=True)
+class CoreRows:
+    """All rows of a core, and unused rows of its last batch, whose values are 1."""
+
+    batches: Sequence[Batch]
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Load a vector [N], into a tile [128, batches]."""
+        return loaded_rows(vector_hbm, self.batches, dtype, fill=1)
+
+
+@dataclass(frozen=True)
+class RowTemperatures:
+    """The temperatures T of rows, as factors of their numbers: T and 1 / T, of all rows or of each."""
+
+    temperature: Scale
+    scale: Scale
+
+    @classmethod
+    def of(cls, launch: Launch, rows: LoadedRows, shape: tuple[int, int]) -> RowTemperatures:
+        """Load the temperatures of rows of which there are (rows, batches), if each position has one."""
+        if launch.temperature_hbm is None:
+            temperature = launch.options.temperature
+            return cls(ConstantScale(temperature), ConstantScale(1.0 / temperature))
+        valid_sbuf = None
+        if launch.labels_hbm is not None:
+            valid_sbuf = valid_mask(rows.loaded(launch.labels_hbm, nl.int32), launch.options.ignore_index)
+        loaded = Temperatures.load(launch.temperature_hbm, rows, shape, TEMPERATURE_LIMITS, valid_sbuf)
+        return cls(loaded.factors, loaded.scale(1.0))
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import log1p
 from typing import TYPE_CHECKING
 
-from nkilib.core.rows.statistics import RowSums
-from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.core.rows.scale import Scale
+from nkilib.core.rows.tiles import RowSums, difference, float32_like, product, scaled
 from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
-from nkilib.experimental.loss.distillation.pair import Exponentials, add_nan_of_empty, row_tile
+from nkilib.experimental.loss.distillation.pair import Exponentials, RowTemperatures, add_nan_of_empty, row_tile
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -48,10 +48,14 @@ def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float
 
 
 def _finish_losses(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
-    """Raise negative losses, which only rounding produces, to 0; set those of rows without a distribution to NaN."""
+    """Raise negative losses, which only rounding produces, to 0.
+
+    Set those of rows without a distribution or an accepted temperature to NaN.
+    """
     nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
     for side in (totals.student, totals.teacher):
         add_nan_of_empty(loss_sbuf, side.neg_shift_sbuf)
+    totals.temperature.add_nan(loss_sbuf)
 
 
 @dataclass(frozen=True)
@@ -85,19 +89,21 @@ class Totals:
             :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d = teacher - student and
             s = L - log(1 - beta) of :class:`.mixture.MixtureForward`.
         logs_sbuf: sum of e_s * s, for Jensen-Shannon.
+        temperature: T.
     """
 
     student: Exponentials
     teacher: Exponentials
     weighted_sbuf: nl.NkiTensor
     logs_sbuf: nl.NkiTensor
+    temperature: Scale
 
     @classmethod
-    def make(cls, batches: int, scale: float) -> Totals:
+    def make(cls, batches: int, temperatures: RowTemperatures) -> Totals:
         """Allocate the totals of ``batches`` batches."""
-        return cls(
-            Exponentials.make(batches, scale), Exponentials.make(batches, scale), row_tile(batches), row_tile(batches)
-        )
+        scale = temperatures.scale
+        student, teacher = Exponentials.make(batches, scale), Exponentials.make(batches, scale)
+        return cls(student, teacher, row_tile(batches), row_tile(batches), temperatures.temperature)
 
     def of_batches(self, start: int, end: int, rows: int) -> Totals:
         """Return views of a range of batches with equally many rows: [rows, end - start]."""
@@ -106,9 +112,16 @@ class Totals:
             return tile_sbuf[0:rows, start:end]
 
         def of_side(side: Exponentials) -> Exponentials:
-            return Exponentials(side.scale, part(side.neg_shift_sbuf), part(side.bias_sbuf), part(side.sums_sbuf))
+            scale = side.scale.part(start, end, rows)
+            return Exponentials(scale, part(side.neg_shift_sbuf), part(side.bias_sbuf), part(side.sums_sbuf))
 
-        return Totals(of_side(self.student), of_side(self.teacher), part(self.weighted_sbuf), part(self.logs_sbuf))
+        return Totals(
+            of_side(self.student),
+            of_side(self.teacher),
+            part(self.weighted_sbuf),
+            part(self.logs_sbuf),
+            self.temperature.part(start, end, rows),
+        )
 
     def tiles(self) -> tuple[nl.NkiTensor, ...]:
         """Return each tile once, except the biases, which follow from the shifts and are no longer needed."""
@@ -182,17 +195,10 @@ def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
     return log_sbuf
 
 
-def center(first: Exponentials, second: Exponentials, temperature: float) -> nl.NkiTensor:
+def center(first: Exponentials, second: Exponentials, temperature: Scale) -> nl.NkiTensor:
     """Return T * (lse - lse'), for logits x and x' of the two: x - x' minus this is T * log(p / p')."""
     center_sbuf = difference(second.neg_shift_sbuf, first.neg_shift_sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=center_sbuf,
-        data=log_ratio(first, second),
-        op0=nl.multiply,
-        operand0=temperature,
-        op1=nl.add,
-        operand1=center_sbuf,
-    )
+    temperature.take_sum(center_sbuf, log_ratio(first, second), center_sbuf)
     return center_sbuf
 
 
@@ -204,16 +210,7 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
     """
     weighting, other = totals.weighting(launch)
     mean_sbuf = _mean(totals.weighted_sbuf, weighting.sums_sbuf, 1.0)
-    # Infinite beyond INFINITE, exact below it.
-    factor = 2.0**128 / INFINITE
-    nisa.tensor_scalar(
-        dst=mean_sbuf,
-        data=mean_sbuf,
-        op0=nl.multiply,
-        operand0=factor,
-        op1=nl.multiply,
-        operand1=launch.scale / factor,
-    )
+    weighting.scale.take_limited(mean_sbuf, mean_sbuf, INFINITE)
     loss_sbuf = difference(mean_sbuf, log_ratio(weighting, other))
     _finish_losses(loss_sbuf, totals)
     return Divergences(loss_sbuf, loss_sbuf)
@@ -231,15 +228,10 @@ def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
     nisa.tensor_scalar(
         dst=moment_sbuf, data=moment_sbuf, op0=nl.subtract, operand0=log_rest, op1=nl.maximum, operand1=0.0
     )
+    totals.temperature.add_nan(moment_sbuf)
     loss_sbuf = _mean(totals.weighted_sbuf, totals.teacher.sums_sbuf, 1.0)
-    nisa.scalar_tensor_tensor(
-        dst=loss_sbuf,
-        data=center(totals.teacher, totals.student, launch.options.temperature),
-        op0=nl.multiply,
-        operand0=-launch.scale,
-        op1=nl.add,
-        operand1=loss_sbuf,
-    )
+    center_sbuf = center(totals.teacher, totals.student, totals.temperature)
+    totals.teacher.scale.by(-1.0).take_sum(loss_sbuf, center_sbuf, loss_sbuf)
     nisa.tensor_scalar(
         dst=loss_sbuf, data=loss_sbuf, op0=nl.subtract, operand0=log_rest, op1=nl.multiply, operand1=beta
     )

@@ -10,6 +10,9 @@ NKI documents ``log`` on [2^-64, 2^64] only. A number below 2^-32 is multiplied 
 x + exp(-100): this is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding error of
 y = 1 - x is known, (y - 1) + x, and is subtracted from log y, so that small probabilities keep their loss at t = 0.
 
+The file has the definition in instructions (:class:`Bce`), the float64 reference (:class:`BceReference`), the kernels
+(``binary_cross_entropy_...``) and the registry entry (:data:`BCE`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 The loss is the binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
@@ -40,10 +43,10 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,

@@ -11,6 +11,10 @@ With a weight p of positive examples (``pos_weight``) the loss is
 ``w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)`` for ``w = p t + (1 - t)``; its derivatives are
 ``(1 - t) - w sigmoid(-x)`` and ``(p - 1) softplus(-x) - x``.
 
+The file has the definition in instructions (:class:`BceWithLogits`, and :class:`BceWithPositiveWeight` with
+``pos_weight``), the float64 reference (one for each of them), the kernels (``binary_cross_entropy_with_logits_...``)
+and the registry entry (:data:`BCE_WITH_LOGITS`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 The loss is the binary cross-entropy of logits, with s = softplus(-|x|), whose error is u / 2.
@@ -38,10 +42,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hardware import HbmTensor
-from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import (
+from nkilib.core.arithmetic import (
     add_on_gpsimd,
     combine,
     difference,
@@ -50,6 +51,9 @@ from nkilib.core.rows.arithmetic import (
     subtract_on_gpsimd,
     transform,
 )
+from nkilib.core.hardware import HbmTensor
+from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
+from nkilib.core.host.loss import Form, Sample
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     POSITIVE_WEIGHT,

@@ -8,6 +8,9 @@ logarithm and the quotient need a single inverse root; ``full`` adds ``log(2 pi)
 ``q s``, its negative and ``s^2 (1 - q^2) / 2``. The last one is computed as if ``var`` were
 ``max(var, eps)``, as in PyTorch.
 
+The file has the definition in instructions (:class:`GaussianNll`), the float64 reference (:class:`GaussianReference`),
+the kernels (``gaussian_nll_loss_...``) and the registry entry (:data:`GAUSSIAN_NLL`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 Let v = max(var, eps), s = 1 / sqrt(v), whose error is u / 2, and q = (x - t) s.
@@ -32,10 +35,10 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import LEAST_ARGUMENT_OF_LOG, require_flag, require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,

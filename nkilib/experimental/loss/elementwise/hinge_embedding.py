@@ -7,6 +7,10 @@ This is ``torch.nn.functional.hinge_embedding_loss(x, t)``. The sum is computed 
 The derivative is ``[t != -1] - [t != 1] [x <= margin]``. Terms are selected, not multiplied by 0, because 0 times
 infinity would be NaN.
 
+The file has the definition in instructions (:class:`HingeEmbedding`), the float64 reference
+(:class:`HingeEmbeddingReference`), the kernels (``hinge_embedding_loss_...``) and the registry entry
+(:data:`HINGE_EMBEDDING`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 ``margin - x`` rounds once, u / 2 of itself; all other instructions select numbers, which is exact.
@@ -21,10 +25,10 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,

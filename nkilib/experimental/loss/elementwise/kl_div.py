@@ -10,6 +10,9 @@ factor PyTorch's difference of products, so that nothing cancels beyond what can
 The logarithm is that of t + 2^-64: exact in float32 from t = 2^-40 on, finite at 0, and off by at most 2^-64 in
 ``t * log t``. NKI documents ``log`` on [2^-64, 2^64] only.
 
+The file has the definition in instructions (:class:`KlDiv`, and :class:`KlDivOfLogTarget` for ``log_target``), the
+float64 reference (:class:`KlDivReference`), the kernels (``kl_div_...``) and the registry entry (:data:`KL_DIV`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 Let x be log-probabilities, and l = log t, whose error is u / 2 of itself. The difference and the product
@@ -32,10 +35,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.core.hardware import LIMIT_OF_LOG, HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,

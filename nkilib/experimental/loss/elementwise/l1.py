@@ -5,6 +5,9 @@
 
 The derivatives are ``sign(x - t)`` and its negative.
 
+The file has the definition in instructions (:class:`L1`), the float64 reference (:class:`L1Reference`), the kernels
+(``l1_loss_...``) and the registry entry (:data:`L1_LOSS`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 The difference rounds once, u / 2 of itself. A sign is exact.
@@ -18,10 +21,10 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,

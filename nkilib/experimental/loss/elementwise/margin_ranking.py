@@ -6,6 +6,10 @@
 Where ``margin - t (x1 - x2)`` is 0 or more, the derivatives with respect to x1, x2 and t are ``-t``, ``t``
 and ``-(x1 - x2)``; else they are 0.
 
+The file has the definition in instructions (:class:`MarginRanking`), the float64 reference
+(:class:`MarginRankingReference`), the kernels (``margin_ranking_loss_...``) and the registry entry
+(:data:`MARGIN_RANKING`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 With d = x1 - x2: d and p = t d round once, u / 2 of p each, and z = margin - p rounds once, u / 2 of z.
@@ -23,10 +27,10 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import combine, product, subtract_on_gpsimd
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import combine, product, subtract_on_gpsimd
 from nkilib.core.rows.checks import require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     TARGET,

@@ -5,6 +5,9 @@
 
 The derivatives are ``2 (x - t)`` and its negative.
 
+The file has the definition in instructions (:class:`Mse`), the float64 reference (:class:`MseReference`), the kernels
+(``mse_loss_...``) and the registry entry (:data:`MSE`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 The difference d rounds once, u / 2 of itself; its square has twice that error, and u / 2 of its own.
@@ -20,10 +23,10 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import difference
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import difference
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,

@@ -8,6 +8,10 @@ The loss is ``exp(x) - t x`` if x is the logarithm of the rate, or ``x - t log(x
 derivatives are ``exp(x) - t`` and ``-x``, or ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds
 ``log t + 1 / (2 t)`` to the derivative with respect to the target, where t > 1.
 
+The file has the definition in instructions (:class:`PoissonOfLogRate` and :class:`PoissonOfRate`), the float64
+reference (:class:`PoissonReference`), the kernels (``poisson_nll_loss_...``) and the registry entry
+(:data:`POISSON_NLL`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 Products and sums round once, u / 2 each; exponentials and logarithms have an error of u / 2.
@@ -32,10 +36,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hardware import HbmTensor
-from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import (
+from nkilib.core.arithmetic import (
     combine,
     difference,
     multiply_in_turns,
@@ -45,6 +46,9 @@ from nkilib.core.rows.arithmetic import (
     total,
     transform,
 )
+from nkilib.core.hardware import HbmTensor
+from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
+from nkilib.core.host.loss import Form, Sample
 from nkilib.core.rows.checks import LEAST_ARGUMENT_OF_LOG, require_flag, require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,

@@ -12,6 +12,10 @@ Vector computes c and |d| - b. For one piece in five, if f is 1, Scalar computes
 ``max(d - b, 0) + max(-d - b, 0)`` from d instead, which is the same number, so that both engines have equal
 work in 16 bits.
 
+The file has the definition in instructions (:class:`SmoothL1`, for both losses), the float64 reference
+(:class:`SmoothL1Reference`), the kernels (``smooth_l1_loss_...`` and ``huber_loss_...``) and the registry entries
+(:data:`SMOOTH_L1` and :data:`HUBER`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 Let d = x - t, b be the width and f the factor, both float32 numbers.
@@ -37,10 +41,10 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.rows.arithmetic import subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import LEAST_NORMAL, require_option
 from nkilib.experimental.loss.elementwise.l1 import L1, L1Reference
 from nkilib.experimental.loss.skeletons.elementwise.definition import (

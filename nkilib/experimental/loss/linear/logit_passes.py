@@ -21,9 +21,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nkilib.core.arithmetic import multiply_on_gpsimd
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.argmax import Search
-from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.moments import EntropyMoment, raise_negligible
 from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like

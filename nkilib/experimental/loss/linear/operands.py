@@ -263,6 +263,21 @@ def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
     return cast(loaded_sbuf, nl.float32)
 
 
+@dataclass(frozen=True)
+class AllPositions:
+    """Loads the values of all positions of a launch at once.
+
+    Attributes:
+        fill: the value beyond the last position.
+    """
+
+    fill: float = 0.0
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Return the values of a vector [N] as float32 [128, tiles]."""
+        return load_positions(vector_hbm, self.fill)
+
+
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
     """Transpose by Tensor, through PSUM, with a cast on the way out."""
     transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)

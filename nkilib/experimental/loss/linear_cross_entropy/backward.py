@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from nkilib.core import arithmetic
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MIN, Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap

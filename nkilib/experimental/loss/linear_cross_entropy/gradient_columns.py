@@ -23,8 +23,8 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
 )
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.operands import load_positions
-from nkilib.experimental.loss.linear_cross_entropy.launch import AllPositions, LinearLaunch, is_factored
+from nkilib.experimental.loss.linear.operands import AllPositions, load_positions
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, is_factored
 from nkilib.experimental.loss.linear_cross_entropy.targets import weights_of_targets
 from nkilib.nki import nisa, nl
 

@@ -29,8 +29,9 @@ from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, searched_ids
+from nkilib.experimental.loss.linear.operands import AllPositions
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import Exponents, GradientColumns
-from nkilib.experimental.loss.linear_cross_entropy.launch import ID_SLOTS, AllPositions, LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.launch import ID_SLOTS, LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.targets import load_ids
 from nkilib.nki import nisa, nl
 

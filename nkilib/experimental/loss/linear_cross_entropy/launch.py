@@ -33,7 +33,7 @@ from nkilib.experimental.loss.linear.backward.geometry import (
 )
 from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, Block, searched_ids
 from nkilib.experimental.loss.linear.launch import LinearOperands
-from nkilib.experimental.loss.linear.operands import load_positions
+from nkilib.experimental.loss.linear.operands import AllPositions
 from nkilib.experimental.loss.temperatures import Temperatures
 from nkilib.nki import nl
 
@@ -147,21 +147,6 @@ class ForwardNeeds:
         """The number of instructions of a tile of logits besides its products, with its share of the group's."""
         passes = self.vector_passes + self.scalar_passes + self.products + (self.entropy and self.bias)
         return passes + (1 if self == ForwardNeeds() else 2 + self.argmax)
-
-
-@dataclass(frozen=True)
-class AllPositions:
-    """Loads the values of all positions of a launch at once.
-
-    Attributes:
-        fill: the value beyond the last position.
-    """
-
-    fill: float = 0.0
-
-    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Return the values of a vector [N] as float32 [128, tiles]."""
-        return load_positions(vector_hbm, self.fill)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.arithmetic import multiply_on_gpsimd
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.argmax import Argmax, Search
-from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.moments import MeanMoment
 from nkilib.core.rows.scale import RowScale
 from nkilib.core.rows.statistics import Place, Statistics

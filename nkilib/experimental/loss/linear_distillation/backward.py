@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log, log1p
 
+from nkilib.core import arithmetic
 from nkilib.core.hardware import PARTITIONS
-from nkilib.core.rows import arithmetic
+from nkilib.core.rows.scale import ONE, Scale
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes
@@ -48,6 +49,7 @@ from nkilib.experimental.loss.linear_distillation.launch import (
     PairUpstream,
     backward_needs,
     parts_of_positions,
+    valid_labels,
 )
 from nkilib.nki import nisa, nl
 
@@ -85,11 +87,6 @@ class LogSumExp:
         return difference_sbuf
 
 
-def _slope(student: ModelOperands) -> float:
-    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
-    return student.logit_scale / student.temperature
-
-
 @dataclass(frozen=True)
 class LabelColumns:
     """The inputs of the gradient of the log-probability at a label; float32 [128, tiles] each.
@@ -123,8 +120,10 @@ class _UpstreamColumns:
     label_factor_sbuf: nl.NkiTensor | None
 
     @classmethod
-    def loaded(cls, launch: PairLaunch, upstream: PairUpstream) -> _UpstreamColumns:
-        """Load the upstream gradients of all positions of a launch."""
+    def loaded(cls, launch: PairLaunch, upstream: PairUpstream, slope: Scale) -> _UpstreamColumns:
+        """Load the upstream gradients of all positions of a launch, where the derivative of z with respect to the logit
+        is ``slope``.
+        """
         factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
         has_moment = launch.options.beta > 0.0
         moment_sbuf = load_positions(upstream.moment_hbm, 0.0) if has_moment else constant(factor_sbuf, 0.0)
@@ -133,21 +132,16 @@ class _UpstreamColumns:
         label_sbuf = label_factor_sbuf = None
         if launch.labels_hbm is not None:
             label_sbuf = load_positions(launch.labels_hbm, 0.0)
-            valid_sbuf = nl.ndarray(label_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-            # Classes are small enough for float32, and no other value is equal to one.
-            ignored = float(launch.options.ignore_index)
-            nisa.tensor_scalar(dst=valid_sbuf, data=label_sbuf, op0=nl.not_equal, operand0=ignored)
+            valid_sbuf = valid_labels(label_sbuf, launch.options.ignore_index)
             factor_sbuf, moment_sbuf = selected(factor_sbuf, valid_sbuf), selected(moment_sbuf, valid_sbuf)
             if upstream.grad_logprob_hbm is not None:
                 label_factor_sbuf = selected(load_positions(upstream.grad_logprob_hbm, 0.0), valid_sbuf)
-                label_factor_sbuf = scaled(label_factor_sbuf, _slope(launch.student))
+                label_factor_sbuf = slope.times(label_factor_sbuf)
                 nisa.tensor_scalar(
                     dst=label_sbuf, data=label_sbuf, op0=nl.subtract, operand0=float(launch.classes.first)
                 )
         mixture_factor = 1.0 - launch.options.beta if launch.is_mixed else 1.0
-        return cls(
-            moment_sbuf, scaled(factor_sbuf, mixture_factor * _slope(launch.student)), label_sbuf, label_factor_sbuf
-        )
+        return cls(moment_sbuf, slope.times(factor_sbuf, mixture_factor), label_sbuf, label_factor_sbuf)
 
     def sizes(self) -> list[nl.NkiTensor]:
         """Return bounds on the magnitudes of the gradients of logits, for the power of two of float16.
@@ -171,19 +165,19 @@ class _UpstreamColumns:
         )
 
 
-def _constant_factor(launch: PairLaunch) -> float:
-    """Return the constant factor of the terms that :class:`PairGradientTiles` computes."""
-    return -launch.student.scale if launch.is_reverse else -1.0
-
-
 def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     exponential_sbuf = float32_like(values_sbuf)
     nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
     return exponential_sbuf
 
 
-def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``center`` of :class:`PairGradientTiles`; for KL(teacher || student) ``ratio``."""
+def _center(
+    launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor, scale: Scale
+) -> nl.NkiTensor:
+    """Compute ``center`` of :class:`PairGradientTiles`; for KL(teacher || student) ``ratio``.
+
+    ``scale`` is the student's.
+    """
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
     if launch.is_mixed:
@@ -191,7 +185,7 @@ def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_s
         nisa.tensor_scalar(dst=center_sbuf, data=center_sbuf, op0=nl.add, operand0=log_odds)
         return center_sbuf
     center_sbuf = difference(teacher.less(student), moment_sbuf)
-    return center_sbuf if launch.student.scale == 1.0 else scaled(center_sbuf, 1.0 / launch.student.scale)
+    return center_sbuf if scale.is_one else scale.quotients(center_sbuf)
 
 
 def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
@@ -216,6 +210,7 @@ class PairColumns:
         factor_sbuf: the factor of the whole gradient.
         labels: the inputs of the gradient of the log-probability; None without one.
         power: the power of two by which the computed gradient is too large; None for 1.
+        student_scale, teacher_scale: the factors that turn the scores of each model into z.
     """
 
     student_bias_sbuf: nl.NkiTensor
@@ -225,18 +220,23 @@ class PairColumns:
     factor_sbuf: nl.NkiTensor
     labels: LabelColumns | None
     power: PowerOfTwo | None
+    student_scale: Scale
+    teacher_scale: Scale
 
     @classmethod
     def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
         """Compute the columns of all positions of a launch."""
+        temperatures = launch.temperatures_of(Block(0, launch.num_positions))
+        scale, slope = launch.student.scale_of(temperatures), launch.student.slope_of(temperatures)
         student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
-        upstreams = _UpstreamColumns.loaded(launch, upstream)
+        upstreams = _UpstreamColumns.loaded(launch, upstream, slope)
         power = None
         if launch.student.dtype == nl.float16:
             power = PowerOfTwo.of_largest(upstreams.sizes())
             upstreams = upstreams.multiplied(power.factor_sbuf)
         lost_sbuf = _exponential(student.lost_sbuf)
-        factor_sbuf = scaled(product(upstreams.factor_sbuf, lost_sbuf), _constant_factor(launch))
+        # The constant factor of the terms that the tiles compute, and for KL(student || teacher) the scale.
+        factor_sbuf = (scale if launch.is_reverse else ONE).times(product(upstreams.factor_sbuf, lost_sbuf), -1.0)
         labels = None
         if upstreams.label_sbuf is not None and upstreams.label_factor_sbuf is not None:
             softmax_factor_sbuf = scaled(product(upstreams.label_factor_sbuf, lost_sbuf), -1.0)
@@ -244,11 +244,13 @@ class PairColumns:
         return cls(
             student.bias_sbuf,
             teacher.bias_sbuf,
-            _center(launch, student, teacher, upstreams.moment_sbuf),
+            _center(launch, student, teacher, upstreams.moment_sbuf, scale),
             _addend(launch, upstreams.moment_sbuf),
             factor_sbuf,
             labels,
             power,
+            scale,
+            launch.teacher.scale_of(temperatures),
         )
 
 
@@ -324,9 +326,12 @@ def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number:
     return copy_sbuf
 
 
-def _write_softmax(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+def _write_softmax(
+    dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: Scale, bias_sbuf: nl.NkiTensor, place: TilePlace
+) -> None:
     """Write exp(scale * score - lse), the softmax but for the rounding error of lse."""
-    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
+    of_place = scale.of(place.column, place.rows)
+    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=of_place, bias=place.of(bias_sbuf))
 
 
 @dataclass(frozen=True)
@@ -449,7 +454,7 @@ class PairGradientTiles:
                 dst=differences_sbuf,
                 op=nl.softplus,
                 data=differences_sbuf,
-                scale=self.launch.student.scale,
+                scale=self.columns.student_scale.of(place.column, place.rows),
                 bias=place.of(self.columns.center_sbuf),
             )
         return [student, differences_sbuf]
@@ -466,8 +471,9 @@ class PairGradientTiles:
             place: the place of the tile.
         """
         student, other = opened
-        terms_sbuf, factor_sbuf = place.slot(self.terms_sbuf, number), place.of(self.columns.factor_sbuf)
-        _write_softmax(terms_sbuf, student, self.launch.student.scale, place.of(self.columns.student_bias_sbuf))
+        columns = self.columns
+        terms_sbuf, factor_sbuf = place.slot(self.terms_sbuf, number), place.of(columns.factor_sbuf)
+        _write_softmax(terms_sbuf, student, columns.student_scale, columns.student_bias_sbuf, place)
         label_sbuf = None if self.labels is None else self.labels.gradient(number, terms_sbuf, place)
         self._take_terms(number, terms_sbuf, other, place)
         tangents = student if self.needs.student.softcap else None
@@ -491,7 +497,7 @@ class PairGradientTiles:
         columns = self.columns
         if not takes_differences(self.needs):
             teacher_sbuf = place.slot(self.others_sbuf, number)
-            _write_softmax(teacher_sbuf, other, self.launch.teacher.scale, place.of(columns.teacher_bias_sbuf))
+            _write_softmax(teacher_sbuf, other, columns.teacher_scale, columns.teacher_bias_sbuf, place)
             nisa.scalar_tensor_tensor(
                 dst=terms_sbuf,
                 data=teacher_sbuf,

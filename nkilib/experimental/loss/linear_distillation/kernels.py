@@ -120,6 +120,7 @@ def linear_distillation_mixture(
     student_logit_softcap: float | None = None,
     teacher_logit_softcap: float | None = None,
     compute_dtype: nl.DType | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the sums of a divergence from the mixture of two distributions over a shard of the vocabulary.
 
@@ -147,7 +148,7 @@ def linear_distillation_mixture(
     Args:
         student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm, student_bias_hbm,
             teacher_bias_hbm, student_weight_layout, teacher_weight_layout, temperature, student_logit_scale,
-            teacher_logit_scale, student_logit_softcap, teacher_logit_softcap, compute_dtype: see
+            teacher_logit_scale, student_logit_softcap, teacher_logit_softcap, compute_dtype, temperature_hbm: see
             ``linear_distillation_forward``.
         student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in HBM:
             results of the forward; for a shard, those over all shards: with the largest maximum m, log_sum is
@@ -193,7 +194,8 @@ def linear_distillation_mixture(
         temperature=temperature,
     )
     classes = validated_pair_classes(student, teacher, 0, None)
-    launch = PairLaunch(function, student, teacher, PairOptions(beta, temperature), classes)
+    options = PairOptions(beta, temperature)
+    launch = PairLaunch(function, student, teacher, options, classes, temperature_hbm=temperature_hbm)
     vectors = PairVectors(student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     validate_pair(launch)
     validate_mixture(launch, vectors)
@@ -231,6 +233,7 @@ def linear_distillation_forward(
     num_classes: int | None = None,
     compute_dtype: nl.DType | None = None,
     memory_limit: int | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the divergence of a student from a teacher at every position, from hidden states and output weights.
 
@@ -293,6 +296,9 @@ def linear_distillation_forward(
             from a first visit of the classes to a second one. It sets the blocks of positions, of which two are kept at
             a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing is
             kept and both products run twice. None: 2 GiB.
+        temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``; no
+            value compiles the kernel again. Where one is not from 1e-3 to 1e6 (0, negative, infinite, NaN), the results
+            of the position that depend on it are NaN; at an ignored position it counts as 1.
 
     Returns:
         Tuple of [N] float32 in HBM: divergence (nats), never negative, times the row weight, 0 where ignored; entropy
@@ -342,6 +348,7 @@ def linear_distillation_forward(
         labels_hbm,
         row_weight_hbm,
         PairWanted(with_logprob, with_target),
+        temperature_hbm,
     )
     validate_pair(launch)
     validate_memory_limit(launch, memory_limit)
@@ -391,6 +398,7 @@ def linear_distillation_backward(
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the gradients of :func:`linear_distillation_forward` for the student's input, weight and bias.
 
@@ -432,7 +440,9 @@ def linear_distillation_backward(
         student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm, labels_hbm, student_bias_hbm,
             teacher_bias_hbm, row_weight_hbm, student_weight_layout, teacher_weight_layout, beta, temperature,
             ignore_index, student_logit_scale, teacher_logit_scale, student_logit_softcap, teacher_logit_softcap,
-            first_class, num_classes, compute_dtype: see :func:`linear_distillation_forward`.
+            first_class, num_classes, compute_dtype, temperature_hbm: see :func:`linear_distillation_forward`. A
+            temperature gets no gradient. One that is not accepted makes the row of dX of its position NaN, and dW and
+            db; with products in float16, all gradients.
         moment_hbm, student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in
             HBM: results of the forward; for a shard, those over all shards. The moment is not read for beta 0.
         grad_divergence_hbm: [N], float32, in HBM: gradient of each divergence, nats; not read at ignored positions.
@@ -491,6 +501,7 @@ def linear_distillation_backward(
         validated_pair_classes(student, teacher, first_class, num_classes),
         labels_hbm,
         row_weight_hbm,
+        temperature_hbm=temperature_hbm,
     )
     validate_pair(launch)
     upstream = PairUpstream(

@@ -11,7 +11,8 @@ options that take room or time :func:`pair_needs` and :func:`backward_needs`.
 
 A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
 softcap. The factor that turns scores into z, :attr:`ModelOperands.scale`, is a constant of the host, so that logit
-scale, softcap and temperature take no instruction except the one for the tangents.
+scale, softcap and temperature take no instruction except the one for the tangents; with temperatures of positions it is
+a tile, an operand of the same instructions (:meth:`ModelOperands.scale_of`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.scale import ConstantScale, Scale
 from nkilib.experimental.loss.cross_entropy.launch import Classes
+from nkilib.experimental.loss.distillation.launch import TEMPERATURE_LIMITS
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import program_share
 from nkilib.experimental.loss.linear.block_schedule import Block, PositionParts
 from nkilib.experimental.loss.linear.launch import LinearOperands, LinearTiling
+from nkilib.experimental.loss.linear.operands import AllPositions, load_positions
 from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
     ModelNeeds,
     PairForwardSizes,
@@ -36,7 +40,8 @@ from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
     gradient_needs,
 )
 from nkilib.experimental.loss.linear_distillation.host.tiling import pair_parts
-from nkilib.nki import nl
+from nkilib.experimental.loss.temperatures import Temperatures
+from nkilib.nki import nisa, nl
 
 STUDENT, TEACHER = "student", "teacher"
 # A masked class has this logit, times a scale of at least 1. Sums of its differences over a block stay finite.
@@ -117,8 +122,17 @@ class ModelOperands(LinearOperands):
 
     @property
     def scale(self) -> float:
-        """The factor that turns a score into z."""
+        """The factor that turns a score into z; with temperatures of positions, divided by these."""
         return self.unit / self.temperature
+
+    def scale_of(self, temperatures: Temperatures | None) -> Scale:
+        """Return :attr:`scale`, divided by the temperatures of positions if there are any."""
+        return ConstantScale(self.scale) if temperatures is None else temperatures.scale(self.scale)
+
+    def slope_of(self, temperatures: Temperatures | None) -> Scale:
+        """Return the derivative of z with respect to the logit; under a softcap that where the tangent is 0."""
+        slope = self.logit_scale / self.temperature
+        return ConstantScale(slope) if temperatures is None else temperatures.scale(slope)
 
     @property
     def score_cap(self) -> float | None:
@@ -128,6 +142,16 @@ class ModelOperands(LinearOperands):
     def of_positions(self, block: Block) -> ModelOperands:
         """Return the operands for some positions alone."""
         return replace(self, input_hbm=block.of(self.input_hbm))
+
+
+def valid_labels(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
+    """Return a mask, uint32: 1 where a label is not ignored, else 0.
+
+    The labels are float32: classes are small enough for it, and no other value is equal to one.
+    """
+    valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=float(ignore_index))
+    return valid_sbuf
 
 
 @dataclass(frozen=True)
@@ -142,6 +166,7 @@ class PairLaunch:
         labels_hbm: [N], int32; None: every position is valid, and no label is asked for.
         row_weight_hbm: [N], float32; None for 1.
         wanted: further results of the forward.
+        temperature_hbm: temperatures of positions, float32 [N] or [1], in place of that of the options; or None.
     """
 
     function: str
@@ -152,6 +177,7 @@ class PairLaunch:
     labels_hbm: nl.NkiTensor | None = None
     row_weight_hbm: nl.NkiTensor | None = None
     wanted: PairWanted = PairWanted()
+    temperature_hbm: nl.NkiTensor | None = None
 
     @property
     def models(self) -> tuple[ModelOperands, ModelOperands]:
@@ -214,7 +240,25 @@ class PairLaunch:
             teacher=self.teacher.of_positions(block),
             labels_hbm=of(self.labels_hbm),
             row_weight_hbm=of(self.row_weight_hbm),
+            temperature_hbm=self._temperature_of(block),
         )
+
+    def temperatures_of(self, block: Block) -> Temperatures | None:
+        """Load the temperatures of some positions, as tiles [128, tiles]; None without temperatures of positions."""
+        temperature_hbm = self._temperature_of(block)
+        if temperature_hbm is None:
+            return None
+        valid_sbuf = None
+        if self.labels_hbm is not None:
+            valid_sbuf = valid_labels(load_positions(block.of(self.labels_hbm), 0.0), self.options.ignore_index)
+        shape = (PARTITIONS, div_ceil(block.size, PARTITIONS))
+        return Temperatures.load(temperature_hbm, AllPositions(fill=1.0), shape, TEMPERATURE_LIMITS, valid_sbuf)
+
+    def _temperature_of(self, block: Block) -> nl.NkiTensor | None:
+        """Return the temperatures of some positions, or the one of all."""
+        if self.temperature_hbm is None or tuple(self.temperature_hbm.shape) == (1,):
+            return self.temperature_hbm
+        return block.of(self.temperature_hbm)
 
 
 @dataclass(frozen=True)
@@ -265,8 +309,10 @@ class PairUpstream:
 
 def pair_needs(launch: PairLaunch) -> PairNeeds:
     """Return the options of a forward that take room or time."""
+    has_temperatures = launch.temperature_hbm is not None
     student, teacher = (
-        ModelNeeds(model.bias_hbm is not None, model.softcap is not None, model.scale != 1.0) for model in launch.models
+        ModelNeeds(model.bias_hbm is not None, model.softcap is not None, model.scale != 1.0 or has_temperatures)
+        for model in launch.models
     )
     return PairNeeds(
         student,
@@ -275,6 +321,7 @@ def pair_needs(launch: PairLaunch) -> PairNeeds:
         reverse=launch.is_reverse,
         target=launch.wanted.needs_target,
         ratio=launch.ratio != 1.0,
+        temperatures=has_temperatures,
     )
 
 

@@ -16,7 +16,7 @@ from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma, require_vector
 from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MIN, Classes
-from nkilib.experimental.loss.cross_entropy.validation import validated_classes
+from nkilib.experimental.loss.cross_entropy.validation import validate_temperatures, validated_classes
 from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN, LinearTiling
@@ -126,13 +126,15 @@ def validated_pair_classes(
 
 
 def validate_pair(launch: PairLaunch) -> None:
-    """Check options, labels and row weights.
+    """Check options, labels, row weights and temperatures of positions.
 
     Raises:
         AssertionError: if one is not accepted; the message names function, requirement, value and remedy.
     """
     function = launch.function
     _validate_options(function, launch.options)
+    temperature = launch.options.temperature
+    validate_temperatures(function, launch.temperature_hbm, launch.num_positions, temperature, "the positions")
     for model in launch.models:
         _validate_logits(model)
     units = sorted(model.unit for model in launch.models)

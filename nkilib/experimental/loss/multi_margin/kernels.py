@@ -3,6 +3,8 @@
 
 """The kernels of the multi-class margin loss: plain functions, to be launched or called from NKI code.
 
+:func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
+
 A row is read once, after the element at its target has been gathered. A sum over a row includes the term of the target
 itself; that term is computed by the same float32 operations, and subtracted. For input x, target t and exponent p, the
 derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the
@@ -20,9 +22,8 @@ from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.sbuf import TileRing, ring_of
-from nkilib.core.rows.statistics import RowSums
 from nkilib.core.rows.stream import Chunk, Stream
-from nkilib.core.rows.tiles import cast, float32_like
+from nkilib.core.rows.tiles import RowSums, cast, float32_like
 from nkilib.experimental.loss.multi_margin.launch import (
     BUFFERS,
     Launch,
@@ -39,7 +40,7 @@ from nkilib.experimental.loss.multi_margin.launch import (
     thresholds_of_blocks,
     validate,
 )
-from nkilib.experimental.loss.skeletons.indexed import Upstream
+from nkilib.experimental.loss.skeletons.indexed import IndexedUpstream
 from nkilib.nki import nisa, nl
 
 # Of each cycle of chunks Vector processes one and Scalar the others: both engines are then faster than the loads.
@@ -190,13 +191,13 @@ class _Backward:
     stream: Stream[Batch]
     scratch: TileRing
     unused: TileRing
-    upstream: Upstream
+    upstream: IndexedUpstream
     uniform_sbuf: nl.NkiTensor | None
     grad_input_hbm: nl.NkiTensor
 
     @classmethod
     def make(
-        cls, launch: Launch, blocks: list[RowBlock], upstream: Upstream, grad_input_hbm: nl.NkiTensor
+        cls, launch: Launch, blocks: list[RowBlock], upstream: IndexedUpstream, grad_input_hbm: nl.NkiTensor
     ) -> _Backward:
         buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
         stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
@@ -304,7 +305,7 @@ class _Backward:
             scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
-def backward_of_core(launch: Launch, upstream: Upstream, grad_input_hbm: nl.NkiTensor) -> None:
+def backward_of_core(launch: Launch, upstream: IndexedUpstream, grad_input_hbm: nl.NkiTensor) -> None:
     """Write the gradient [N, C] of the rows of this core."""
     blocks = launch.blocks()
     if blocks:
@@ -413,5 +414,5 @@ def multi_margin_loss_backward(
         shape = tuple(input_hbm.shape)
         grad_input_hbm = nl.ndarray(shape, dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="grad_input_hbm")
     grad_hbm = grad_loss_hbm.reshape((launch.shape.rows, 1)) if launch.is_each else grad_loss_hbm
-    backward_of_core(launch, Upstream(grad_hbm, None, launch.is_each), grad_input_hbm)
+    backward_of_core(launch, IndexedUpstream(grad_hbm, None, launch.is_each), grad_input_hbm)
     return grad_input_hbm

@@ -4,6 +4,9 @@
 """A launch of the multi-class margin loss: its arguments, tiling and checks, and the terms of rows that both kernels
 compute.
 
+:class:`Launch` has the arguments (:class:`MultiMarginOptions` the options of the loss), which :func:`validate` checks,
+:func:`choose_multi_margin_tiling` the tiling, and a :class:`RowBlock` the rows that are processed at a time.
+
 The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`). The threshold that
 elements are compared with is x_t - margin (:class:`Thresholds`). The loss does not include the term at the target
 itself (:func:`sum_without`).
@@ -18,13 +21,12 @@ from typing import NamedTuple
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats, require_reduction
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.sbuf import TileRing, ring_of
-from nkilib.core.rows.statistics import RowSums
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, RowSums, cast, float32_like
 from nkilib.experimental.loss.skeletons.indexed import (
     BATCHES_MAX,
     Block,
@@ -187,7 +189,7 @@ def validate(launch: Launch) -> None:
         len(shape) == 2 and min(shape) > 0,
         f"{function}: input_hbm must have shape (N, C) with N, C > 0, got {shape}; reshape [C] to [1, C]",
     )
-    require_floats(function, "input_hbm.dtype", input_hbm.dtype)
+    require_float_tensor(function, "input_hbm.dtype", input_hbm.dtype)
     require(
         tuple(launch.targets_hbm.shape) == shape[:1] and launch.targets_hbm.dtype == nl.int32,
         f"{function}: targets_hbm must be int32 of shape ({shape[0]},), got {launch.targets_hbm.dtype} of shape "

@@ -3,6 +3,8 @@
 
 """The kernels of the multi-label margin loss: plain functions, to be launched or called from NKI code.
 
+:func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
+
 For the losses, Scalar makes a pass over the other classes for each target of a row. The gradient is, for each class, a
 count of positive terms, which is exact, times a per-row scalar. A term belongs to a target and another class: for each
 target, Vector adds 1 to the count of every class whose term is positive. The number of these classes is the difference

@@ -3,6 +3,10 @@
 
 """A launch of the multi-label margin loss: its arguments and checks, and the targets and scores of rows on chip.
 
+:class:`Launch` has the arguments, which :func:`validate` checks, and a :class:`RowBlock` the rows that are processed at
+a time. :class:`InputBuffers` loads their inputs, :class:`TargetReader` their targets, and :class:`Scores` separates the
+scores of targets from the others.
+
 The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). The operands of a loop of
 the device must exist for each of its iterations, and rows have lists of different lengths. Therefore lists are padded
 with 0, classes count from 1, and a loop runs as often as the longest list of all rows needs. Each iteration processes a
@@ -14,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.core.loss_arguments import require_floats, require_reduction
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
@@ -165,7 +169,7 @@ def validate(launch: Launch) -> None:
         len(shape) == 2 and min(shape) > 0,
         f"{function}: input_hbm must have shape (N, C) with N, C > 0, got {shape}; reshape [C] to [1, C]",
     )
-    require_floats(function, "input_hbm.dtype", launch.input_hbm.dtype)
+    require_float_tensor(function, "input_hbm.dtype", launch.input_hbm.dtype)
     targets_hbm = launch.targets_hbm
     require(
         tuple(targets_hbm.shape) == shape and targets_hbm.dtype == nl.int32,

@@ -3,6 +3,10 @@
 
 """Losses and gradients of an input of few classes, which is read, or written, as a whole, once, in long runs.
 
+:func:`streamed_forward_of_core` and :func:`streamed_backward_of_core` are the loops over tiles (:class:`ClassTile`,
+:class:`ClassTiling`); :class:`ClassMasks` tell where a class is the target. :func:`is_streamed` says for which inputs
+this pays.
+
 A tile has all classes of many positions. A row [C, D] has D places, each with one element of every class. If whole rows
 of [N, C, D] fit a partition, each partition has some of them; otherwise it has a run of the places of one row. Either
 way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and type alone.
@@ -24,7 +28,7 @@ from nkilib.core.rows.sbuf import dtype_bytes, ring_of
 from nkilib.core.rows.tiles import cast, scaled, sum_in_place
 from nkilib.experimental.loss.nll.gathered import Results, Sums, store_sums, weigh
 from nkilib.experimental.loss.skeletons.elementwise.stream import FlatTile, flat_tiles
-from nkilib.experimental.loss.skeletons.indexed import Shape, Upstream, number_of_batches
+from nkilib.experimental.loss.skeletons.indexed import IndexedUpstream, Shape, number_of_batches
 from nkilib.nki import nisa, nl
 
 # bfloat16 has every integer up to this one: classes are compared in that type, four elements a cycle.
@@ -493,7 +497,7 @@ class _Backward:
 
     masks: ClassMasks
     factors_sbuf: nl.NkiTensor
-    upstream: Upstream
+    upstream: IndexedUpstream
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _LoadedUpstream:
@@ -541,7 +545,7 @@ def streamed_backward_of_core(
     targets_hbm: nl.NkiTensor,
     class_weight_hbm: nl.NkiTensor | None,
     ignore_index: int,
-    upstream: Upstream,
+    upstream: IndexedUpstream,
 ) -> None:
     """Write the gradient [N, C * D] of the tiles of this core."""
     tiling = ClassTiling.of(shape, grad_input_hbm.dtype)

@@ -3,6 +3,9 @@
 
 """Losses and gradients of the positions of one core, where elements at targets are gathered and scattered.
 
+:func:`forward_of_core` and :func:`backward_of_core` are the loops. :class:`Results`, :class:`Sums`, :func:`weigh` and
+:func:`store_sums`, the end of a forward, serve :mod:`.few_classes` too.
+
 The gradient is zeros, over which one element for each position is written. The zeros of a block of rows are stored from
 one tile, in long runs; then the elements are scattered. The core that stores the zeros of a row also scatters into that
 row, and the scatter waits for the stores.
@@ -20,10 +23,10 @@ from nkilib.experimental.loss.skeletons.elementwise.stream import flat_tiles
 from nkilib.experimental.loss.skeletons.indexed import (
     Block,
     ElementFinder,
+    IndexedUpstream,
     PositionBatch,
     Shape,
     TargetElements,
-    Upstream,
     batches_of_block,
     blocks_of,
     number_of_batches,
@@ -154,7 +157,7 @@ def _scatter_block(
     grad_input_hbm: nl.NkiTensor,
     shape: Shape,
     finder: ElementFinder,
-    upstream: Upstream,
+    upstream: IndexedUpstream,
     uniform_sbuf: nl.NkiTensor | None,
     block: Block,
     stores: list[nisa.NkiInstruction],
@@ -168,7 +171,9 @@ def _scatter_block(
             scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
-def backward_of_core(grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: Upstream) -> None:
+def backward_of_core(
+    grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: IndexedUpstream
+) -> None:
     """Write the gradient [N, C * D] of the rows of this core."""
     blocks = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
     if not blocks:

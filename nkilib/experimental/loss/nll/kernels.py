@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the negative log-likelihood loss: plain functions, to be launched or called from NKI code."""
+"""The kernels of the negative log-likelihood loss: plain functions, to be launched or called from NKI code.
+
+The arguments are checked before the first instruction, and an input of few classes is streamed (:mod:`.few_classes`)
+where that is modelled to take less time than to gather the elements at the targets (:mod:`.gathered`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from math import prod
 
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.experimental.loss.nll.few_classes import (
@@ -19,10 +23,85 @@ from nkilib.experimental.loss.nll.few_classes import (
     streamed_forward_of_core,
 )
 from nkilib.experimental.loss.nll.gathered import Results, backward_of_core, forward_of_core
-from nkilib.experimental.loss.skeletons.indexed import BATCHES_MAX, ElementFinder, Shape, Upstream, number_of_batches
+from nkilib.experimental.loss.skeletons.indexed import (
+    BATCHES_MAX,
+    ElementFinder,
+    IndexedUpstream,
+    Shape,
+    number_of_batches,
+)
 from nkilib.nki import nl
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+
+
+def _checked_shape(
+    function: str,
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None,
+    ignore_index: int,
+    reduction: str,
+) -> Shape:
+    """Check the arguments that both kernels have, and return the dimensions of the input."""
+    require_indirect_dma(function)
+    input_shape = tuple(input_hbm.shape)
+    require(
+        len(input_shape) >= 2,
+        f"{function}: input_hbm must be [N, C] or [N, C, d1, ...], got shape {input_shape}; reshape [C] to [1, C]",
+    )
+    require(
+        prod(input_shape) > 0,
+        f"{function}: input_hbm must have at least one element, got shape {input_shape}; launch nothing",
+    )
+    require_float_tensor(function, "input_hbm.dtype", input_hbm.dtype)
+    shape, expected = Shape.of(input_shape), (input_shape[0], *input_shape[2:])
+    require(
+        shape.row_size <= INDEX_LIMIT,
+        f"{function}: a row of input_hbm must have at most {INDEX_LIMIT} elements, the reach of an int32 index, got "
+        f"{shape.row_size}; split the dimensions after the classes",
+    )
+    require(
+        tuple(targets_hbm.shape) == expected,
+        f"{function}: targets_hbm must have shape {expected}, that of input_hbm without the classes, "
+        f"got {tuple(targets_hbm.shape)}",
+    )
+    require(
+        targets_hbm.dtype == nl.int32,
+        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
+    )
+    if class_weight_hbm is not None:
+        require_vector(function, "class_weight_hbm", class_weight_hbm, shape.classes, "the classes")
+    require(
+        is_integer(ignore_index) and _INT32_MIN <= ignore_index <= _INT32_MAX,
+        f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {ignore_index}",
+    )
+    require_reduction(function, reduction)
+    return shape
+
+
+def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
+    """Return whether to stream the input, after checking that the chosen way, streaming or gathering, accepts the
+    shape.
+    """
+    require(
+        streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
+    )
+    if streamed is None:
+        streamed = is_streamed(shape, dtype)
+    if streamed:
+        require(
+            shape.classes <= STREAMED_CLASSES_MAX,
+            f"{function}: streamed=True takes at most {STREAMED_CLASSES_MAX} classes, got {shape.classes}; use None",
+        )
+        return True
+    batches = number_of_batches(shape)
+    require(
+        batches <= BATCHES_MAX,
+        f"{function}: a launch gathers for at most {BATCHES_MAX} groups of up to 128 positions, got {batches} of an "
+        f"input of shape {(shape.rows, shape.classes, shape.places)}; split the rows",
+    )
+    return False
 
 
 def nll_loss_forward(
@@ -137,7 +216,7 @@ def nll_loss_backward(
         )
     places = (shape.rows, shape.places)
     grad_hbm = grad_loss_hbm.reshape(places) if is_each else grad_loss_hbm
-    upstream = Upstream(grad_hbm, total_weight_hbm if reduction == "mean" else None, is_each)
+    upstream = IndexedUpstream(grad_hbm, total_weight_hbm if reduction == "mean" else None, is_each)
     targets_hbm_flat, rows_hbm = targets_hbm.reshape(places), grad_input_hbm.reshape((shape.rows, shape.row_size))
     if is_stream:
         streamed_backward_of_core(rows_hbm, shape, targets_hbm_flat, class_weight_hbm, ignore_index, upstream)
@@ -145,72 +224,3 @@ def nll_loss_backward(
         finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
         backward_of_core(rows_hbm, shape, finder, upstream)
     return grad_input_hbm
-
-
-def _checked_shape(
-    function: str,
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None,
-    ignore_index: int,
-    reduction: str,
-) -> Shape:
-    """Check the arguments that both kernels have, and return the dimensions of the input."""
-    require_indirect_dma(function)
-    input_shape = tuple(input_hbm.shape)
-    require(
-        len(input_shape) >= 2,
-        f"{function}: input_hbm must be [N, C] or [N, C, d1, ...], got shape {input_shape}; reshape [C] to [1, C]",
-    )
-    require(
-        prod(input_shape) > 0,
-        f"{function}: input_hbm must have at least one element, got shape {input_shape}; launch nothing",
-    )
-    require_floats(function, "input_hbm.dtype", input_hbm.dtype)
-    shape, expected = Shape.of(input_shape), (input_shape[0], *input_shape[2:])
-    require(
-        shape.row_size <= INDEX_LIMIT,
-        f"{function}: a row of input_hbm must have at most {INDEX_LIMIT} elements, the reach of an int32 index, got "
-        f"{shape.row_size}; split the dimensions after the classes",
-    )
-    require(
-        tuple(targets_hbm.shape) == expected,
-        f"{function}: targets_hbm must have shape {expected}, that of input_hbm without the classes, "
-        f"got {tuple(targets_hbm.shape)}",
-    )
-    require(
-        targets_hbm.dtype == nl.int32,
-        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
-    )
-    if class_weight_hbm is not None:
-        require_vector(function, "class_weight_hbm", class_weight_hbm, shape.classes, "the classes")
-    require(
-        is_integer(ignore_index) and _INT32_MIN <= ignore_index <= _INT32_MAX,
-        f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {ignore_index}",
-    )
-    require_reduction(function, reduction)
-    return shape
-
-
-def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
-    """Return whether to stream the input, after checking that the chosen way, streaming or gathering, accepts the
-    shape.
-    """
-    require(
-        streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
-    )
-    if streamed is None:
-        streamed = is_streamed(shape, dtype)
-    if streamed:
-        require(
-            shape.classes <= STREAMED_CLASSES_MAX,
-            f"{function}: streamed=True takes at most {STREAMED_CLASSES_MAX} classes, got {shape.classes}; use None",
-        )
-        return True
-    batches = number_of_batches(shape)
-    require(
-        batches <= BATCHES_MAX,
-        f"{function}: a launch gathers for at most {BATCHES_MAX} groups of up to 128 positions, got {batches} of an "
-        f"input of shape {(shape.rows, shape.classes, shape.places)}; split the rows",
-    )
-    return False

@@ -12,6 +12,10 @@ The gradient of a row x is ``k (r1 r2 y - cos r1^2 x)``, where y is the other ro
 norms of x and y, and k is the derivative of the loss with respect to the cosine. So it is a sum of the two
 rows, with coefficients that the forward computes.
 
+The file has the definition in instructions (:class:`CosineEmbedding`), the float64 reference
+(:class:`CosineReference`), the kernels (``cosine_embedding_loss_...``) and the registry entry
+(:data:`COSINE_EMBEDDING`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 With n consecutive additions in the sum of a row, the product of the rows is off by (n + 1) u / 2 of the sum
@@ -39,7 +43,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import CORRECT, SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require_flag, require_vector
 from nkilib.core.rows.tiles import product, scaled, selected
 from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
@@ -294,7 +298,7 @@ def cosine_embedding_loss_forward(
     require_reduction(function, reduction)
     require_flag(function, "coefficients_wanted", coefficients_wanted)
     dtype = input1_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     definition = CosineEmbedding(margin)
     streamed = [input1_hbm.dtype, input2_hbm.dtype]
     tiling = checked_tiling(function, (rows, size), streamed, definition.forward_tiles, columns, each, buffers)

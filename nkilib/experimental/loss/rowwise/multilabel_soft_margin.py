@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.arithmetic import product
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
-from nkilib.core.rows.arithmetic import product
+from nkilib.core.loss_arguments import Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import Scratch
 from nkilib.core.rows.tiles import scaled
@@ -276,7 +276,7 @@ def _required(
         f"{function}: weight_hbm must have shape (1, {classes}) or ({rows}, {classes}), got {tuple(weight_hbm.shape)}; "
         f"reshape it, as with [None, :]",
     )
-    require_floats(function, "weight_hbm.dtype", weight_hbm.dtype)
+    require_float_tensor(function, "weight_hbm.dtype", weight_hbm.dtype)
     return input_hbm, target_hbm, weight_hbm
 
 
@@ -320,7 +320,7 @@ def multilabel_soft_margin_loss_forward(
     function = "multilabel_soft_margin_loss_forward"
     tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
     dtype = input_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     rows, classes = input_hbm.shape
     streamed = [each_hbm.dtype for each_hbm in tensors]
     tiles = MultilabelSoftMargin.forward_tiles

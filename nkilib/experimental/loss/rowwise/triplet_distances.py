@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
 
+from nkilib.core.arithmetic import multiply_on_gpsimd
 from nkilib.core.hardware import LIMIT_OF_LOG
-from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, constant, scaled
 from nkilib.experimental.loss.skeletons.rowwise.definition import (
     Maximum,

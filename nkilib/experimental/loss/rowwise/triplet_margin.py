@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.arithmetic import difference
 from nkilib.core.hardware import HbmTensor
-from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
-from nkilib.core.rows.arithmetic import difference
+from nkilib.core.loss_arguments import Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.core.rows.tiles import product, scaled
 from nkilib.experimental.loss.rowwise.triplet_distances import (
@@ -276,7 +276,7 @@ def triplet_margin_loss_forward(
     _require_options(function, p, swap, reduction)
     require_flag(function, "coefficients_wanted", coefficients_wanted)
     dtype = anchor_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     rows, size = anchor_hbm.shape
     streamed = [each_hbm.dtype for each_hbm in matrices.values()]
     tiling = checked_tiling(function, (rows, size), streamed, forward_tiles(swap), columns, each, buffers)

@@ -6,6 +6,10 @@ gradients.
 
 Such losses are negative log-likelihood and the multi-class margin loss.
 
+:class:`Shape` is that of the input, :func:`blocks_of` and :func:`batches_of_block` divide it into :class:`Block` and
+:class:`PositionBatch`; :class:`ElementFinder` finds the :class:`TargetElements` of a batch, and
+:class:`IndexedUpstream` has its gradients. :func:`size_of` is for registry entries.
+
 A position is one of the D places of one of the N rows of an input [N, C, D]; D is the product of all dimensions after
 the classes, or 1. A batch is the positions that are processed at a time, one per partition. They lie along N, at one
 place of adjacent rows, or along D, at adjacent places of one row, whichever is longer: the index of an element is then
@@ -256,7 +260,7 @@ class ElementFinder:
 
 
 @dataclass(frozen=True)
-class Upstream:
+class IndexedUpstream:
     """The upstream gradients of the losses.
 
     Attributes:

@@ -31,7 +31,6 @@ from nkilib.experimental.softmax.columns.plan import (
 )
 from nkilib.experimental.softmax.columns.short import backward_of_short_columns
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind
-from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
 # Tiles of copies for each pass: one is written while another is read, and one may wait.
@@ -225,7 +224,7 @@ def backward_loop(
 
 
 def backward_of_columns(
-    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
+    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None
 ) -> None:
     """Compute the gradients of the columns of this core.
 
@@ -234,13 +233,13 @@ def backward_of_columns(
         output_hbm: y, [O, C, I].
         grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
         kind: softmax or log-softmax.
-        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
+        chunk_size: the argument of the kernel, which bounds the elements of a segment.
     """
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
-    if is_short(grad_hbm.shape[1], dtypes, tiling.chunk_size):
-        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind, tiling.chunk_size)
+    if is_short(grad_hbm.shape[1], dtypes, chunk_size):
+        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind, chunk_size)
         return
-    loop = backward_loop(Sizes(*grad_hbm.shape), kind, dtypes, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    loop = backward_loop(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())
     plan = loop.plan
     if not plan.windows:
         return

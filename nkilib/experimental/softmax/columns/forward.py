@@ -36,7 +36,6 @@ from nkilib.experimental.softmax.columns.plan import (
 )
 from nkilib.experimental.softmax.columns.short import forward_of_short_columns
 from nkilib.experimental.softmax.tensors import Kind
-from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
 # The maximum number of steps between the passes over a group.
@@ -292,20 +291,20 @@ def forward_loop(
     return ColumnLoop(plan, (phases,), kept, whole_windows, stages, overwrites)
 
 
-def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
+def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
     """Compute the results of the columns of this core.
 
     Args:
         x_hbm: the input, [O, C, I], with I at least 2.
         y_hbm: the output, [O, C, I]; its type is the type of the result.
         kind: softmax or log-softmax.
-        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
+        chunk_size: the argument of the kernel, which bounds the elements of a segment.
     """
-    if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), tiling.chunk_size):
-        forward_of_short_columns(x_hbm, y_hbm, kind, tiling.chunk_size)
+    if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), chunk_size):
+        forward_of_short_columns(x_hbm, y_hbm, kind, chunk_size)
         return
     shape = Sizes(*x_hbm.shape)
-    loop = forward_loop(shape, kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    loop = forward_loop(shape, kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id())
     plan = loop.plan
     if not plan.windows:
         return

@@ -8,6 +8,10 @@ axis, and the columns into windows and strips. The sum of a column is the sum of
 order. The length of a segment and the choice of the loop decide the rounding of a column's result, so they depend only
 on the size of the axis and on the types: a result is bitwise identical whatever the columns beside it, the cores and
 the layout. The rest of the plan depends on all sizes.
+
+:func:`plan_columns` makes the :class:`ColumnPlan` of the :class:`ColumnTensors` of a launch. It consists of
+:class:`Window`, :class:`Strip`, :class:`Part` and :class:`Segment`; an :class:`Item` is a segment of the columns of a
+strip. :func:`is_short` tells the columns that :mod:`.short_plan` divides instead.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 """Softmax forward and backward along a short axis that is not the last one, where a partition holds whole columns.
 
 Nothing is transposed, and one instruction per operation processes all elements of the columns of a piece. A piece
-advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage waits
+advances by one stage in each step (:class:`ShortLoop`): :func:`forward_of_short_columns` and
+:func:`backward_of_short_columns` run it with their stages. Engines run their instructions in order, so if a stage waits
 for another engine, that engine's work was issued a step before.
 """
 
@@ -16,10 +17,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
-from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sbuf import Ring, dtype_bytes, ring_of
 from nkilib.experimental.softmax.columns.plan import Sizes
-from nkilib.experimental.softmax.columns.short_plan import Piece, ShortPlan, Window, plan_short
-from nkilib.experimental.softmax.row_statistics import Ring
+from nkilib.experimental.softmax.columns.short_plan import ShortPiece, ShortPlan, ShortWindow, plan_short
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind
 from nkilib.nki import nisa, nl
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HALVES, _MAXIMA, _DISTANCES, _EXPONENTIALS, _FORWARD_SUMS = 2, 2, 5, 2, 3
 _TERMS, _PRODUCTS, _BACKWARD_SUMS = 3, 3, 4
 # The step of a stage, counted from the step in which the piece starts, and its function.
-Stage = tuple[int, Callable[[Piece], None]]
+Stage = tuple[int, Callable[[ShortPiece], None]]
 
 
 @dataclass
@@ -46,13 +46,12 @@ class WindowTiles:
 
     tensor_hbm: nl.NkiTensor
     tiles_sbuf: list[nl.NkiTensor]
-    windows: list[Window]
+    windows: list[ShortWindow]
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, plan: ShortPlan) -> WindowTiles:
         """Allocate tiles for the windows of a tensor."""
-        ring = Ring.make(plan.buffers, plan.window, tensor_hbm.dtype)
-        return cls(tensor_hbm, ring.tiles, plan.windows)
+        return cls(tensor_hbm, ring_of(plan.buffers, plan.window, tensor_hbm.dtype), plan.windows)
 
     def of(self, number: int) -> nl.NkiTensor:
         """Return a window, [partitions, outer_each, C, width]."""
@@ -60,7 +59,7 @@ class WindowTiles:
         tile_sbuf = self.tiles_sbuf[number % len(self.tiles_sbuf)]
         return tile_sbuf[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
-    def piece(self, piece: Piece) -> nl.NkiTensor:
+    def piece(self, piece: ShortPiece) -> nl.NkiTensor:
         """Return a piece, [partitions, outer_each, C, width]."""
         return piece.of(self.of(piece.window))
 
@@ -96,7 +95,7 @@ class ShortLoop:
     stages: list[Stage]
     loaded: int = 0
     stored: int = 0
-    under_way: list[Piece | None] = field(default_factory=list)
+    under_way: list[ShortPiece | None] = field(default_factory=list)
 
     def run(self) -> None:
         """Issue all loads, stages and stores."""
@@ -226,11 +225,11 @@ class _ForwardPieces:
     distances: Ring
     exponentials: Ring
     sums: Ring
-    half_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    max_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    distance_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    exponential_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    sum_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    half_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    max_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    distance_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    exponential_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    sum_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
 
     @classmethod
     def make(cls, kind: Kind, plan: ShortPlan, x: WindowTiles, y: WindowTiles) -> _ForwardPieces:
@@ -240,54 +239,54 @@ class _ForwardPieces:
             plan.length,
             x,
             y,
-            halves=Ring.make(_HALVES, half, x.tensor_hbm.dtype),
-            maxima=Ring.make(_MAXIMA, plan.columns, nl.float32),
-            distances=Ring.make(_DISTANCES, plan.piece, nl.float32),
-            exponentials=Ring.make(_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0, plan.piece, nl.float32),
-            sums=Ring.make(_FORWARD_SUMS, half, nl.float32),
+            halves=Ring(ring_of(_HALVES, half, x.tensor_hbm.dtype)),
+            maxima=Ring(ring_of(_MAXIMA, plan.columns, nl.float32)),
+            distances=Ring(ring_of(_DISTANCES, plan.piece, nl.float32)),
+            exponentials=Ring(ring_of(_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0, plan.piece, nl.float32)),
+            sums=Ring(ring_of(_FORWARD_SUMS, half, nl.float32)),
         )
 
-    def take_halves(self, piece: Piece) -> None:
+    def take_halves(self, piece: ShortPiece) -> None:
         x_sbuf = self.x.piece(piece)
         partitions, outer_each, length, width = x_sbuf.shape
-        self.half_sbuf[piece] = self.halves.next((partitions, outer_each, length // 2, width))
+        self.half_sbuf[piece] = self.halves.next_shaped((partitions, outer_each, length // 2, width))
         fold(x_sbuf, self.half_sbuf[piece], nl.maximum, on_gpsimd)
 
-    def take_maxima(self, piece: Piece) -> None:
+    def take_maxima(self, piece: ShortPiece) -> None:
         half_sbuf = self.half_sbuf.pop(piece)
         partitions, outer_each, half, width = half_sbuf.shape
         self.max_sbuf[piece] = half_sbuf
         if half > 1:
-            max_sbuf = self.maxima.next((partitions, outer_each, 1, width))
+            max_sbuf = self.maxima.next_shaped((partitions, outer_each, 1, width))
             nisa.tensor_reduce(dst=max_sbuf.squeeze_dim(2), op=nl.maximum, data=half_sbuf.permute([0, 1, 3, 2]), axis=3)
             self.max_sbuf[piece] = max_sbuf
 
-    def take_distances(self, piece: Piece) -> None:
+    def take_distances(self, piece: ShortPiece) -> None:
         x_sbuf = self.x.piece(piece)
-        distance_sbuf = self.distance_sbuf[piece] = self.distances.next(x_sbuf.shape)
+        distance_sbuf = self.distance_sbuf[piece] = self.distances.next_shaped(x_sbuf.shape)
         on_gpsimd(distance_sbuf, x_sbuf, nl.subtract, of_columns(self.max_sbuf.pop(piece), self.length))
 
-    def take_exponentials(self, piece: Piece) -> None:
+    def take_exponentials(self, piece: ShortPiece) -> None:
         distance_sbuf = self.distance_sbuf[piece]
         is_log = self.kind is Kind.LOG_SOFTMAX
-        dst_sbuf = self.exponentials.next(distance_sbuf.shape) if is_log else distance_sbuf
+        dst_sbuf = self.exponentials.next_shaped(distance_sbuf.shape) if is_log else distance_sbuf
         nisa.activation(dst=dst_sbuf, op=nl.exp, data=distance_sbuf)
         self.exponential_sbuf[piece] = dst_sbuf
 
-    def take_sums(self, piece: Piece) -> None:
+    def take_sums(self, piece: ShortPiece) -> None:
         exponential_sbuf = self.exponential_sbuf.pop(piece)
         partitions, outer_each, length, width = exponential_sbuf.shape
-        half_sbuf = self.sums.next((partitions, outer_each, length // 2, width))
+        half_sbuf = self.sums.next_shaped((partitions, outer_each, length // 2, width))
         fold(exponential_sbuf, half_sbuf, nl.add)
         self.sum_sbuf[piece] = folded(half_sbuf, nl.add)
 
-    def divide(self, piece: Piece) -> None:
+    def divide(self, piece: ShortPiece) -> None:
         sum_sbuf = self.sum_sbuf[piece]
         # Vector's reciprocal takes eight times as long as its other operations, and Scalar has the time.
         op = nl.log if self.kind is Kind.LOG_SOFTMAX else nl.reciprocal
         nisa.activation(dst=sum_sbuf, op=op, data=sum_sbuf)
 
-    def finish(self, piece: Piece) -> None:
+    def finish(self, piece: ShortPiece) -> None:
         of_column_sbuf = of_columns(self.sum_sbuf.pop(piece), self.length)
         op = nl.subtract if self.kind is Kind.LOG_SOFTMAX else nl.multiply
         on_vector(self.y.piece(piece), self.distance_sbuf.pop(piece), op, of_column_sbuf)
@@ -366,10 +365,10 @@ class _BackwardPieces:
     sums: Ring
     terms: Ring
     products: Ring
-    product_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    half_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    sum_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
-    term_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    product_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    half_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    sum_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
+    term_sbuf: dict[ShortPiece, nl.NkiTensor] = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -381,9 +380,9 @@ class _BackwardPieces:
             grad,
             output,
             result,
-            sums=Ring.make(_BACKWARD_SUMS, plan.columns * (plan.length // 2), nl.float32),
-            terms=Ring.make(_TERMS, plan.piece, nl.float32),
-            products=Ring.make(0 if kind is Kind.LOG_SOFTMAX else _PRODUCTS, plan.piece, nl.float32),
+            sums=Ring(ring_of(_BACKWARD_SUMS, plan.columns * (plan.length // 2), nl.float32)),
+            terms=Ring(ring_of(_TERMS, plan.piece, nl.float32)),
+            products=Ring(ring_of(0 if kind is Kind.LOG_SOFTMAX else _PRODUCTS, plan.piece, nl.float32)),
         )
 
     def stages(self) -> list[Stage]:
@@ -403,44 +402,44 @@ class _BackwardPieces:
             (3, self.take_differences),
         ]
 
-    def take_sum_of_grad(self, piece: Piece) -> None:
+    def take_sum_of_grad(self, piece: ShortPiece) -> None:
         self._halve(self.grad.piece(piece), piece)
         self.take_sum(piece)
 
-    def take_exponentials(self, piece: Piece) -> None:
+    def take_exponentials(self, piece: ShortPiece) -> None:
         output_sbuf = self.output.piece(piece)
-        self.term_sbuf[piece] = self.terms.next(output_sbuf.shape)
+        self.term_sbuf[piece] = self.terms.next_shaped(output_sbuf.shape)
         nisa.activation(dst=self.term_sbuf[piece], op=nl.exp, data=output_sbuf)
 
-    def scale_exponentials(self, piece: Piece) -> None:
+    def scale_exponentials(self, piece: ShortPiece) -> None:
         term_sbuf = self.term_sbuf[piece]
         on_gpsimd(term_sbuf, term_sbuf, nl.multiply, of_columns(self.sum_sbuf.pop(piece), self.length))
 
-    def subtract_term(self, piece: Piece) -> None:
+    def subtract_term(self, piece: ShortPiece) -> None:
         on_vector(self.result.piece(piece), self.grad.piece(piece), nl.subtract, self.term_sbuf.pop(piece))
 
-    def take_products(self, piece: Piece) -> None:
+    def take_products(self, piece: ShortPiece) -> None:
         grad_sbuf = self.grad.piece(piece)
-        self.product_sbuf[piece] = self.products.next(grad_sbuf.shape)
+        self.product_sbuf[piece] = self.products.next_shaped(grad_sbuf.shape)
         on_vector(self.product_sbuf[piece], grad_sbuf, nl.multiply, self.output.piece(piece))
 
-    def take_halves(self, piece: Piece) -> None:
+    def take_halves(self, piece: ShortPiece) -> None:
         self._halve(self.product_sbuf.pop(piece), piece, is_on_gpsimd=True)
 
-    def take_sum(self, piece: Piece) -> None:
+    def take_sum(self, piece: ShortPiece) -> None:
         self.sum_sbuf[piece] = folded(self.half_sbuf.pop(piece), nl.add)
 
-    def take_differences(self, piece: Piece) -> None:
+    def take_differences(self, piece: ShortPiece) -> None:
         grad_sbuf = self.grad.piece(piece)
-        self.term_sbuf[piece] = self.terms.next(grad_sbuf.shape)
+        self.term_sbuf[piece] = self.terms.next_shaped(grad_sbuf.shape)
         on_gpsimd(self.term_sbuf[piece], grad_sbuf, nl.subtract, of_columns(self.sum_sbuf.pop(piece), self.length))
 
-    def multiply_term(self, piece: Piece) -> None:
+    def multiply_term(self, piece: ShortPiece) -> None:
         on_vector(self.result.piece(piece), self.term_sbuf.pop(piece), nl.multiply, self.output.piece(piece))
 
-    def _halve(self, terms_sbuf: nl.NkiTensor, piece: Piece, is_on_gpsimd: bool = False) -> None:
+    def _halve(self, terms_sbuf: nl.NkiTensor, piece: ShortPiece, is_on_gpsimd: bool = False) -> None:
         partitions, outer_each, length, width = terms_sbuf.shape
-        self.half_sbuf[piece] = self.sums.next((partitions, outer_each, length // 2, width))
+        self.half_sbuf[piece] = self.sums.next_shaped((partitions, outer_each, length // 2, width))
         fold(terms_sbuf, self.half_sbuf[piece], nl.add, on_gpsimd if is_on_gpsimd else on_vector)
 
 

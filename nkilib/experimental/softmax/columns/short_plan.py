@@ -4,7 +4,10 @@
 """The plan of a launch over short columns: arithmetic only, from shapes and types.
 
 A partition holds whole columns of [O, C, I]: a block of consecutive inner indices or, if I is small, several outer
-indices. The rounding of a column depends on the order of its sum, which depends on C only.
+indices (a unit of a :class:`Band`). The rounding of a column depends on the order of its sum, which depends on C only.
+
+:func:`plan_short` makes the :class:`ShortPlan`, of windows that are loaded together (:class:`ShortWindow`) and of
+pieces that instructions process (:class:`ShortPiece`).
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShortPiece:
     """The part of a window's units that an instruction processes.
 
     Attributes:
@@ -84,7 +87,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Window:
+class ShortWindow:
     """Units of a band (:class:`Band`) that are loaded together, one on each partition.
 
     Attributes:
@@ -122,7 +125,7 @@ class Window:
             yield unit - self.first, part_hbm.reshape_dim(1, (count, band.width)).permute([1, 0, 2]).expand_dim(1)
             unit += count
 
-    def pieces(self, columns: int) -> list[Piece]:
+    def pieces(self, columns: int) -> list[ShortPiece]:
         """Divide the units into pieces with at most ``columns`` columns of each unit."""
         band = self.band
         outer_each = min(band.outer_each, max(1, columns // band.width))
@@ -132,7 +135,7 @@ class Window:
             for first in range(0, band.outer_each, outer_each)
             for start in range(0, band.width, width)
         ]
-        return [Piece(self.number, *place, place is places[-1]) for place in places]
+        return [ShortPiece(self.number, *place, place is places[-1]) for place in places]
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class ShortPlan:
 
     length: int
     columns: int
-    windows: list[Window]
+    windows: list[ShortWindow]
     buffers: int
 
     @property
@@ -193,7 +196,7 @@ def plan_short(
     )
     bands = _bands(outer, inner, most, cores, dtypes)
     cuts = [(band, *cut) for band in bands for cut in _cuts(band.units, cores, core)]
-    windows = [Window(number, *cut) for number, cut in enumerate(cuts)]
+    windows = [ShortWindow(number, *cut) for number, cut in enumerate(cuts)]
     plan = ShortPlan(length, columns, windows, LEAST_BUFFERS)
     buffers = fitting // max(1, plan.window * window_bytes)
     return ShortPlan(length, columns, windows, min(_MOST_BUFFERS, buffers))

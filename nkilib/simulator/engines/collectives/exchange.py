@@ -3,9 +3,11 @@
 
 """The steps of every collective operation: checks of its tensors, the exchange of data among ranks, and reductions.
 
-An instruction checks its arguments with :func:`tensors` and the checks below it, describes itself as an
-:class:`Operation`, and has :func:`perform` run it: each core brings its data, receives the data of all, and stores its
-share, which may be a reduction of what it received.
+- :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`: the arguments;
+- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of what ranks bring;
+- :func:`contents`, :func:`shape_terms`: what a rank brings, and what all must agree on;
+- :class:`Operation`: one operation as a core reaches it; :func:`perform` runs it: each core brings its data, receives
+  the data of all, and stores its share.
 
 Tensors in SBUF and in private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among
 themselves, and so do the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both
@@ -38,8 +40,8 @@ from ...terms.argument_checks import is_integer
 from ...terms.dtypes import COMPUTABLE, MOVABLE, DType, bool_, float32, int32, uint32
 from ...terms.enums import HBM, MemoryRegion
 from ...terms.errors import BarrierError, NkiValidationError, kernel_location
-from ..dma.endpoints import read, write
-from ..sync.cores import synchronise_on
+from ..between_cores import synchronise_on
+from ..dma_endpoints import read, write
 from .groups import rank_of
 
 HBM_OR_SBUF = HBM | SBUF
@@ -69,7 +71,7 @@ def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
     return view
 
 
-def tensors(
+def checked_tensors(
     call: Call,
     name: str,
     values: Any,

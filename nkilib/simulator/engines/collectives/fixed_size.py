@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations in which the shares of all ranks have one size: all-reduce, all-gather, reduce-scatter, all-to-all.
+"""Operations in which the shares of all ranks have one size.
+
+They are :func:`all_reduce`, :func:`all_gather`, :func:`reduce_scatter` and :func:`all_to_all`.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the destination of each share
 ``neuron-runtime/about/collectives.rst``.
@@ -19,8 +21,8 @@ from ...machine.synchronisation import AgreedProperty
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import HBM, Engine
 from ...terms.errors import NkiValidationError
-from ..dma.endpoints import write
-from ..dma.instructions import check_priority
+from ..dma_endpoints import write
+from ..dma_instructions import check_priority
 from .exchange import (
     REDUCIBLE,
     Arrays,
@@ -30,14 +32,37 @@ from .exchange import (
     check_pairs,
     check_same_types,
     check_shape,
+    checked_tensors,
     contents,
     perform,
     reduction_key,
     shape_terms,
     store_reduced,
-    tensors,
 )
 from .groups import RankPosition, ReplicaGroup, group_term, place_in
+
+
+def _perform(
+    call: Call,
+    what: str,
+    place: RankPosition,
+    srcs: tuple[NkiTensor, ...],
+    dsts: tuple[NkiTensor, ...],
+    terms: tuple[AgreedProperty, ...],
+    store: Callable[[Mapping[int, Arrays]], None],
+) -> None:
+    perform(
+        call,
+        Operation(
+            what,
+            place.members,
+            srcs,
+            dsts,
+            (group_term(place.lists), *terms, *shape_terms("srcs", srcs), *shape_terms("dsts", dsts)),
+            lambda: contents(call.core, "srcs", srcs),
+            store,
+        ),
+    )
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -59,8 +84,8 @@ def all_reduce(
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
-    inputs = tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
-    outputs = tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
+    outputs = checked_tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
     check_pairs(inputs, outputs)
     check_memory(call, inputs, outputs)
     check_same_types(inputs, outputs)
@@ -92,7 +117,7 @@ def all_gather(
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
-    inputs, outputs = tensors(call, "srcs", srcs), tensors(call, "dsts", dsts, is_output=True)
+    inputs, outputs = checked_tensors(call, "srcs", srcs), checked_tensors(call, "dsts", dsts, is_output=True)
     check_pairs(inputs, outputs)
     check_memory(call, inputs, outputs)
     check_same_types(inputs, outputs)
@@ -108,6 +133,25 @@ def all_gather(
             write(call.core, dst, np.concatenate(parts, axis=dim), dst.dtype)
 
     _perform(call, "all_gather", place, inputs, outputs, (AgreedProperty("collective_dim", dim),), store)
+
+
+def _part(name: str, tensor: NkiTensor, place: RankPosition) -> int:
+    """Return the number of rows (indices of dimension 0) of a tensor in the share of one rank.
+
+    Raises:
+        NkiValidationError: if the ranks cannot share the tensor evenly.
+    """
+    rows, rest = divmod(tensor.shape[0], place.size)
+    if rest:
+        raise NkiValidationError(
+            f"{name}: dimension 0 must be a multiple of the {place.size} ranks in this rank's list, got {tensor}"
+        )
+    return rows
+
+
+def _rows(tensor: NkiTensor, position: int, place: RankPosition) -> slice:
+    rows = tensor.shape[0] // place.size
+    return slice(position * rows, (position + 1) * rows)
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -130,8 +174,8 @@ def reduce_scatter(
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
-    inputs = tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
-    outputs = tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
+    outputs = checked_tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
     check_pairs(inputs, outputs)
     check_same_types(inputs, outputs)
     check_dimension(collective_dim, (0,), "for every tensor")
@@ -165,8 +209,8 @@ def all_to_all(
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
-    inputs = tensors(call, "srcs", srcs, regions=HBM)
-    outputs = tensors(call, "dsts", dsts, regions=HBM, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, regions=HBM)
+    outputs = checked_tensors(call, "dsts", dsts, regions=HBM, is_output=True)
     check_pairs(inputs, outputs)
     check_same_types(inputs, outputs)
     check_dimension(collective_dim, (0,), "for every tensor")
@@ -181,45 +225,3 @@ def all_to_all(
             write(call.core, dst, np.concatenate(parts, axis=0), dst.dtype)
 
     _perform(call, "all_to_all", place, inputs, outputs, (), store)
-
-
-def _perform(
-    call: Call,
-    what: str,
-    place: RankPosition,
-    srcs: tuple[NkiTensor, ...],
-    dsts: tuple[NkiTensor, ...],
-    terms: tuple[AgreedProperty, ...],
-    store: Callable[[Mapping[int, Arrays]], None],
-) -> None:
-    perform(
-        call,
-        Operation(
-            what,
-            place.members,
-            srcs,
-            dsts,
-            (group_term(place.lists), *terms, *shape_terms("srcs", srcs), *shape_terms("dsts", dsts)),
-            lambda: contents(call.core, "srcs", srcs),
-            store,
-        ),
-    )
-
-
-def _part(name: str, tensor: NkiTensor, place: RankPosition) -> int:
-    """Return the number of rows (indices of dimension 0) of a tensor in the share of one rank.
-
-    Raises:
-        NkiValidationError: if the ranks cannot share the tensor evenly.
-    """
-    rows, rest = divmod(tensor.shape[0], place.size)
-    if rest:
-        raise NkiValidationError(
-            f"{name}: dimension 0 must be a multiple of the {place.size} ranks in this rank's list, got {tensor}"
-        )
-    return rows
-
-
-def _rows(tensor: NkiTensor, position: int, place: RankPosition) -> slice:
-    rows = tensor.shape[0] // place.size
-    return slice(position * rows, (position + 1) * rows)

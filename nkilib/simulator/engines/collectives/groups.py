@@ -3,6 +3,10 @@
 
 """Replica groups, the lists of ranks within which collective operations run, and the position of a rank in them.
 
+- :class:`ReplicaGroup`, with :class:`rg_partition_op`: the lists of ranks;
+- :func:`place_in`: the :class:`RankPosition` of a rank in a group; :func:`rank_of`, :func:`rank_id`: its number;
+- :func:`check_ranks`, :func:`group_term`: what all ranks must have and agree on.
+
 Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 page of ``ReplicaGroup``.
 """
 
@@ -17,8 +21,8 @@ from ...machine.core import Core, current_core
 from ...machine.synchronisation import AgreedProperty
 from ...tensors.registers import VirtualRegister
 from ...terms.argument_checks import is_integer
-from ...terms.compilation import NKIObject
 from ...terms.errors import NkiValidationError
+from ...terms.nki_object import NKIObject
 
 
 class rg_partition_op(Enum):

@@ -3,6 +3,10 @@
 
 """Operations in which each rank sends to one other rank: by explicit pairs, or around the ring of a group.
 
+- :func:`collective_permute`: by pairs;
+- :func:`collective_permute_implicit`, :func:`collective_permute_implicit_reduce`: around the ring;
+- :func:`collective_permute_implicit_current_processing_rank_id`: whose data a rank has after some permutes.
+
 Source: ``nki/api/nki/collectives/__init__.py``, ``neuron-runtime/about/collectives.rst`` (Permute Operation).
 """
 
@@ -23,8 +27,8 @@ from ...terms.argument_checks import is_integer
 from ...terms.dtypes import MOVABLE, DType
 from ...terms.enums import HBM, Engine
 from ...terms.errors import NkiValidationError, add_location
-from ..dma.endpoints import write
-from ..dma.instructions import check_priority
+from ..dma_endpoints import write
+from ..dma_instructions import check_priority
 from .exchange import (
     REDUCIBLE,
     Arrays,
@@ -32,13 +36,13 @@ from .exchange import (
     check_pairs,
     check_same_types,
     check_shape,
+    checked_tensors,
     computed_in,
     contents,
     perform,
     reduced,
     reduction_key,
     shape_terms,
-    tensors,
 )
 from .groups import RankPosition, ReplicaGroup, check_ranks, group_term, place_in, rank_of
 
@@ -47,6 +51,20 @@ from .groups import RankPosition, ReplicaGroup, check_ranks, group_term, place_i
 _CHANNELS_MAX = 4
 _ENDS_OF_A_PAIR = 2
 _Channels = Sequence[Sequence[NkiTensor]]
+
+
+def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
+    is_list = isinstance(pairs, list | tuple) and bool(pairs)
+    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == _ENDS_OF_A_PAIR for pair in pairs):
+        raise NkiValidationError(f"source_target_pairs must be a list of (source, target), got {pairs!r}")
+    for end, name in enumerate(("source", "target")):
+        ranks = [pair[end] for pair in pairs]
+        for rank in ranks:
+            if not is_integer(rank) or rank < 0:
+                raise NkiValidationError(f"source_target_pairs: a rank must be an integer >= 0, got {rank!r}")
+            if ranks.count(rank) > 1:
+                raise NkiValidationError(f"source_target_pairs: rank {rank} is the {name} of more than one pair")
+    return [(int(source), int(target)) for source, target in pairs]
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -68,8 +86,8 @@ def collective_permute(
     pairs = _checked_pairs(source_target_pairs)
     check_ranks(core, [rank for pair in pairs for rank in pair], "source_target_pairs")
     check_priority(core, priority)
-    inputs = tensors(call, "srcs", srcs, regions=HBM)
-    outputs = tensors(call, "dsts", dsts, regions=HBM, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, regions=HBM)
+    outputs = checked_tensors(call, "dsts", dsts, regions=HBM, is_output=True)
     if len(inputs) != 1:
         raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)}")
     check_pairs(inputs, outputs)
@@ -90,18 +108,69 @@ def collective_permute(
     perform(call, Operation("collective_permute", members, inputs, outputs, terms, bring, store))
 
 
-def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
-    is_list = isinstance(pairs, list | tuple) and bool(pairs)
-    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == _ENDS_OF_A_PAIR for pair in pairs):
-        raise NkiValidationError(f"source_target_pairs must be a list of (source, target), got {pairs!r}")
-    for end, name in enumerate(("source", "target")):
-        ranks = [pair[end] for pair in pairs]
-        for rank in ranks:
-            if not is_integer(rank) or rank < 0:
-                raise NkiValidationError(f"source_target_pairs: a rank must be an integer >= 0, got {rank!r}")
-            if ranks.count(rank) > 1:
-                raise NkiValidationError(f"source_target_pairs: rank {rank} is the {name} of more than one pair")
-    return [(int(source), int(target)) for source, target in pairs]
+def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> RankPosition:
+    check_priority(call.core, priority)
+    is_list = isinstance(channel_ids, list | tuple) and bool(channel_ids)
+    if not is_list or list(channel_ids) != list(range(len(channel_ids))) or len(channel_ids) > _CHANNELS_MAX:
+        raise NkiValidationError(
+            f"channel_ids must be consecutive integers from 0, at most {_CHANNELS_MAX} of them, got {channel_ids!r}"
+        )
+    return place_in(call.core, replica_group)
+
+
+def _by_channel(
+    call: Call,
+    name: str,
+    lists: Any,
+    channel_ids: Sequence[int],
+    *,
+    dtypes: frozenset[DType] = MOVABLE,
+    is_output: bool = False,
+) -> tuple[NkiTensor, ...]:
+    """Return the one tensor of each channel, after checking it."""
+    if not isinstance(lists, list | tuple) or len(lists) != len(channel_ids):
+        raise NkiValidationError(
+            f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {lists!r}"
+        )
+    checked: list[NkiTensor] = []
+    for channel, inner in enumerate(lists):
+        of_channel = checked_tensors(call, f"{name}[{channel}]", inner, dtypes=dtypes, is_output=is_output)
+        if len(of_channel) != 1:
+            raise NkiValidationError(f"{name}[{channel}] must be a list of one tensor, got {len(of_channel)}")
+        checked += of_channel
+    return tuple(checked)
+
+
+def _check_channels(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
+    for channel, (src, dst) in enumerate(zip(srcs, dsts, strict=True)):
+        check_pairs([src], [dst])
+        check_same_types([src], [dst])
+        check_shape(f"the result of channel {channel}", dst, src.shape, "that of its source")
+
+
+def _permute_in_ring(
+    call: Call,
+    what: str,
+    place: RankPosition,
+    srcs: tuple[NkiTensor, ...],
+    dsts: tuple[NkiTensor, ...],
+    terms: tuple[AgreedProperty, ...],
+    bring: Callable[[], Arrays],
+    brought_in: Callable[[DType], DType],
+) -> None:
+    """Run an operation in which each rank stores the arrays that its predecessor in the list brings.
+
+    ``bring`` returns the arrays of this rank. ``brought_in`` maps the type of a result to the type of the array that is
+    brought for it.
+    """
+    predecessor = place.members[place.position - 1]
+
+    def store(brought: Mapping[int, Arrays]) -> None:
+        for channel, dst in enumerate(dsts):
+            write(call.core, dst, brought[predecessor][channel], brought_in(dst.dtype))
+
+    agreed = (group_term(place.lists), *terms, *shape_terms("sources", srcs), *shape_terms("results", dsts))
+    perform(call, Operation(what, place.members, srcs, dsts, agreed, bring, store))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -161,71 +230,6 @@ def collective_permute_implicit_reduce(
     terms = (AgreedProperty("op", key),)
     sources = (*first, *second)
     _permute_in_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
-
-
-def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> RankPosition:
-    check_priority(call.core, priority)
-    is_list = isinstance(channel_ids, list | tuple) and bool(channel_ids)
-    if not is_list or list(channel_ids) != list(range(len(channel_ids))) or len(channel_ids) > _CHANNELS_MAX:
-        raise NkiValidationError(
-            f"channel_ids must be consecutive integers from 0, at most {_CHANNELS_MAX} of them, got {channel_ids!r}"
-        )
-    return place_in(call.core, replica_group)
-
-
-def _by_channel(
-    call: Call,
-    name: str,
-    lists: Any,
-    channel_ids: Sequence[int],
-    *,
-    dtypes: frozenset[DType] = MOVABLE,
-    is_output: bool = False,
-) -> tuple[NkiTensor, ...]:
-    """Return the one tensor of each channel, after checking it."""
-    if not isinstance(lists, list | tuple) or len(lists) != len(channel_ids):
-        raise NkiValidationError(
-            f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {lists!r}"
-        )
-    checked: list[NkiTensor] = []
-    for channel, inner in enumerate(lists):
-        of_channel = tensors(call, f"{name}[{channel}]", inner, dtypes=dtypes, is_output=is_output)
-        if len(of_channel) != 1:
-            raise NkiValidationError(f"{name}[{channel}] must be a list of one tensor, got {len(of_channel)}")
-        checked += of_channel
-    return tuple(checked)
-
-
-def _check_channels(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    for channel, (src, dst) in enumerate(zip(srcs, dsts, strict=True)):
-        check_pairs([src], [dst])
-        check_same_types([src], [dst])
-        check_shape(f"the result of channel {channel}", dst, src.shape, "that of its source")
-
-
-def _permute_in_ring(
-    call: Call,
-    what: str,
-    place: RankPosition,
-    srcs: tuple[NkiTensor, ...],
-    dsts: tuple[NkiTensor, ...],
-    terms: tuple[AgreedProperty, ...],
-    bring: Callable[[], Arrays],
-    brought_in: Callable[[DType], DType],
-) -> None:
-    """Run an operation in which each rank stores the arrays that its predecessor in the list brings.
-
-    ``bring`` returns the arrays of this rank. ``brought_in`` maps the type of a result to the type of the array that is
-    brought for it.
-    """
-    predecessor = place.members[place.position - 1]
-
-    def store(brought: Mapping[int, Arrays]) -> None:
-        for channel, dst in enumerate(dsts):
-            write(call.core, dst, brought[predecessor][channel], brought_in(dst.dtype))
-
-    agreed = (group_term(place.lists), *terms, *shape_terms("sources", srcs), *shape_terms("results", dsts))
-    perform(call, Operation(what, place.members, srcs, dsts, agreed, bring, store))
 
 
 def collective_permute_implicit_current_processing_rank_id(

@@ -3,6 +3,10 @@
 
 """Operations with shares whose sizes are read at run time: all-gather-v and all-to-all-v, at once or in two steps.
 
+- :func:`all_gather_v`, :func:`all_to_all_v`: at once;
+- :func:`all_gather_v_prepare`, :func:`all_to_all_v_prepare`, and the triggers of the same names: in two steps;
+- :func:`prepare` and :func:`run`: the two steps of all of them, with a :class:`Prepared` in between.
+
 Tensors are treated as flat buffers, in row-major order. A metadata tensor has a column for each rank of the list. Its
 rows are: the number of elements to send, the first element to send, the number of elements received, and the place in
 the result for the received elements.
@@ -30,14 +34,14 @@ from ...terms.dtypes import uint32
 from ...terms.enums import HBM, Engine, MemoryRegion
 from ...terms.errors import NkiValidationError, kernel_location
 from ...terms.spec import DataNeeded
-from ..dma.endpoints import read, write
-from ..dma.instructions import check_priority
+from ..dma_endpoints import read, write
+from ..dma_instructions import check_priority
 from .exchange import (
     Operation,
     belongs_to_rank,
     check_same_types,
+    checked_tensors,
     perform,
-    tensors,
 )
 from .groups import RankPosition, ReplicaGroup, group_term, place_in
 
@@ -130,9 +134,9 @@ def _rows_of(
     call: Call, metadata_tensor: Any, place: RankPosition, has_rdispls: bool, *, is_written: bool
 ) -> NkiTensor:
     """Return the metadata tensor, whose second last dimension counts its rows, after checking it."""
-    (tensor,) = tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
+    (tensor,) = checked_tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
     if is_written:
-        tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)
+        checked_tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)
     least = _RECEIVE_START + 1 if has_rdispls else _RECEIVED + 1
     rows = {least, _RECEIVE_START + 1}  # the last row may be there and not be used
     leading = (1,) if tensor.buffer is MemoryRegion.sbuf else ()
@@ -178,8 +182,8 @@ def prepare(
     for name, flag in (("recv_counts_known", recv_counts_known), ("has_rdispls", has_rdispls)):
         if not isinstance(flag, bool):
             raise NkiValidationError(f"{name} must be True or False, got {flag!r}")
-    inputs = tensors(call, "srcs", unchecked.srcs, regions=HBM)
-    outputs = tensors(call, "dsts", unchecked.dsts, regions=HBM, is_output=True)
+    inputs = checked_tensors(call, "srcs", unchecked.srcs, regions=HBM)
+    outputs = checked_tensors(call, "dsts", unchecked.dsts, regions=HBM, is_output=True)
     if len(inputs) != 1 or len(outputs) != 1:
         raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)} and {len(outputs)}")
     check_same_types(inputs, outputs)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF as well."""
+"""The instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF as well.
+
+:func:`local_gather` takes a list of indices for each group of 16 partitions, :func:`nc_n_gather` an index for each
+element.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,105 @@ _INDICES_MAX = 4096
 Indices = npt.NDArray[np.int64]
 # Which free elements of each partition the elements of a tensor of indices name.
 FindElements = Callable[[npt.NDArray[Any]], Indices]
+
+
+def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
+    if dst.dtype != source.dtype:
+        raise NkiValidationError(
+            f"operand 'dst' must have the type of {name!r}, because a gather casts nothing; got {dst} and {source}"
+        )
+
+
+def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
+    if src_buffer.shape[0] % _CORE_PARTITIONS:
+        raise NkiValidationError(
+            f"operand 'src_buffer' must have a multiple of {_CORE_PARTITIONS} partitions, the number that each core of "
+            f"GpSimd is connected to, got {src_buffer}"
+        )
+    starts, index_starts = possible_starts(src_buffer), possible_starts(index)
+    if set(starts).isdisjoint(index_starts):
+        got = " and ".join(" or ".join(map(str, partitions)) for partitions in (starts, index_starts))
+        raise NkiValidationError(
+            f"operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its "
+            f"indices from the partitions that it gathers in; got {got}"
+        )
+
+
+def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
+    """Return the number of indices in the list of each group, after checking it."""
+    if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
+        raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
+    total = _CORE_PARTITIONS * index.free_size
+    count = total if num_valid_indices is None else num_valid_indices
+    if not is_integer(count) or not 1 <= count <= total:
+        raise NkiValidationError(
+            f"num_valid_indices must be 1 to {total}, the indices of {_CORE_PARTITIONS} partitions of {index}, got "
+            f"{count!r}"
+        )
+    if count > _INDICES_MAX:
+        raise NkiValidationError(
+            f"each core of GpSimd takes at most {_INDICES_MAX} indices, got {count} of {index}: gather in several calls"
+        )
+    return int(count)
+
+
+def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
+    """Copy the elements of each partition of ``source`` that ``find`` finds in ``indices`` to ``dst``.
+
+    ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements it names must have
+    been written.
+    """
+    if dst.storage.is_abstract:
+        indices.storage.need_values(indices)
+    shape = (source.shape[0], source.free_size)
+
+    is_written = source.storage.written.is_written(source.layout, source.storage.width_of(source.dtype))
+    unwritten = None
+    if not is_written and core.emitter is not None:
+        unwritten = source.storage.unwritten(source.layout, source.dtype).reshape(shape)
+
+    def gather(into: npt.NDArray[Any], values: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        positions = find(values)
+        if unwritten is not None and np.take_along_axis(unwritten, positions, axis=1).any():
+            raise UninitializedReadError(f"operand {name!r}: elements gathered from {source} were never written")
+        into[...] = np.take_along_axis(elements.reshape(shape), positions, axis=1).reshape(into.shape)
+
+    # In a launch that is not replayed, the options decide what a read of unwritten elements does.
+    if not dst.storage.is_abstract and (is_written or unwritten is not None):
+        act(core, gather, writes=(dst,), reads=(indices,), chosen=(source,), may_refuse=True)
+        return
+    positions = find(indices.array)
+    is_read = np.zeros(shape, np.bool_)
+    np.put_along_axis(is_read, positions, True, axis=1)
+    check_written(core, name, source, is_read.reshape(source.shape))
+    if not dst.storage.is_abstract:
+        dst.array[...] = np.take_along_axis(source.array.reshape(shape), positions, axis=1).reshape(dst.shape)
+
+
+def _list_finder(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
+    """Return a function that finds the elements named by the lists in ``index``.
+
+    Each of the ``count`` indices names ``length`` elements.
+    """
+    cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
+    following, limit = np.arange(length), src_buffer.free_size
+
+    def find(indices: npt.NDArray[Any]) -> Indices:
+        groups = indices.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
+        lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
+        elements = (lists[:, :, np.newaxis] + following).reshape(cores, count * length)
+        is_outside = elements >= limit
+        if is_outside.any():
+            group, position = np.argwhere(is_outside)[0] // (1, length)
+            first = lists[group, position]
+            raise OutOfRangeError(
+                f"operand 'index': element {position} of the list of partitions {group * _CORE_PARTITIONS} to "
+                f"{(group + 1) * _CORE_PARTITIONS - 1} takes elements {first} to {first + length - 1} of the "
+                f"{limit} per partition of {src_buffer}"
+            )
+        return np.repeat(elements, _CORE_PARTITIONS, axis=0)
+
+    return find
 
 
 @instruction(
@@ -77,65 +180,6 @@ def local_gather(
     _gather(call.core, dst, "src_buffer", src_buffer, index, _list_finder(src_buffer, index, count, num_elem_per_idx))
 
 
-def _list_finder(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
-    """Return a function that finds the elements named by the lists in ``index``.
-
-    Each of the ``count`` indices names ``length`` elements.
-    """
-    cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
-    following, limit = np.arange(length), src_buffer.free_size
-
-    def find(indices: npt.NDArray[Any]) -> Indices:
-        groups = indices.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
-        lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
-        elements = (lists[:, :, np.newaxis] + following).reshape(cores, count * length)
-        is_outside = elements >= limit
-        if is_outside.any():
-            group, position = np.argwhere(is_outside)[0] // (1, length)
-            first = lists[group, position]
-            raise OutOfRangeError(
-                f"operand 'index': element {position} of the list of partitions {group * _CORE_PARTITIONS} to "
-                f"{(group + 1) * _CORE_PARTITIONS - 1} takes elements {first} to {first + length - 1} of the "
-                f"{limit} per partition of {src_buffer}"
-            )
-        return np.repeat(elements, _CORE_PARTITIONS, axis=0)
-
-    return find
-
-
-def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
-    if src_buffer.shape[0] % _CORE_PARTITIONS:
-        raise NkiValidationError(
-            f"operand 'src_buffer' must have a multiple of {_CORE_PARTITIONS} partitions, the number that each core of "
-            f"GpSimd is connected to, got {src_buffer}"
-        )
-    starts, index_starts = possible_starts(src_buffer), possible_starts(index)
-    if set(starts).isdisjoint(index_starts):
-        got = " and ".join(" or ".join(map(str, partitions)) for partitions in (starts, index_starts))
-        raise NkiValidationError(
-            f"operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its "
-            f"indices from the partitions that it gathers in; got {got}"
-        )
-
-
-def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
-    """Return the number of indices in the list of each group, after checking it."""
-    if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
-        raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
-    total = _CORE_PARTITIONS * index.free_size
-    count = total if num_valid_indices is None else num_valid_indices
-    if not is_integer(count) or not 1 <= count <= total:
-        raise NkiValidationError(
-            f"num_valid_indices must be 1 to {total}, the indices of {_CORE_PARTITIONS} partitions of {index}, got "
-            f"{count!r}"
-        )
-    if count > _INDICES_MAX:
-        raise NkiValidationError(
-            f"each core of GpSimd takes at most {_INDICES_MAX} indices, got {count} of {index}: gather in several calls"
-        )
-    return int(count)
-
-
 @instruction(
     operands=(
         output("dst", regions=SBUF, dtypes=MOVABLE),
@@ -170,43 +214,3 @@ def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor)
         return elements
 
     _gather(call.core, dst, "data", data, indices, find)
-
-
-def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
-    if dst.dtype != source.dtype:
-        raise NkiValidationError(
-            f"operand 'dst' must have the type of {name!r}, because a gather casts nothing; got {dst} and {source}"
-        )
-
-
-def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
-    """Copy the elements of each partition of ``source`` that ``find`` finds in ``indices`` to ``dst``.
-
-    ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements it names must have
-    been written.
-    """
-    if dst.storage.is_abstract:
-        indices.storage.need_values(indices)
-    shape = (source.shape[0], source.free_size)
-
-    is_written = source.storage.written.is_written(source.layout, source.storage.width_of(source.dtype))
-    unwritten = None
-    if not is_written and core.emitter is not None:
-        unwritten = source.storage.unwritten(source.layout, source.dtype).reshape(shape)
-
-    def gather(into: npt.NDArray[Any], values: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
-        positions = find(values)
-        if unwritten is not None and np.take_along_axis(unwritten, positions, axis=1).any():
-            raise UninitializedReadError(f"operand {name!r}: elements gathered from {source} were never written")
-        into[...] = np.take_along_axis(elements.reshape(shape), positions, axis=1).reshape(into.shape)
-
-    # In a launch that is not replayed, the options decide what a read of unwritten elements does.
-    if not dst.storage.is_abstract and (is_written or unwritten is not None):
-        act(core, gather, writes=(dst,), reads=(indices,), chosen=(source,), may_refuse=True)
-        return
-    positions = find(indices.array)
-    is_read = np.zeros(shape, np.bool_)
-    np.put_along_axis(is_read, positions, True, axis=1)
-    check_written(core, name, source, is_read.reshape(source.shape))
-    if not dst.storage.is_abstract:
-        dst.array[...] = np.take_along_axis(source.array.reshape(shape), positions, axis=1).reshape(dst.shape)

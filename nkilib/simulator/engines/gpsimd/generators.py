@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions that generate numbers: ``iota``, ``rng``, ``rand2``, ``dropout``, and the state of the generators.
+"""Instructions that generate numbers: ``iota``, and those of random numbers.
 
-Random numbers come from ``RandomState`` in machine/core.py; they are reproducible, and differ from the numbers of a
-device. Each partition draws from the generator of its own lane.
+- :func:`rng`, :func:`rand2`, :func:`dropout`: random numbers;
+- :func:`set_rng_seed`, :func:`rand_set_state`, :func:`rand_get_state`: the state of the generators;
+- :func:`iota`: indices by a pattern.
+
+Random numbers come from ``RandomState`` in numerics/random_state.py; they are reproducible, and differ from the
+numbers of a device. Each partition draws from the generator of its own lane.
 """
 
 from __future__ import annotations
@@ -18,11 +22,9 @@ import numpy.typing as npt
 from ...hardware.generations import Generation
 from ...isa.checks import same_tile_size
 from ...isa.definition import SBUF, Operand, output, vector
-from ...isa.operators import stored_type
-from ...machine.core import GENERATORS_PER_LANE
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
-from ...numerics.xorwow import WORDS
+from ...numerics.random_state import GENERATORS_PER_LANE, WORDS
 from ...tensors.registers import DeviceInteger
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import assumed_partition
@@ -47,7 +49,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.spec import DataNeeded
 from ...timing import costs
-from ..actions import put
+from ..actions import put, stored_type
 from ..vector.selection import affine_values
 
 _INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})

@@ -43,7 +43,7 @@ from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ..actions import act
-from ..elementwise import Float32s
+from ..rowwise import Float32s
 
 _TRN3 = nc_version.gen4.value
 

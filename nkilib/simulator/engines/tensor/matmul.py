@@ -19,7 +19,8 @@ from ...isa.definition import PSUM, SBUF, Operand, output
 from ...machine.core import Core
 from ...machine.issue import Call, instruction
 from ...machine.overlapping_copies import check_copy
-from ...numerics.casts import FLOAT32, to_float32, transposed
+from ...numerics.casts import FLOAT32, to_float32
+from ...numerics.copies import transposed
 from ...numerics.products import transposed_product
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import partition_elements
@@ -43,70 +44,6 @@ _TENSOR, _SBUF, _PSUM = Engine.tensor, MemoryRegion.sbuf, MemoryRegion.psum
 _TRN1, _TRN3 = nc_version.gen2.value, nc_version.gen4.value
 
 
-@instruction(
-    operands=(
-        output("dst", regions=PSUM),
-        Operand("stationary", regions=SBUF, dtypes=_INPUTS),
-        Operand("moving", regions=SBUF, dtypes=_INPUTS),
-    ),
-    on=(Engine.tensor,),
-    is_matmul=True,
-    cost=costs.multiplied,
-)
-def nc_matmul(
-    call: Call,
-    dst: NkiTensor,
-    stationary: NkiTensor,
-    moving: NkiTensor,
-    is_stationary_onezero: bool = False,
-    is_moving_onezero: bool = False,
-    is_transpose: bool = False,
-    accumulate: bool | None = None,
-    tile_position: tuple[int, int] | tuple[()] = (),
-    tile_size: tuple[int, int] | tuple[()] = (),
-    perf_mode: matmul_perf_mode | str = matmul_perf_mode.none,
-) -> None:
-    """Compute ``dst = stationary.T @ moving`` in float32, contracting over the partitions of both.
-
-    ``accumulate=False`` overwrites ``dst``, ``True`` adds to the results of earlier matmuls, ``None`` overwrites
-    elements that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
-    """
-    core = call.core
-    perf_mode = _as_perf_mode(perf_mode)
-    rows, columns = _tile(core, tile_position, tile_size, perf_mode)
-    _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
-    pairs = _ROW_PAIR if perf_mode is matmul_perf_mode.double_row else 1
-    if pairs > 1:
-        _check_row_pairs(stationary, moving)
-    _check_sizes(core, dst, stationary, _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs), rows, columns)
-    if is_stationary_onezero or is_moving_onezero:
-        _check_onezero(core, "stationary", is_stationary_onezero, stationary)
-        _check_onezero(core, "moving", is_moving_onezero, moving)
-    if is_transpose and core.generation.version is not nc_version.gen2:
-        if accumulate:
-            raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
-        _transpose_by_matmul(core, dst, stationary, moving, pairs)
-    elif pairs > 1 or not defer_product(core, dst, stationary, moving, accumulate):
-        _multiply(core, dst, stationary, moving, pairs, accumulate)
-
-
-def _multiply(
-    core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, pairs: int, accumulate: bool | None
-) -> None:
-    left_shape, right_shape = _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs)
-
-    def product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return transposed_product(_as_float32(left.reshape(left_shape)), _as_float32(right.reshape(right_shape)))
-
-    accumulate_in_psum(core, dst, product, (stationary, moving), accumulate)
-
-
-def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return ``matrix`` itself if it is float32 with dense rows, which BLAS can read in place; else a copy."""
-    is_ready = matrix.dtype == FLOAT32 and matrix.strides[-1] == matrix.itemsize
-    return matrix if is_ready else to_float32(matrix)
-
-
 def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
     """Return ``perf_mode`` as a member of the enumeration; published kernels also pass its value."""
     if isinstance(perf_mode, matmul_perf_mode):
@@ -115,20 +52,6 @@ def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
         if perf_mode == member.value:
             return member
     raise NkiValidationError(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {perf_mode!r}")
-
-
-def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
-    """Check that an operand which the kernel declares to be 0 and 1 only is; otherwise the product would be wrong.
-
-    The declaration has an effect on float32 only (docstring of ``nc_matmul``).
-    """
-
-    def check(elements: npt.NDArray[Any]) -> None:
-        if not np.isin(elements, (0, 1)).all():
-            raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
-
-    if is_onezero and tile.dtype == dt.float32 and not tile.storage.is_abstract:
-        act(core, check, reads=(tile,), may_refuse=True)
 
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
@@ -190,9 +113,20 @@ def _check_row_pairs(stationary: NkiTensor, moving: NkiTensor) -> None:
             raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
 
 
-def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
-    """Return the shape of a tile as a matrix (contraction, free), for ``pairs`` rows of it in each partition."""
-    return tile.shape[0] * pairs, tile.free_size // pairs
+def _check_bank(dst: NkiTensor) -> None:
+    """Check that a matmul writes into one PSUM bank (trainium_inferentia2_arch.rst).
+
+    A tensor larger than a bank starts at the beginning of one.
+    """
+    if dst.storage.partition_bytes <= PSUM_BANK_BYTES:  # most are
+        return
+    low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
+    first, last = (element * dst.dtype.itemsize // PSUM_BANK_BYTES for element in (low, high))
+    if low <= high and first != last:
+        raise NkiValidationError(
+            f"operand 'dst' must lie in one PSUM bank of {PSUM_BANK_BYTES} bytes in a partition, got elements {low} to "
+            f"{high} of the partitions of {dst}, in banks {first} and {last} of the tensor"
+        )
 
 
 def _check_sizes(
@@ -222,20 +156,23 @@ def _check_sizes(
         _check_bank(dst)
 
 
-def _check_bank(dst: NkiTensor) -> None:
-    """Check that a matmul writes into one PSUM bank (trainium_inferentia2_arch.rst).
+def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
+    """Return the shape of a tile as a matrix (contraction, free), for ``pairs`` rows of it in each partition."""
+    return tile.shape[0] * pairs, tile.free_size // pairs
 
-    A tensor larger than a bank starts at the beginning of one.
+
+def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
+    """Check that an operand which the kernel declares to be 0 and 1 only is; otherwise the product would be wrong.
+
+    The declaration has an effect on float32 only (docstring of ``nc_matmul``).
     """
-    if dst.storage.partition_bytes <= PSUM_BANK_BYTES:  # most are
-        return
-    low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
-    first, last = (element * dst.dtype.itemsize // PSUM_BANK_BYTES for element in (low, high))
-    if low <= high and first != last:
-        raise NkiValidationError(
-            f"operand 'dst' must lie in one PSUM bank of {PSUM_BANK_BYTES} bytes in a partition, got elements {low} to "
-            f"{high} of the partitions of {dst}, in banks {first} and {last} of the tensor"
-        )
+
+    def check(elements: npt.NDArray[Any]) -> None:
+        if not np.isin(elements, (0, 1)).all():
+            raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+
+    if is_onezero and tile.dtype == dt.float32 and not tile.storage.is_abstract:
+        act(core, check, reads=(tile,), may_refuse=True)
 
 
 def _transpose_by_matmul(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, pairs: int) -> None:
@@ -257,6 +194,70 @@ def _transpose_by_matmul(core: Core, dst: NkiTensor, stationary: NkiTensor, movi
     act(core, transpose, writes=(dst,), reads=(stationary, moving), may_refuse=True)
     # Moved bits are no sum to which a later matmul adds, here as with nc_transpose.
     dst.storage.accumulated.clear(dst.layout, dst.storage.width_of(dst.dtype))
+
+
+def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return ``matrix`` itself if it is float32 with dense rows, which BLAS can read in place; else a copy."""
+    is_ready = matrix.dtype == FLOAT32 and matrix.strides[-1] == matrix.itemsize
+    return matrix if is_ready else to_float32(matrix)
+
+
+def _multiply(
+    core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, pairs: int, accumulate: bool | None
+) -> None:
+    left_shape, right_shape = _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs)
+
+    def product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return transposed_product(_as_float32(left.reshape(left_shape)), _as_float32(right.reshape(right_shape)))
+
+    accumulate_in_psum(core, dst, product, (stationary, moving), accumulate)
+
+
+@instruction(
+    operands=(
+        output("dst", regions=PSUM),
+        Operand("stationary", regions=SBUF, dtypes=_INPUTS),
+        Operand("moving", regions=SBUF, dtypes=_INPUTS),
+    ),
+    on=(Engine.tensor,),
+    is_matmul=True,
+    cost=costs.multiplied,
+)
+def nc_matmul(
+    call: Call,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: tuple[int, int] | tuple[()] = (),
+    tile_size: tuple[int, int] | tuple[()] = (),
+    perf_mode: matmul_perf_mode | str = matmul_perf_mode.none,
+) -> None:
+    """Compute ``dst = stationary.T @ moving`` in float32, contracting over the partitions of both.
+
+    ``accumulate=False`` overwrites ``dst``, ``True`` adds to the results of earlier matmuls, ``None`` overwrites
+    elements that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
+    """
+    core = call.core
+    perf_mode = _as_perf_mode(perf_mode)
+    rows, columns = _tile(core, tile_position, tile_size, perf_mode)
+    _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
+    pairs = _ROW_PAIR if perf_mode is matmul_perf_mode.double_row else 1
+    if pairs > 1:
+        _check_row_pairs(stationary, moving)
+    _check_sizes(core, dst, stationary, _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs), rows, columns)
+    if is_stationary_onezero or is_moving_onezero:
+        _check_onezero(core, "stationary", is_stationary_onezero, stationary)
+        _check_onezero(core, "moving", is_moving_onezero, moving)
+    if is_transpose and core.generation.version is not nc_version.gen2:
+        if accumulate:
+            raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
+        _transpose_by_matmul(core, dst, stationary, moving, pairs)
+    elif pairs > 1 or not defer_product(core, dst, stationary, moving, accumulate):
+        _multiply(core, dst, stationary, moving, pairs, accumulate)
 
 
 def _transpose_engine(values: dict[str, Any]) -> Engine:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``quantize_mx`` and ``nc_matmul_mx``: matrices in the MX formats, from trn3 on.
+"""Matrices in the MX formats, from trn3 on: ``quantize_mx``, which makes one, and ``nc_matmul_mx``, their product.
 
-Sources: the docstrings; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales); ``nki/guides/architecture/
-trainium3_arch.rst``. The scales of 32 partitions (a quadrant) are in 4 partitions of the same quadrant, so that a
-tile of scales has gaps, which may hold other scales.
+In the MX formats, blocks of 32 elements of 8 or 4 bits share a scale, a power of two. :func:`quantize` and
+:func:`dequantize` convert float32 into such blocks and blocks into float64. The scales of 32 partitions (a quadrant)
+are in 4 partitions of the same quadrant, so that a tile of scales has gaps, which may hold other scales.
+
+Sources: "OCP Microscaling Formats (MX) Specification" 1.0; the docstring of ``quantize_mx`` (the choice of the scale)
+and that of ``nc_matmul_mx``; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales);
+``nki/guides/architecture/trainium3_arch.rst``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -19,17 +24,73 @@ from ...hardware.generations import PARTITIONS, PSUM_PARTITION_BYTES
 from ...isa.checks import check_consecutive_partitions, check_engine_access, check_free_pattern
 from ...isa.definition import PSUM, SBUF, Operand, output
 from ...machine.issue import Call, check_written, instruction
-from ...numerics.casts import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
+from ...numerics.casts import values_of_bits
 from ...numerics.products import transposed_product
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import partition_in_storage, placed_partition
 from ...terms import dtypes as dt
+from ...terms.dtypes import DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
 from ..actions import act
 from .accumulation import accumulate_in_psum
+
+# A block of an MX format is a piece of a matrix with so many rows and columns; the elements of one of its rows form one
+# word of a packed type, with the first element in the lowest bits.
+BLOCK_ROWS = 8
+BLOCK_COLUMNS = 4
+
+_SCALE_BIAS = 127
+_NAN_SCALE = 255
+_FP4_BITS = 4
+
+# The element types into which quantize_mx can write, and the exponents of their largest numbers.
+_FP8_TYPES = {float8_e5m2_x4: (ml_dtypes.float8_e5m2, 15), float8_e4m3fn_x4: (ml_dtypes.float8_e4m3fn, 8)}
+
+
+def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return the words (K, N) of type ``dtype`` and the scales (K / 8, N), as E8M0 bits, of ``values`` (K, 4 N).
+
+    The scale is ``2**(floor(log2(largest magnitude)) - (largest exponent of the element type - 1))``, and at least
+    ``2**-127``: all elements are then in the range of their type, so that none saturates. Elements round to nearest
+    even. A block that contains a NaN or an infinity has no such scale; its scale and its elements become NaN.
+    """
+    element_type, largest_exponent = _FP8_TYPES[dtype]
+    rows, columns = values.shape
+    blocks = values.reshape(rows // BLOCK_ROWS, BLOCK_ROWS, columns // BLOCK_COLUMNS, BLOCK_COLUMNS)
+    largest = np.abs(blocks).max(axis=(1, 3))
+    # frexp gives a mantissa in [0.5, 1): one more than floor(log2), exactly, for subnormal numbers too.
+    exponent = np.frexp(largest)[1] - 1 - (largest_exponent - 1)
+    exponent = np.where(largest == 0, -_SCALE_BIAS, np.maximum(exponent, -_SCALE_BIAS))
+    is_finite = np.isfinite(largest)
+    inverse = np.where(is_finite, np.ldexp(np.float32(1), -exponent), np.float32(np.nan))
+    elements = (blocks * inverse[:, None, :, None]).astype(element_type)
+    scales = np.where(is_finite, exponent + _SCALE_BIAS, _NAN_SCALE).astype(np.uint8)
+    return elements.reshape(rows, columns).view(dtype.numpy), scales
+
+
+# The values of all bit patterns of an element, and of a scale.
+_MX_VALUES = {
+    float8_e5m2_x4: values_of_bits(256, ml_dtypes.float8_e5m2),
+    float8_e4m3fn_x4: values_of_bits(256, ml_dtypes.float8_e4m3fn),
+    float4_e2m1fn_x4: values_of_bits(16, ml_dtypes.float4_e2m1fn),
+}
+_MX_SCALES = values_of_bits(256, ml_dtypes.float8_e8m0fnu)
+
+
+def dequantize(words: npt.NDArray[Any], dtype: DType, scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Return the exact values (K, N, 4) of words (K, N) of type ``dtype`` and scales (K / 8, N) as E8M0 bits."""
+    rows, columns = words.shape
+    if dtype == float4_e2m1fn_x4:
+        shifts = np.arange(BLOCK_COLUMNS, dtype=words.dtype) * _FP4_BITS
+        bits = words[:, :, None] >> shifts & 0xF
+    else:
+        bits = np.ascontiguousarray(words).view(np.uint8)
+    blocks = _MX_VALUES[dtype][bits].reshape(rows // BLOCK_ROWS, BLOCK_ROWS, columns, BLOCK_COLUMNS)
+    return (blocks * _MX_SCALES[scales][:, None, :, None]).reshape(rows, columns, BLOCK_COLUMNS)
+
 
 _QUADRANT = 32
 _QUADRANT_SCALES = _QUADRANT // BLOCK_ROWS
@@ -47,6 +108,50 @@ def _scale(name: str) -> Operand:
     Only the rows that :func:`_scale_rows` selects are read, and they are checked when it does so.
     """
     return Operand(name, regions=SBUF, dtypes=_SCALE_TYPES, is_accessed=False)
+
+
+def _check_partitions(name: str, tile: NkiTensor) -> None:
+    if tile.shape[0] % _QUADRANT:
+        raise NkiValidationError(f"operand {name!r} must have a multiple of {_QUADRANT} partitions, got {tile}")
+
+
+def _place(tile: NkiTensor) -> int | None:
+    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
+    if tile.storage.shape[0] == PARTITIONS:
+        return partition_in_storage(tile)
+    return placed_partition(tile)
+
+
+def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
+    """Return the rows of a tile of scales that hold the scales of ``data``.
+
+    Their shape is (quadrants, 4, free dimensions of ``scale``).
+    """
+    check_free_pattern(name, scale)
+    check_consecutive_partitions(name, scale)
+    quadrants = data.shape[0] // _QUADRANT
+    partitions = (quadrants - 1) * _QUADRANT + _QUADRANT_SCALES
+    if scale.shape[0] < partitions or scale.free_size != columns:
+        raise NkiValidationError(
+            f"operand {name!r} must have {columns} elements in a partition, and at least {partitions} partitions for "
+            f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
+            f"these start; got {scale}"
+        )
+    start = partition_in_storage(scale)
+    if start % _QUADRANT not in _SCALE_STARTS:
+        raise NkiValidationError(
+            f"operand {name!r} must start at partition {', '.join(map(str, _SCALE_STARTS[:-1]))} or "
+            f"{_SCALE_STARTS[-1]} of {_QUADRANT}, got a start at {start} of {scale}"
+        )
+    places = _place(scale), _place(data)
+    if places[0] is not None and places[1] is not None and places[0] // _QUADRANT != places[1] // _QUADRANT:
+        raise NkiValidationError(
+            f"operand {name!r} must start in the same {_QUADRANT} partitions as {data_name!r}, got a start at "
+            f"{places[0]} of {scale} for one at {places[1]} of {data}"
+        )
+    row = scale.strides[0]
+    shape = (quadrants, _QUADRANT_SCALES, *scale.shape[1:])
+    return scale.with_layout(Layout(shape, (_QUADRANT * row, row, *scale.strides[1:]), scale.offset))
 
 
 @instruction(
@@ -95,6 +200,71 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
     scale_rows.mark_written()
 
 
+def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows: int) -> None:
+    _check_partitions("stationary", stationary)
+    if stationary.shape[0] != moving.shape[0]:
+        raise NkiValidationError(
+            f"operands 'stationary' and 'moving' must have the same partition dimension, got {stationary.shape[0]} and "
+            f"{moving.shape[0]}"
+        )
+    columns, moving_columns = stationary.free_size, moving.free_size
+    if stationary.shape[0] > rows or columns > PARTITIONS:
+        raise NkiValidationError(
+            f"operand 'stationary' must fit a tile of {rows} rows and {PARTITIONS} columns, got {stationary}"
+        )
+    if columns % 2:
+        raise NkiValidationError(f"operand 'stationary' must have an even number of free elements, got {stationary}")
+    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize
+    if moving_columns > most:
+        raise NkiValidationError(
+            f"operand 'moving' must have at most {most} free elements for 'dst' of {dst.dtype}, got {moving}"
+        )
+    if dst.shape[0] != columns or dst.free_size != moving_columns:
+        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {moving_columns}), got {dst}")
+
+
+def _row_tile(position: Any, size: Any) -> int:
+    """Return the number of rows of the systolic array that the call may use."""
+    if bool(position) != bool(size):
+        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
+    if not size:
+        return PARTITIONS
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in (position, size)):
+        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
+    (start, start_column), (rows, columns) = position, size
+    if (start_column, columns) != (0, PARTITIONS):
+        raise NkiValidationError(
+            f"nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, {PARTITIONS}), got "
+            f"tile_position={position}, tile_size={size}"
+        )
+    if rows not in _ROW_TILES or start % rows or not 0 <= start <= PARTITIONS - rows:
+        raise NkiValidationError(
+            f"a row tile has {', '.join(map(str, _ROW_TILES[:-1]))} or {_ROW_TILES[-1]} rows and starts at a multiple "
+            f"of them inside {PARTITIONS}, got tile_position={position}, tile_size={size}"
+        )
+    return int(rows)
+
+
+class _Matrix:
+    """A conversion of the packed words and the scales of an MX matrix to values."""
+
+    def __init__(self, tile: NkiTensor) -> None:
+        self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
+
+    def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
+        blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
+        values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
+        return values.swapaxes(1, 2).reshape(-1, self._columns)
+
+
+def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
+    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
+    rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
+    check_written(call.core, f"{name}_scale", rows)
+    return rows
+
+
 @instruction(
     operands=(
         output("dst", regions=PSUM, dtypes=frozenset({dt.float32, dt.bfloat16})),
@@ -140,112 +310,3 @@ def nc_matmul_mx(
         )
 
     accumulate_in_psum(call.core, dst, product, (stationary, moving, left_scale, right_scale), accumulate)
-
-
-class _Matrix:
-    """A conversion of the packed words and the scales of an MX matrix to values."""
-
-    def __init__(self, tile: NkiTensor) -> None:
-        self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
-
-    def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
-        blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
-        values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
-        return values.swapaxes(1, 2).reshape(-1, self._columns)
-
-
-def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
-    rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
-    check_written(call.core, f"{name}_scale", rows)
-    return rows
-
-
-def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
-    """Return the rows of a tile of scales that hold the scales of ``data``.
-
-    Their shape is (quadrants, 4, free dimensions of ``scale``).
-    """
-    check_free_pattern(name, scale)
-    check_consecutive_partitions(name, scale)
-    quadrants = data.shape[0] // _QUADRANT
-    partitions = (quadrants - 1) * _QUADRANT + _QUADRANT_SCALES
-    if scale.shape[0] < partitions or scale.free_size != columns:
-        raise NkiValidationError(
-            f"operand {name!r} must have {columns} elements in a partition, and at least {partitions} partitions for "
-            f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
-            f"these start; got {scale}"
-        )
-    start = partition_in_storage(scale)
-    if start % _QUADRANT not in _SCALE_STARTS:
-        raise NkiValidationError(
-            f"operand {name!r} must start at partition {', '.join(map(str, _SCALE_STARTS[:-1]))} or "
-            f"{_SCALE_STARTS[-1]} of {_QUADRANT}, got a start at {start} of {scale}"
-        )
-    places = _place(scale), _place(data)
-    if places[0] is not None and places[1] is not None and places[0] // _QUADRANT != places[1] // _QUADRANT:
-        raise NkiValidationError(
-            f"operand {name!r} must start in the same {_QUADRANT} partitions as {data_name!r}, got a start at "
-            f"{places[0]} of {scale} for one at {places[1]} of {data}"
-        )
-    row = scale.strides[0]
-    shape = (quadrants, _QUADRANT_SCALES, *scale.shape[1:])
-    return scale.with_layout(Layout(shape, (_QUADRANT * row, row, *scale.strides[1:]), scale.offset))
-
-
-def _place(tile: NkiTensor) -> int | None:
-    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
-    if tile.storage.shape[0] == PARTITIONS:
-        return partition_in_storage(tile)
-    return placed_partition(tile)
-
-
-def _check_partitions(name: str, tile: NkiTensor) -> None:
-    if tile.shape[0] % _QUADRANT:
-        raise NkiValidationError(f"operand {name!r} must have a multiple of {_QUADRANT} partitions, got {tile}")
-
-
-def _row_tile(position: Any, size: Any) -> int:
-    """Return the number of rows of the systolic array that the call may use."""
-    if bool(position) != bool(size):
-        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
-    if not size:
-        return PARTITIONS
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in (position, size)):
-        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
-    (start, start_column), (rows, columns) = position, size
-    if (start_column, columns) != (0, PARTITIONS):
-        raise NkiValidationError(
-            f"nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, {PARTITIONS}), got "
-            f"tile_position={position}, tile_size={size}"
-        )
-    if rows not in _ROW_TILES or start % rows or not 0 <= start <= PARTITIONS - rows:
-        raise NkiValidationError(
-            f"a row tile has {', '.join(map(str, _ROW_TILES[:-1]))} or {_ROW_TILES[-1]} rows and starts at a multiple "
-            f"of them inside {PARTITIONS}, got tile_position={position}, tile_size={size}"
-        )
-    return int(rows)
-
-
-def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows: int) -> None:
-    _check_partitions("stationary", stationary)
-    if stationary.shape[0] != moving.shape[0]:
-        raise NkiValidationError(
-            f"operands 'stationary' and 'moving' must have the same partition dimension, got {stationary.shape[0]} and "
-            f"{moving.shape[0]}"
-        )
-    columns, moving_columns = stationary.free_size, moving.free_size
-    if stationary.shape[0] > rows or columns > PARTITIONS:
-        raise NkiValidationError(
-            f"operand 'stationary' must fit a tile of {rows} rows and {PARTITIONS} columns, got {stationary}"
-        )
-    if columns % 2:
-        raise NkiValidationError(f"operand 'stationary' must have an even number of free elements, got {stationary}")
-    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize
-    if moving_columns > most:
-        raise NkiValidationError(
-            f"operand 'moving' must have at most {most} free elements for 'dst' of {dst.dtype}, got {moving}"
-        )
-    if dst.shape[0] != columns or dst.free_size != moving_columns:
-        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {moving_columns}), got {dst}")

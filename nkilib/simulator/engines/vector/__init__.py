@@ -5,7 +5,6 @@
 
 - ``arithmetic``: copies, constants, operators and reductions;
 - ``accumulating``: instructions that also reduce their results into accumulator registers;
-- ``accumulators``: their effect on these registers;
 - ``scalar_operand``: operators with a scalar operand, and their checks;
 - ``selection``: ``affine_select``, ``range_select``, ``tensor_copy_predicated``;
 - ``scan``: instructions in which an element depends on the one before it;

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine that also reduce their results into its accumulator registers."""
+"""The instructions of the Vector engine that also reduce their results into its accumulator registers.
+
+They are :func:`tensor_scalar_reduce`, :func:`scalar_tensor_tensor`, :func:`select_reduce` and :func:`exponential`;
+``range_select`` in selection.py and ``tensor_scalar_cumulative`` in scan.py use the registers, too.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,8 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..accumulators import lanes_of
-from ..elementwise import Float32s, compute
-from .accumulators import RegisterReduction
+from ..accumulators import VectorAccumulation, lanes_of
+from ..rowwise import Float32s, compute
 from .scalar_operand import ScalarOperator
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
@@ -40,6 +43,18 @@ _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bf
 
 # The silicon of trn3 that has the instruction; see hardware/generations.py.
 _REVISION_OF_EXPONENTIAL = 1
+
+
+def _reduce_key(op: Any) -> str:
+    """Return the name of the operator of a reduction into the registers.
+
+    Raises:
+        NkiValidationError: if the instructions have no such reduction.
+    """
+    key = operator_key("reduce_op", op)
+    if key not in ("add", "multiply", "maximum", "minimum"):
+        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {op!r}")
+    return key
 
 
 @instruction(
@@ -79,7 +94,7 @@ def tensor_scalar_reduce(
     step.require_arithmetic()
     step.require_float32_operand("operand0")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(
+    reduction = VectorAccumulation(
         *(call.core, data, reduce_cmd, _reduce_key(reduce_op), allowed, reduce_init, reduce_res),
         negate=reduce_res_negate,
     )
@@ -90,6 +105,18 @@ def tensor_scalar_reduce(
         step.apply_float(tiles[0], scalars[0], values)
 
     compute(call.core, dst, (data,), apply, reduction, (step.scalar,))
+
+
+def _reduction(
+    call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
+) -> VectorAccumulation:
+    """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
+    key = "add" if op is ... else _reduce_key(op)
+    allowed = (commands.idle, commands.reset_reduce, commands.reduce)
+    reduction = VectorAccumulation(call.core, data, command, key, allowed, destination=destination)
+    if destination is not None and not reduction.is_active:
+        raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    return reduction
 
 
 @instruction(
@@ -149,30 +176,6 @@ def scalar_tensor_tensor(
         call.core.vector_accumulators.forget(lanes_of(data))
 
 
-def _reduction(
-    call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
-) -> RegisterReduction:
-    """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
-    key = "add" if op is ... else _reduce_key(op)
-    allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = RegisterReduction(call.core, data, command, key, allowed, destination=destination)
-    if destination is not None and not reduction.is_active:
-        raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
-    return reduction
-
-
-def _reduce_key(op: Any) -> str:
-    """Return the name of the operator of a reduction into the registers.
-
-    Raises:
-        NkiValidationError: if the instructions have no such reduction.
-    """
-    key = operator_key("reduce_op", op)
-    if key not in ("add", "multiply", "maximum", "minimum"):
-        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {op!r}")
-    return key
-
-
 @instruction(
     operands=(
         output("dst"),
@@ -204,7 +207,7 @@ def select_reduce(
     not_both_in_psum(tiles, "on_true", "predicate")
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
-    reduction = RegisterReduction(
+    reduction = VectorAccumulation(
         *(call.core, on_true, reduce_cmd, "maximum", (commands.idle, commands.reset_reduce, commands.reduce)),
         destination=reduce_res,
     )
@@ -253,7 +256,7 @@ def exponential(
     same_tile_size(tiles, "dst", "src")
     at_most_rank(tiles, _RANK_MAX, *tiles)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, src, reduce_cmd, "add", allowed, reduce_init, reduce_res)
+    reduction = VectorAccumulation(call.core, src, reduce_cmd, "add", allowed, reduce_init, reduce_res)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
     if is_initial and reduce_cmd is not commands.load_reduce:
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")

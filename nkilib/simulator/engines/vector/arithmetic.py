@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine without accumulator registers; some run on Scalar and GpSimd as well.
+"""The instructions of the Vector engine for copies, constants, operators and reductions, without accumulator registers.
 
-The rules are those of the docstrings in ``nki/api/nki/isa/__init__.py``.
+They are :func:`tensor_copy`, :func:`memset`, :func:`tensor_tensor`, :func:`tensor_scalar`, :func:`tensor_reduce` and
+:func:`reciprocal`; some run on Scalar and GpSimd as well. The rules are those of the docstrings in
+``nki/api/nki/isa/__init__.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ...terms.enums import Engine, MemoryRegion, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..actions import act, are_integers, compute_integers, copy_elements, fill
-from ..elementwise import Float32s, Reduce, compute, reduce_rows
+from ..rowwise import Float32s, Reduce, compute, reduce_rows
 from .scalar_operand import ScalarOperator, require_bit_patterns
 
 
@@ -149,6 +151,24 @@ def _tensor_scalar_rule(engine: Engine, _: Generation, values: Mapping[str, Any]
         raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
 
 
+def _tensor_scalar_bits(core: Core, dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
+    tiles = {"dst": dst, "data": data}
+    operands = {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
+    require_bit_patterns(tiles | operands)
+    for step in steps:
+        step.check_number(data.dtype)
+
+    def apply(into: npt.NDArray[Any], elements: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> None:
+        value, left = elements.reshape(into.shape), iter(columns)
+        for step in steps:
+            out = np.empty(into.shape, elements.dtype)
+            step.apply_bits(value, next(left) if isinstance(step.operand, NkiTensor) else step.operand, out)
+            value = out
+        np.copyto(into, value, casting="unsafe")
+
+    act(core, apply, writes=(dst,), reads=(data, *operands.values()))
+
+
 @instruction(
     operands=(
         output("dst"),
@@ -202,22 +222,46 @@ def tensor_scalar(
     compute(call.core, dst, (data,), apply, columns=[step.scalar for step in steps])
 
 
-def _tensor_scalar_bits(core: Core, dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
-    tiles = {"dst": dst, "data": data}
-    operands = {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
-    require_bit_patterns(tiles | operands)
-    for step in steps:
-        step.check_number(data.dtype)
+def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
+    if type(axis) is int and 1 <= axis == len(data.shape) - 1:  # most are
+        return axis
+    axes = list(axis) if isinstance(axis, tuple | list) else [axis]
+    if not all(isinstance(item, int | np.integer) for item in axes):
+        raise NkiValidationError(f"axis must be an integer or a tuple of integers, got {axis!r}")
+    normal = sorted(item + data.ndim if item < 0 else item for item in axes)
+    if not normal or normal != list(range(data.ndim - len(normal), data.ndim)) or normal[0] < 1:
+        raise NkiValidationError(
+            f"axis must name the last free dimensions of {data}, ending with {data.ndim - 1}, and not 0; got {axis!r}"
+        )
+    return normal[0]
 
-    def apply(into: npt.NDArray[Any], elements: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> None:
-        value, left = elements.reshape(into.shape), iter(columns)
-        for step in steps:
-            out = np.empty(into.shape, elements.dtype)
-            step.apply_bits(value, next(left) if isinstance(step.operand, NkiTensor) else step.operand, out)
-            value = out
-        np.copyto(into, value, casting="unsafe")
 
-    act(core, apply, writes=(dst,), reads=(data, *operands.values()))
+def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...], keepdims: bool) -> None:
+    expected = kept + (1,) * (data.ndim - len(kept))
+    if keepdims and dst.shape != expected:
+        raise NkiValidationError(f"keepdims=True needs dst of shape {list(expected)}, got {dst}")
+    if dst.free_size != prod(kept[1:]):
+        raise NkiValidationError(f"operand 'dst' must have {prod(kept[1:])} elements per partition, got {dst}")
+
+
+def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
+    """Return a function that reduces ``results`` consecutive runs of ``inner`` elements in each row."""
+    reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
+
+    def apply(rows: npt.NDArray[Any], into: Float32s) -> None:
+        if not rows.size:
+            into.fill(identity)
+        elif results > 1:
+            reduce(rows.reshape(-1, results, inner), axis=2, out=into)
+        # The reduction along the second of two axes is several times as fast as that along the third of three.
+        elif rows.dtype == FLOAT32:
+            reduce(rows, axis=1, out=into[:, 0])
+        else:
+            into[:, 0] = row_maxima(rows)
+        if negate:
+            np.negative(into, out=into)
+
+    return apply
 
 
 @instruction(
@@ -256,48 +300,6 @@ def tensor_reduce(
     is_row_maximum = dst.free_size == 1 and key == "maximum"
     reduce = _row_reduction(key, dst.free_size, prod(data.shape[first:]), negate)
     reduce_rows(call.core, dst, data, reduce, reads_bfloat16=is_row_maximum)
-
-
-def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
-    """Return a function that reduces ``results`` consecutive runs of ``inner`` elements in each row."""
-    reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
-
-    def apply(rows: npt.NDArray[Any], into: Float32s) -> None:
-        if not rows.size:
-            into.fill(identity)
-        elif results > 1:
-            reduce(rows.reshape(-1, results, inner), axis=2, out=into)
-        # The reduction along the second of two axes is several times as fast as that along the third of three.
-        elif rows.dtype == FLOAT32:
-            reduce(rows, axis=1, out=into[:, 0])
-        else:
-            into[:, 0] = row_maxima(rows)
-        if negate:
-            np.negative(into, out=into)
-
-    return apply
-
-
-def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
-    if type(axis) is int and 1 <= axis == len(data.shape) - 1:  # most are
-        return axis
-    axes = list(axis) if isinstance(axis, tuple | list) else [axis]
-    if not all(isinstance(item, int | np.integer) for item in axes):
-        raise NkiValidationError(f"axis must be an integer or a tuple of integers, got {axis!r}")
-    normal = sorted(item + data.ndim if item < 0 else item for item in axes)
-    if not normal or normal != list(range(data.ndim - len(normal), data.ndim)) or normal[0] < 1:
-        raise NkiValidationError(
-            f"axis must name the last free dimensions of {data}, ending with {data.ndim - 1}, and not 0; got {axis!r}"
-        )
-    return normal[0]
-
-
-def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...], keepdims: bool) -> None:
-    expected = kept + (1,) * (data.ndim - len(kept))
-    if keepdims and dst.shape != expected:
-        raise NkiValidationError(f"keepdims=True needs dst of shape {list(expected)}, got {dst}")
-    if dst.free_size != prod(kept[1:]):
-        raise NkiValidationError(f"operand 'dst' must have {prod(kept[1:])} elements per partition, got {dst}")
 
 
 @instruction(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of the Vector engine for mean and variance: statistics of parts of a row, and their aggregation."""
+"""The instructions for mean and variance: :func:`bn_stats` of parts of a row, and :func:`bn_aggr` to aggregate them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..elementwise import reduce_rows
+from ..rowwise import reduce_rows
 
 # Elements of one (count, mean, variance * count); bn_stats leaves one for the even and one for the odd elements.
 _TUPLE = 3
@@ -25,6 +25,28 @@ _MEAN_AND_VARIANCE = 2
 _RANK_OF_AGGREGATE = 3
 
 Float32s = npt.NDArray[np.float32]
+
+
+def _require_elements(dst: NkiTensor, elements: int, meaning: str) -> None:
+    if dst.free_size != elements:
+        raise NkiValidationError(f"operand 'dst' must have {elements} elements per partition ({meaning}), got {dst}")
+
+
+def _put_tuple(values: Float32s, statistics: Float32s) -> None:
+    """Store (count, mean, variance * count) of the values in each row; all are zero if rows have no values."""
+    count = values.shape[1]
+    if not count:
+        statistics[...] = 0
+        return
+    mean = values.sum(axis=1, dtype=np.float32) / np.float32(count)
+    statistics[:, 0] = count
+    statistics[:, 1] = mean
+    statistics[:, 2] = np.square(values - mean[:, np.newaxis]).sum(axis=1, dtype=np.float32)
+
+
+def _describe(values: Float32s, statistics: Float32s) -> None:
+    _put_tuple(values[:, 0::2], statistics[:, :_TUPLE])
+    _put_tuple(values[:, 1::2], statistics[:, _TUPLE:])
 
 
 @instruction(
@@ -49,21 +71,12 @@ def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     reduce_rows(call.core, dst, data, _describe)
 
 
-def _describe(values: Float32s, statistics: Float32s) -> None:
-    _put_tuple(values[:, 0::2], statistics[:, :_TUPLE])
-    _put_tuple(values[:, 1::2], statistics[:, _TUPLE:])
-
-
-def _put_tuple(values: Float32s, statistics: Float32s) -> None:
-    """Store (count, mean, variance * count) of the values in each row; all are zero if rows have no values."""
-    count = values.shape[1]
-    if not count:
-        statistics[...] = 0
-        return
-    mean = values.sum(axis=1, dtype=np.float32) / np.float32(count)
-    statistics[:, 0] = count
-    statistics[:, 1] = mean
-    statistics[:, 2] = np.square(values - mean[:, np.newaxis]).sum(axis=1, dtype=np.float32)
+def _aggregate(tuples: Float32s, results: Float32s) -> None:
+    count, mean, squares = tuples[:, 0::_TUPLE], tuples[:, 1::_TUPLE], tuples[:, 2::_TUPLE]
+    total = count.sum(axis=1, keepdims=True)
+    overall = (count * mean).sum(axis=1, keepdims=True) / total
+    results[:, :1] = overall
+    results[:, 1:] = (squares + count * np.square(mean - overall)).sum(axis=1, keepdims=True) / total
 
 
 @instruction(
@@ -86,16 +99,3 @@ def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
         )
     _require_elements(dst, _MEAN_AND_VARIANCE, "mean and variance")
     reduce_rows(call.core, dst, data, _aggregate)
-
-
-def _aggregate(tuples: Float32s, results: Float32s) -> None:
-    count, mean, squares = tuples[:, 0::_TUPLE], tuples[:, 1::_TUPLE], tuples[:, 2::_TUPLE]
-    total = count.sum(axis=1, keepdims=True)
-    overall = (count * mean).sum(axis=1, keepdims=True) / total
-    results[:, :1] = overall
-    results[:, 1:] = (squares + count * np.square(mean - overall)).sum(axis=1, keepdims=True) / total
-
-
-def _require_elements(dst: NkiTensor, elements: int, meaning: str) -> None:
-    if dst.free_size != elements:
-        raise NkiValidationError(f"operand 'dst' must have {elements} elements per partition ({meaning}), got {dst}")

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operators with a scalar operand, as in ``tensor_scalar`` and its relatives, and their checks."""
+"""Operators with a scalar operand, as in ``tensor_scalar`` and its relatives (:class:`ScalarOperator`).
+
+:func:`require_bit_patterns` checks the operands of the bit-wise ones.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 
 """Instructions of the Vector engine in which every element of a partition depends on the one before it.
 
+They are :func:`tensor_tensor_scan` and :func:`tensor_scalar_cumulative`.
+
 They compute in float32 on a transposed copy of their inputs, so that a step processes all partitions at once.
 """
 
@@ -26,8 +28,8 @@ from ...terms.enums import Engine
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..accumulators import VectorAccumulation
 from ..actions import act
-from .accumulators import RegisterReduction
 
 Elements = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
@@ -36,6 +38,27 @@ _FLOAT32 = frozenset({dt.float32})
 # BF16, FP16, FP32, FP8, UINT8, UINT16, INT8, INT16.
 _CUMULATIVE = (dt.FLOATS - {dt.tfloat32}) | {dt.uint8, dt.uint16, dt.int8, dt.int16}
 _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
+
+
+def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
+    """Return the function of a binary arithmetic operator, with its operands exchanged if ``is_reversed``."""
+    key = operator_key(parameter, op)
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
+    function = ARITHMETIC[key]
+    return (lambda x, y, out: function(y, x, out)) if is_reversed else function
+
+
+def _vector(operand: Any) -> Float32s:
+    """Return a flat float32 copy of a number, or of the elements of a (P, 1) tensor, one for each partition."""
+    values: Float32s = np.array(operand, np.float32).reshape(-1)
+    return values
+
+
+def _steps(elements: Elements) -> Float32s:
+    """Return a transposed float32 copy of the elements: row i has element i of each partition, the input of step i."""
+    rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
+    return rows.T.astype(np.float32, order="C")
 
 
 @instruction(
@@ -110,7 +133,7 @@ def tensor_scalar_cumulative(
     if key not in _CUMULATIVE_OPERATORS:
         raise NkiValidationError(f"op1 must be nl.add, nl.subtract, nl.multiply, nl.max or nl.min, got {op1!r}")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, src, reduce_cmd, key, allowed, imm1)
+    reduction = VectorAccumulation(call.core, src, reduce_cmd, key, allowed, imm1)
     if imm1 is None and reduce_cmd is commands.load_reduce:
         raise NkiValidationError("reduce_cmd=load_reduce needs imm1, with which the accumulation starts")
     if dst.storage.is_abstract:
@@ -125,24 +148,3 @@ def tensor_scalar_cumulative(
         state = values
     reduction.leave(state)
     store_float(dst.array, steps.T, dst.dtype)
-
-
-def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
-    """Return the function of a binary arithmetic operator, with its operands exchanged if ``is_reversed``."""
-    key = operator_key(parameter, op)
-    if key not in ARITHMETIC:
-        raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
-    function = ARITHMETIC[key]
-    return (lambda x, y, out: function(y, x, out)) if is_reversed else function
-
-
-def _steps(elements: Elements) -> Float32s:
-    """Return a transposed float32 copy of the elements: row i has element i of each partition, the input of step i."""
-    rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
-    return rows.T.astype(np.float32, order="C")
-
-
-def _vector(operand: Any) -> Float32s:
-    """Return a flat float32 copy of a number, or of the elements of a (P, 1) tensor, one for each partition."""
-    values: Float32s = np.array(operand, np.float32).reshape(-1)
-    return values

@@ -3,6 +3,8 @@
 
 """Instructions of the Vector engine that search for eight values in each partition.
 
+They are :func:`max8`, :func:`nc_find_index8` and :func:`nc_match_replace8`.
+
 Elements are compared in float32. A NaN is equal to nothing and larger than everything.
 """
 
@@ -16,7 +18,6 @@ import numpy.typing as npt
 
 from ...isa.checks import same_partitions, same_tile_size
 from ...isa.definition import Operand, output
-from ...isa.operators import stored_type
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
@@ -24,8 +25,8 @@ from ...terms.dtypes import uint16, uint32
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..actions import act
-from ..elementwise import float32_rows, reduce_rows, row_blocks
+from ..actions import act, stored_type
+from ..rowwise import blocks_of_destination, float32_rows, reduce_rows
 
 _VALUES = 8
 _SEARCHED_MAX = 16384
@@ -37,6 +38,31 @@ _ABSENT = -1
 Elements = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
+
+
+def _check_dimensions(name: str, tensor: NkiTensor) -> None:
+    if tensor.ndim > _DIMENSIONS_MAX:
+        raise NkiValidationError(
+            f"operand {name!r} must have at most {_DIMENSIONS_MAX} dimensions, the partitions included, got {tensor}"
+        )
+
+
+def _check_searched(name: str, tensor: NkiTensor, least: int) -> None:
+    if not least <= tensor.free_size <= _SEARCHED_MAX:
+        raise NkiValidationError(
+            f"operand {name!r} must have {least} to {_SEARCHED_MAX} elements per partition, got {tensor}"
+        )
+
+
+def _check_row_of_eight(name: str, tensor: NkiTensor) -> None:
+    if tensor.shape != (tensor.shape[0], _VALUES):
+        raise NkiValidationError(f"operand {name!r} must have shape (partitions, {_VALUES}), got {tensor}")
+
+
+def _take_largest(values: Float32s, results: Float32s) -> None:
+    largest = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
+    largest.sort(axis=1)
+    results[...] = largest[:, ::-1]
 
 
 @instruction(
@@ -56,10 +82,34 @@ def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
     reduce_rows(call.core, dst, src, _take_largest)
 
 
-def _take_largest(values: Float32s, results: Float32s) -> None:
-    largest = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
-    largest.sort(axis=1)
-    results[...] = largest[:, ::-1]
+def _check_eight(name: str, tensor: NkiTensor) -> None:
+    if tensor.free_size != _VALUES:
+        raise NkiValidationError(f"operand {name!r} must have {_VALUES} elements per partition, got {tensor}")
+
+
+def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """Pair the ``wanted`` values of each row, column by column in the given order, with elements of ``values``.
+
+    Each wanted value is paired with the first equal element that is not paired yet.
+
+    Returns:
+        The position of each wanted value's partner, or ``_ABSENT``; and a mask of the elements that stay unpaired.
+    """
+    lanes = np.arange(values.shape[0])
+    positions = np.full(wanted.shape, _ABSENT, np.int64)
+    is_free = np.ones(values.shape, np.bool_)
+    for slot in order:
+        candidates = values == wanted[:, slot : slot + 1]
+        candidates &= is_free
+        first = candidates.argmax(axis=1)
+        is_match = candidates[lanes, first]
+        positions[is_match, slot] = first[is_match]
+        is_free[lanes[is_match], first[is_match]] = False
+    return positions, is_free
+
+
+def _store_positions(into: Elements, positions: Positions) -> None:
+    np.copyto(into, positions.reshape(into.shape), casting="unsafe")
 
 
 @instruction(
@@ -80,7 +130,7 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
     _check_dimensions("vals", vals)
     _check_eight("vals", vals)
     _check_row_of_eight("dst", dst)
-    width, blocks = data.free_size, row_blocks(data, data.free_size)
+    width, blocks = data.free_size, blocks_of_destination(data, data.free_size)
 
     def find(into: Elements, elements: Elements, wanted: Elements) -> None:
         positions = np.empty((len(elements), _VALUES), np.int64)
@@ -90,6 +140,36 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
         _store_positions(into, positions)
 
     act(call.core, find, writes=(dst,), reads=(data, vals))
+
+
+def _check_indices_of_replaced(call: Call, dst_idx: NkiTensor, data: NkiTensor) -> None:
+    if call.core.generation.version is nc_version.gen2:
+        raise NkiValidationError(
+            "dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8"
+        )
+    same_partitions({"data": data, "dst_idx": dst_idx}, "data", "dst_idx")
+    _check_eight("dst_idx", dst_idx)
+
+
+def _replacing(
+    dst: NkiTensor, data: NkiTensor, imm: float
+) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
+    """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
+
+    The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
+    that are kept.
+    """
+    replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
+    cast = np.empty((), stored_type(dst))
+    store_float(cast, replacement, dtype)
+
+    def put(into: Elements, elements: Elements, values: Float32s, is_kept: npt.NDArray[np.bool_]) -> None:
+        if is_cast:
+            store_float(into, np.where(is_kept, values, replacement), dtype)
+        else:
+            into[...] = np.where(is_kept, elements.reshape(is_kept.shape), cast).reshape(into.shape)
+
+    return put
 
 
 @instruction(
@@ -121,7 +201,7 @@ def nc_match_replace8(
         _check_indices_of_replaced(call, dst_idx, data)
     if not isinstance(imm, int | float | np.integer | np.floating):
         raise NkiValidationError(f"imm must be a number, got {imm!r}")
-    width, blocks = data.free_size, row_blocks(dst, dst.free_size, data, vals)
+    width, blocks = data.free_size, blocks_of_destination(dst, dst.free_size, data, vals)
     put_replaced = _replacing(dst, data, imm)
     results = (dst,) if dst_idx is None else (dst, dst_idx)
 
@@ -137,82 +217,3 @@ def nc_match_replace8(
             _store_positions(into_places, positions)
 
     act(call.core, replace, writes=results, reads=(data, vals))
-
-
-def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Pair the ``wanted`` values of each row, column by column in the given order, with elements of ``values``.
-
-    Each wanted value is paired with the first equal element that is not paired yet.
-
-    Returns:
-        The position of each wanted value's partner, or ``_ABSENT``; and a mask of the elements that stay unpaired.
-    """
-    lanes = np.arange(values.shape[0])
-    positions = np.full(wanted.shape, _ABSENT, np.int64)
-    is_free = np.ones(values.shape, np.bool_)
-    for slot in order:
-        candidates = values == wanted[:, slot : slot + 1]
-        candidates &= is_free
-        first = candidates.argmax(axis=1)
-        is_match = candidates[lanes, first]
-        positions[is_match, slot] = first[is_match]
-        is_free[lanes[is_match], first[is_match]] = False
-    return positions, is_free
-
-
-def _replacing(
-    dst: NkiTensor, data: NkiTensor, imm: float
-) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
-    """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
-
-    The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
-    that are kept.
-    """
-    replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
-    cast = np.empty((), stored_type(dst))
-    store_float(cast, replacement, dtype)
-
-    def put(into: Elements, elements: Elements, values: Float32s, is_kept: npt.NDArray[np.bool_]) -> None:
-        if is_cast:
-            store_float(into, np.where(is_kept, values, replacement), dtype)
-        else:
-            into[...] = np.where(is_kept, elements.reshape(is_kept.shape), cast).reshape(into.shape)
-
-    return put
-
-
-def _store_positions(into: Elements, positions: Positions) -> None:
-    np.copyto(into, positions.reshape(into.shape), casting="unsafe")
-
-
-def _check_dimensions(name: str, tensor: NkiTensor) -> None:
-    if tensor.ndim > _DIMENSIONS_MAX:
-        raise NkiValidationError(
-            f"operand {name!r} must have at most {_DIMENSIONS_MAX} dimensions, the partitions included, got {tensor}"
-        )
-
-
-def _check_searched(name: str, tensor: NkiTensor, least: int) -> None:
-    if not least <= tensor.free_size <= _SEARCHED_MAX:
-        raise NkiValidationError(
-            f"operand {name!r} must have {least} to {_SEARCHED_MAX} elements per partition, got {tensor}"
-        )
-
-
-def _check_eight(name: str, tensor: NkiTensor) -> None:
-    if tensor.free_size != _VALUES:
-        raise NkiValidationError(f"operand {name!r} must have {_VALUES} elements per partition, got {tensor}")
-
-
-def _check_row_of_eight(name: str, tensor: NkiTensor) -> None:
-    if tensor.shape != (tensor.shape[0], _VALUES):
-        raise NkiValidationError(f"operand {name!r} must have shape (partitions, {_VALUES}), got {tensor}")
-
-
-def _check_indices_of_replaced(call: Call, dst_idx: NkiTensor, data: NkiTensor) -> None:
-    if call.core.generation.version is nc_version.gen2:
-        raise NkiValidationError(
-            "dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8"
-        )
-    same_partitions({"data": data, "dst_idx": dst_idx}, "data", "dst_idx")
-    _check_eight("dst_idx", dst_idx)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions that write chosen elements: by position, ``affine_select`` and ``range_select``, or by a predicate tile.
+"""The instructions that write chosen elements of a tile.
 
-``affine_select`` and ``range_select`` write a constant to the others; ``tensor_copy_predicated`` keeps them.
+- :func:`affine_select`, :func:`range_select`: chosen by position; a constant is written to the others;
+- :func:`tensor_copy_predicated`: chosen by a predicate tile; the others keep their values;
+- :func:`affine_values`: the numbers, one for each position, by which ``affine_select`` chooses.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy.typing as npt
 from ...hardware.generations import FREE_DIMENSIONS_MAX
 from ...isa.checks import at_most_rank, not_both_in_psum, same_tile_size
 from ...isa.definition import SBUF, Operand, output, vector
-from ...isa.operators import OPERATORS, cast_number, operator_key, require_number, stored_type
+from ...isa.operators import OPERATORS, operator_key
 from ...machine.core import Core
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
@@ -33,9 +35,9 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...terms.spec import DataNeeded
 from ...timing import costs
-from ..actions import act, copy_elements
-from ..elementwise import Float32s, compute
-from .accumulators import RegisterReduction
+from ..accumulators import VectorAccumulation
+from ..actions import act, cast_number, copy_elements, require_number, stored_type
+from ..rowwise import Float32s, compute
 
 _INT32 = np.iinfo(np.int32)
 
@@ -196,7 +198,7 @@ def range_select(
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = RegisterReduction(call.core, on_true_tile, reduce_cmd, "maximum", allowed, destination=reduce_res)
+    reduction = VectorAccumulation(call.core, on_true_tile, reduce_cmd, "maximum", allowed, destination=reduce_res)
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     positions = _positions(range_start, on_true_tile.free_size)

@@ -27,6 +27,42 @@ _QUADRANT = 32
 _UNCHANGED = 255
 
 
+def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
+    """Check that both tensors start at a partition that is allowed for the larger one's number of partitions.
+
+    The number is rounded up to whole quadrants of 32.
+    """
+    active = -(-max(dst.shape[0], src.shape[0]) // _QUADRANT) * _QUADRANT
+    allowed = allowed_starts(active)
+    for name, tensor in (("dst", dst), ("src", src)):
+        starts = possible_starts(tensor)
+        if set(starts).isdisjoint(allowed):
+            raise NkiValidationError(
+                f"operand {name!r}: {active} partitions are active, and an access to as many must start at partition "
+                f"{' or '.join(map(str, allowed))}, got a start at {' or '.join(map(str, starts))} of {tensor}"
+            )
+
+
+def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
+    is_list = isinstance(shuffle_mask, list | tuple) and len(shuffle_mask) == _QUADRANT
+    if not is_list or not all(isinstance(item, int | np.integer) for item in shuffle_mask):
+        raise NkiValidationError(f"shuffle_mask must be a list of {_QUADRANT} integers, got {shuffle_mask!r}")
+    for position, item in enumerate(shuffle_mask):
+        if item != _UNCHANGED and not 0 <= item < _QUADRANT:
+            raise NkiValidationError(
+                f"shuffle_mask[{position}] must be a partition of the quadrant, 0 to {_QUADRANT - 1}, or {_UNCHANGED} "
+                f"to leave partition {position} as it is, got {item}"
+            )
+    return np.array(shuffle_mask, np.int64)
+
+
+def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
+    """Mark the received partitions as written, in runs of consecutive partitions."""
+    for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
+        if run.size:
+            dst[int(run[0]) : int(run[-1]) + 1].mark_written()
+
+
 @instruction(
     operands=(
         output("dst", dtypes=MOVABLE, marks_itself=True),
@@ -73,39 +109,3 @@ def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: 
     is_whole = received.size == partitions.size
     act(call.core, shuffle, writes=(dst,) if is_whole else (), updates=() if is_whole else (dst,), reads=(src,))
     _mark_received(dst, received)
-
-
-def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
-    is_list = isinstance(shuffle_mask, list | tuple) and len(shuffle_mask) == _QUADRANT
-    if not is_list or not all(isinstance(item, int | np.integer) for item in shuffle_mask):
-        raise NkiValidationError(f"shuffle_mask must be a list of {_QUADRANT} integers, got {shuffle_mask!r}")
-    for position, item in enumerate(shuffle_mask):
-        if item != _UNCHANGED and not 0 <= item < _QUADRANT:
-            raise NkiValidationError(
-                f"shuffle_mask[{position}] must be a partition of the quadrant, 0 to {_QUADRANT - 1}, or {_UNCHANGED} "
-                f"to leave partition {position} as it is, got {item}"
-            )
-    return np.array(shuffle_mask, np.int64)
-
-
-def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that both tensors start at a partition that is allowed for the larger one's number of partitions.
-
-    The number is rounded up to whole quadrants of 32.
-    """
-    active = -(-max(dst.shape[0], src.shape[0]) // _QUADRANT) * _QUADRANT
-    allowed = allowed_starts(active)
-    for name, tensor in (("dst", dst), ("src", src)):
-        starts = possible_starts(tensor)
-        if set(starts).isdisjoint(allowed):
-            raise NkiValidationError(
-                f"operand {name!r}: {active} partitions are active, and an access to as many must start at partition "
-                f"{' or '.join(map(str, allowed))}, got a start at {' or '.join(map(str, starts))} of {tensor}"
-            )
-
-
-def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
-    """Mark the received partitions as written, in runs of consecutive partitions."""
-    for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
-        if run.size:
-            dst[int(run[0]) : int(run[-1]) + 1].mark_written()

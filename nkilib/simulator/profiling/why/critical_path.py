@@ -3,9 +3,10 @@
 
 """The critical path of a launch: the stretches of time that add up to it, from the last result back to the start.
 
-Each stretch is a link. The one before it is found by the cause of an instruction's start time: the last thing that it
-waited for. :class:`Launch` holds what the analysis starts from: the notes of the cores, and the assumptions of the
-model of time.
+- :func:`critical_path`: the path, a list of :class:`Link`, one for each stretch. The link before a link is found by the
+  cause of an instruction's start time: the last thing that it waited for;
+- :class:`AnalysedLaunch`: what the analysis starts from, for findings too: the notes of each :class:`AnalysedCore`, and
+  the assumptions of the model of time (:class:`TimeModel`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST_ANALYSED = 200_000
 ENGINES = {engine.name: engine for engine in Engine}
 
 
-class Model(NamedTuple):
+class TimeModel(NamedTuple):
     """The generation of the hardware and the assumptions with which the times of a launch were modelled."""
 
     generation: Generation
@@ -73,7 +74,7 @@ class Model(NamedTuple):
         return span.end_ns + (timing.result_ns[ENGINES[kind.engine]] if kind.cycles else 0.0)
 
 
-class Core:
+class AnalysedCore:
     """One core of a launch, with the instructions that the analysis examines.
 
     Attributes:
@@ -141,7 +142,7 @@ class Core:
                 table = kind.table
         return frozenset(loaded)
 
-    def last_done(self, model: Model) -> Sequence[int]:
+    def last_done(self, model: TimeModel) -> Sequence[int]:
         """Return, for each position, the number of the instruction that is done last among those up to there."""
         if not self._last_done:
             latest_ns, latest = -1.0, 0
@@ -161,7 +162,7 @@ class Core:
         return next((life for life in self.lives if life.storage == storage), None)
 
 
-class Launch(NamedTuple):
+class AnalysedLaunch(NamedTuple):
     """The notes of a launch.
 
     Attributes:
@@ -170,8 +171,8 @@ class Launch(NamedTuple):
         stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`..bounds`.
     """
 
-    cores: Sequence[Core]
-    model: Model
+    cores: Sequence[AnalysedCore]
+    model: TimeModel
     stored_by_every_core: Sequence[str] = ()
 
 
@@ -215,11 +216,11 @@ class Link(NamedTuple):
 class _Walk:
     """The walk along the critical path, from the last result back to the start of the launch."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: AnalysedLaunch) -> None:
         self._launch = launch
         self._model = launch.model
         self.links: list[Link] = []
-        self._core: Core = launch.cores[0]
+        self._core: AnalysedCore = launch.cores[0]
         self._number = 0
         self._until = 0.0
 
@@ -312,7 +313,7 @@ class _Walk:
         return True
 
 
-def critical_path(launch: Launch) -> list[Link]:
+def critical_path(launch: AnalysedLaunch) -> list[Link]:
     """Return the links of the critical path in the order of time, without gaps up to the end of the launch.
 
     They start at 0, unless the launch is so long that only its last instructions are analysed.

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The facts that findings are made of: sums over the critical path, waits of the engines, and texts for figures."""
+"""The facts that findings are made of: sums over the critical path, waits of the engines, and texts for figures.
+
+- :class:`Facts`: the sums, from which a :class:`Finding` takes its figures, and the waits (:class:`Wait`);
+- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`summed`, :func:`largest`, :func:`joined`: texts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from ...timing.timeline import Waited
-from .critical_path import Core, Launch, Link, LinkKind, critical_path
+from .critical_path import AnalysedCore, AnalysedLaunch, Link, LinkKind, critical_path
 
 NS_PER_US = 1000.0
 
@@ -118,7 +122,7 @@ class Facts:
             longest.
     """
 
-    def __init__(self, launch: Launch, busy_us: Mapping[str, float]) -> None:
+    def __init__(self, launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> None:
         self.launch = launch
         whole_ns = max((core.end_ns for core in launch.cores), default=0.0)
         self.busy_shares = {name: busy * NS_PER_US / whole_ns if whole_ns else 0.0 for name, busy in busy_us.items()}
@@ -127,11 +131,11 @@ class Facts:
         self.time_ns = self.links[-1].end_ns - self.links[0].start_ns if self.links else 0.0
 
     @property
-    def core(self) -> Core:
+    def core(self) -> AnalysedCore:
         """The core that is done last."""
         return self.of(self.links[-1])
 
-    def of(self, link: Link) -> Core:
+    def of(self, link: Link) -> AnalysedCore:
         """Return the core that a link of the critical path is on."""
         return next(core for core in self.launch.cores if core.number == link.core)
 
@@ -151,7 +155,7 @@ class Facts:
         """Return ``file:line`` and the name of the instruction that a link's time is spent on, as one text."""
         return self.line(self.of(link), link.number)
 
-    def line(self, core: Core, number: int) -> str:
+    def line(self, core: AnalysedCore, number: int) -> str:
         """Return ``file:line`` in the kernel and the name of an instruction, as one text."""
         key = core.place(number), core.at(number)[1].name
         text = self._line_texts.get(key)

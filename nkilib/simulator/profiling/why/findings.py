@@ -3,8 +3,15 @@
 
 """The functions that look for what makes a kernel slow: each yields findings, sentences with figures and a remedy.
 
-They are about the waits and the work of the compute engines, transfers, and work that the cores do twice. Some estimate
-the time of the launch without a wait, or with another kind of descriptors, by timing its instructions again.
+- :func:`waits`, :func:`idle_engines`, :func:`small_instructions`, :func:`latency`, :func:`activation_tables`: the waits
+  and the work of the compute engines;
+- :func:`triggers`, :func:`small_rows`, :func:`first_bytes`, :func:`descriptors`: transfers;
+- :func:`meetings`, :func:`loops`, :func:`second_buffers`: where cores or engines synchronise, and buffers that they
+  wait for;
+- :func:`same_work`: work that the cores do twice.
+
+:data:`FINDERS` lists them. Some estimate the time of the launch without a wait, or with another kind of descriptors, by
+timing its instructions again.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from ...memory.capacity import LiveRange
 from ...timing.dma import is_software
 from ...timing.instruction import InstructionKind
 from ...timing.timeline import Waited
-from .critical_path import ENGINES, Core, Link, LinkKind, Model
+from .critical_path import ENGINES, AnalysedCore, Link, LinkKind, TimeModel
 from .facts import NS_PER_US, Facts, Finding, Wait, joined, largest, nbytes, percent, summed, times, us
 from .retiming import Changes, retimed_ns
 
@@ -317,7 +324,7 @@ def _instead(facts: Facts, saved_ns: float) -> str:
     return f"{reduced} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
 
 
-def _waiting(facts: Facts, core: Core, storage: int) -> Counter[tuple[str, str]]:
+def _waiting(facts: Facts, core: AnalysedCore, storage: int) -> Counter[tuple[str, str]]:
     """Count the waits before a tensor is overwritten, by the writing instruction and the reader that it waits for."""
     pairs: Counter[tuple[str, str]] = Counter()
     for number, _, _, span, *_ in core.notes:
@@ -390,12 +397,12 @@ def loops(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _pause_ns(model: Model, kind: InstructionKind) -> float:
+def _pause_ns(model: TimeModel, kind: InstructionKind) -> float:
     """Return how much longer, or shorter, a queue pauses between transfers with the other kind of descriptors."""
     return model.trigger_ns(kind.other_queue) - model.trigger_ns(kind.queue)
 
 
-def _described(model: Model, queue: str) -> str:
+def _described(model: TimeModel, queue: str) -> str:
     """Return words for the kind of descriptors of a queue, and for how often it can trigger a transfer."""
     if is_software(queue):
         kind = "software descriptors, which GpSimd writes"

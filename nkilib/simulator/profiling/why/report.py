@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The report of why a kernel takes as long as it does: the findings, and the critical path as a table."""
+"""The report of why a kernel takes as long as it does: the findings, and the critical path as a table.
+
+:func:`report_of` makes the :class:`Report` of a launch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from ...timing.timeline import Waited
-from .critical_path import Launch, Link, LinkKind
+from .critical_path import AnalysedLaunch, Link, LinkKind
 from .facts import NS_PER_US, Facts, Finding, largest, summed
 from .findings import FINDERS
 
@@ -18,6 +21,17 @@ _MOST_LINES = 5
 _SHOWN_FROM_US = 0.05  # less is 0.0 in the table
 _WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return wrap(
+        sentence,
+        _WIDTH,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -69,18 +83,30 @@ class Report:
         )
 
 
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(
-        sentence,
-        _WIDTH,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _spent_on(facts: Facts, link: Link) -> str:
+    kind = facts.of(link).at(link.number)[1]
+    if link.kind is LinkKind.work:
+        return kind.engine
+    if link.kind in (LinkKind.result, LinkKind.issue):
+        return f"{link.kind.value}: {kind.engine}"
+    return f"{link.kind.value}: {kind.queue}" if link.kind is LinkKind.trigger else link.kind.value
 
 
-def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
+def _path(facts: Facts) -> dict[str, float]:
+    spent = summed((_spent_on(facts, link), link.duration_ns) for link in facts.links)
+    return {purpose: duration / NS_PER_US for purpose, duration in largest(spent, len(spent))}
+
+
+def _waits(facts: Facts) -> dict[str, dict[str, float]]:
+    spent = summed(((wait.engine, wait.waited.name), wait.duration_ns / NS_PER_US) for wait in facts.waits)
+    engines_that_wait = sorted({engine for engine, _ in spent})
+    return {
+        name: {cause: duration for (engine, cause), duration in spent.items() if engine == name}
+        for name in engines_that_wait
+    }
+
+
+def report_of(launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> Report:
     """Analyse the notes of a launch.
 
     Args:
@@ -100,26 +126,3 @@ def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
         _waits(facts),
         tuple(facts.links),
     )
-
-
-def _waits(facts: Facts) -> dict[str, dict[str, float]]:
-    spent = summed(((wait.engine, wait.waited.name), wait.duration_ns / NS_PER_US) for wait in facts.waits)
-    engines_that_wait = sorted({engine for engine, _ in spent})
-    return {
-        name: {cause: duration for (engine, cause), duration in spent.items() if engine == name}
-        for name in engines_that_wait
-    }
-
-
-def _spent_on(facts: Facts, link: Link) -> str:
-    kind = facts.of(link).at(link.number)[1]
-    if link.kind is LinkKind.work:
-        return kind.engine
-    if link.kind in (LinkKind.result, LinkKind.issue):
-        return f"{link.kind.value}: {kind.engine}"
-    return f"{link.kind.value}: {kind.queue}" if link.kind is LinkKind.trigger else link.kind.value
-
-
-def _path(facts: Facts) -> dict[str, float]:
-    spent = summed((_spent_on(facts, link), link.duration_ns) for link in facts.links)
-    return {purpose: duration / NS_PER_US for purpose, duration in largest(spent, len(spent))}

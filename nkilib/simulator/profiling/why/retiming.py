@@ -3,6 +3,8 @@
 
 """The time of a launch under another assumption, found by timing its noted instructions again.
 
+:func:`retimed_ns` returns the time of a launch under :class:`Changes`.
+
 Some tensors may have unlimited buffers, loops no synchronisation, or transfers the other kind of descriptors where the
 compiler chooses. The noted causes tell for each instruction the results that it waits for, and the last access to the
 data that it overwrites. With all of these waits the new times equal the original ones.
@@ -19,7 +21,7 @@ from ...timing.instruction import InstructionKind
 from ...timing.instruction_log import Note
 from ...timing.parameters import NS_PER_US
 from ...timing.timeline import Places, Timeline, Waited
-from .critical_path import ENGINES, Core, Launch, Model
+from .critical_path import ENGINES, AnalysedCore, AnalysedLaunch, TimeModel
 
 
 class _Known:
@@ -105,7 +107,7 @@ def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) 
     return [*reads, own], [*writes, own]
 
 
-def _retime(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _Retiming:
+def _retime(core: AnalysedCore, model: TimeModel, timeline: Timeline, changes: Changes) -> _Retiming:
     """Put the instructions of a core on a new timeline.
 
     At each barrier or exchange it yields the time at which the core comes there, and receives the time at which the
@@ -144,7 +146,7 @@ def _retime(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
             timeline.drain((core.end_ns - done_ns) / NS_PER_US)
 
 
-def retimed_ns(launch: Launch, changes: Changes = _AS_IT_WAS) -> float:
+def retimed_ns(launch: AnalysedLaunch, changes: Changes = _AS_IT_WAS) -> float:
     """Return the time that a launch would take under changed assumptions."""
     timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
     running = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it to all partitions.
+"""The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it (:class:`Broadcasts`).
 
 The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
 the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The product leaves the
@@ -17,7 +17,7 @@ from __future__ import annotations
 from ...hardware.generations import PSUM_BANK_BYTES
 from ...terms.enums import Engine, MemoryRegion
 from ..dependencies import Tracked
-from ..instruction import Access, PendingInstruction
+from ..instruction import PendingInstruction, TensorAccess
 from .window import reads_of, writes_of
 
 NAME = "keeps_broadcasts_in_psum"
@@ -39,6 +39,12 @@ class _Broadcast:
         self.copies: list[PendingInstruction] = []
         self.sources: list[Tracked] = []
         self.is_read = False
+
+
+def _reads_psum(instruction: PendingInstruction) -> bool:
+    """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
+    inputs: list[TensorAccess | None] = list(instruction.operands[len(instruction.roles.writes) :])
+    return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)
 
 
 class Broadcasts:
@@ -107,9 +113,3 @@ class Broadcasts:
             known.share(broadcast.sources[0])
         for copy in broadcast.copies:
             copy.dropped_by = copy.dropped_by or NAME
-
-
-def _reads_psum(instruction: PendingInstruction) -> bool:
-    """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
-    inputs: list[Access | None] = list(instruction.operands[len(instruction.roles.writes) :])
-    return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)

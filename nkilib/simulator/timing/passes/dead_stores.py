@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that drops unread fills: a ``memset`` all of whose bytes are overwritten before anything reads one of them.
+"""The pass that drops a ``memset`` whose bytes are all overwritten before one of them is read (:class:`DeadStores`).
 
 Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language once required; the first
 product overwrites the zeros. As issued, the fills stand on Vector among the evictions of the previous sums, and Tensor
@@ -18,9 +18,13 @@ from ...terms.enums import ON_CHIP, nc_version
 from ..dependencies import Tracked
 from ..footprints import OccupiedBytes
 from ..instruction import PendingInstruction
-from .window import part_of, reads_of, writes_of
+from .window import accessed_part, reads_of, writes_of
 
 NAME = "drops_dead_stores"
+
+
+def _size(part: OccupiedBytes) -> int:
+    return prod(part.layout.shape) * part.width
 
 
 class _Fill:
@@ -90,7 +94,7 @@ class DeadStores:
         for access in reads_of(instruction):
             fill = self._open.get(access[0])
             if fill is not None:
-                part = part_of(access)
+                part = accessed_part(access)
                 if access[3] is not None or (part is not None and fill.is_seen_by(part)):
                     del self._open[access[0]]
         leaves_some = any(rule.may_leave for rule, _ in instruction.definition.outputs)
@@ -98,14 +102,10 @@ class DeadStores:
             fill = self._open.get(access[0])
             if fill is None:
                 continue
-            part = part_of(access)
+            part = accessed_part(access)
             is_read = leaves_some or (instruction.definition.is_matmul and self._adds_to_fills and not fill.is_zero)
             if is_read or access[3] is not None:
                 del self._open[access[0]]
             elif part is not None and fill.overwrite(part):
                 fill.instruction.dropped_by = NAME
                 del self._open[access[0]]
-
-
-def _size(part: OccupiedBytes) -> int:
-    return prod(part.layout.shape) * part.width

@@ -3,6 +3,8 @@
 
 """The choice of the engine for an instruction whose engine the kernel leaves open.
 
+:func:`engines_for` returns the engines among which the model chooses, for the instructions of :data:`BY_WORKLOAD`.
+
 The text of ``nisa.tensor_copy`` (``nki/api/nki/isa/__init__.py``) says of ``engine.unknown``, its default, that the
 "compiler selects best engine based on engine workload", and the text of ``memset`` that the compiler selects the best
 one. The model takes the engine that is done first, of those that can run the instruction. On trn1 both stay on

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The passes by name: their effect, the evidence that the device does the same, and the functions that make them."""
+"""The passes by name: their effect, the evidence that the device does the same, and the functions that make them.
+
+:data:`PASSES` has an :class:`Entry` for each; :func:`window_for` returns the window of those that are switched on.
+"""
 
 from __future__ import annotations
 

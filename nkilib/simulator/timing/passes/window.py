@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of a core that are not on its timeline yet, among which passes look back and ahead."""
+"""The instructions of a core that are not on its timeline yet, among which passes look back and ahead.
+
+:class:`Window` has them, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
+:func:`accessed_part` tell what one accesses.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..footprints import OccupiedBytes
-from ..instruction import Access, PendingInstruction
+from ..instruction import PendingInstruction, TensorAccess
 
 # The number of instructions in the window: as far as a pass can look ahead.
 LOOKAHEAD = 256
@@ -70,7 +74,7 @@ class Window:
         return leaving
 
 
-def part_of(access: Access) -> OccupiedBytes | None:
+def accessed_part(access: TensorAccess) -> OccupiedBytes | None:
     """Return the part of its storage that a tensor occupies, or may occupy; None if it has no elements."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part
@@ -81,7 +85,7 @@ def _is_meeting(instruction: PendingInstruction) -> bool:
     return definition.is_untimed or (definition.cost is None and not definition.is_transfer)
 
 
-def reads_of(instruction: PendingInstruction) -> Iterator[Access]:
+def reads_of(instruction: PendingInstruction) -> Iterator[TensorAccess]:
     """Yield the tensors that an instruction may read, including index tensors and everything that a barrier touches."""
     for access in instruction.operands[0 if _is_meeting(instruction) else len(instruction.roles.writes) :]:
         if access is not None:
@@ -95,7 +99,7 @@ def reads_of(instruction: PendingInstruction) -> Iterator[Access]:
         yield base
 
 
-def writes_of(instruction: PendingInstruction) -> Iterator[Access]:
+def writes_of(instruction: PendingInstruction) -> Iterator[TensorAccess]:
     """Yield the tensors that an instruction writes."""
     for access in instruction.operands[: len(instruction.roles.writes)]:
         if access is not None:

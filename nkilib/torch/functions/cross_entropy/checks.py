@@ -21,9 +21,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.core.host.options import check_reduction, numbers, values_of
+from nkilib.core.host.options import all_numbers, check_reduction
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions, check_recipe
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords, LossOptions, RecipeOptions, check_recipe
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
@@ -38,8 +38,10 @@ _KNOWN: Final = (
 )
 
 
-def checked_options(caller: Caller, function: Callable[..., Any], **arguments: Any) -> LossOptions:
-    """Check the options of the loss, and return them as Python numbers, to which :func:`numbers` converts them.
+def checked_options(caller: Caller, function: Callable[..., Any], **arguments: Any) -> LossKeywords:
+    """Check the options of the loss, and return all of them by name, as Python numbers.
+
+    From here to the kernel, which makes a :class:`LossOptions` of them, the options are this mapping.
 
     Args:
         caller: the function that error messages name.
@@ -53,24 +55,24 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
     """
     if isinstance(arguments.get("label_smoothing"), bool):  # which PyTorch takes as a number
         arguments["label_smoothing"] = float(arguments["label_smoothing"])
-    options = numbers(caller, function, LossOptions, arguments)
-    if not 0.0 <= options.label_smoothing <= 1.0:
-        raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
+    options = all_numbers(caller, function, LossOptions, arguments)
+    if not 0.0 <= options["label_smoothing"] <= 1.0:
+        raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options['label_smoothing']}")
     try:
-        check_recipe(str(caller), options)
+        check_recipe(str(caller), options["logit_softcap"], options["lse_square_scale"], options["temperature"])
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
 
 
-def check_known(caller: Caller, options: LossOptions, where: str) -> None:
+def check_known(caller: Caller, options: LossKeywords, where: str) -> None:
     """Reject an option that only the kernels implement, where PyTorch's operators compute gradients of class
     probabilities or combine the shards of a vocabulary.
 
     Raises:
         NotImplementedError: the option has another value than its default.
     """
-    for name, value in values_of(options).items():
+    for name, value in options.items():
         if name not in _KNOWN and value != getattr(LossOptions, name):
             raise NotImplementedError(f"{caller}: {name} is not supported {where}, got {value}; leave it out")
 
@@ -98,12 +100,12 @@ def check_floating(caller: Caller, target: Tensor) -> None:
         )
 
 
-def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -> None:
+def _check_probabilities(caller: Caller, target: Tensor, options: LossKeywords) -> None:
     check_floating(caller, target)
-    if options.ignore_index >= 0:
+    if options["ignore_index"] >= 0:
         raise RuntimeError(
-            f"{caller}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
-            f"out, and give ignored positions a row of zeros"
+            f"{caller}: ignore_index is not supported for floating point target, got {options['ignore_index']}; leave "
+            f"it out, and give ignored positions a row of zeros"
         )
 
 
@@ -177,7 +179,7 @@ def check_arguments(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     reduction: str,
     normalizer: Tensor | None,
     class_dim: int,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import check_flags, refuse_unknown, shows
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
+from nkilib.core.host.options import check_flags, refuse_unknown, shows, values_of
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords, LossOptions, RecipeOptions
 from nkilib.torch.dispatch.checks import Caller, check_tensors
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
@@ -35,6 +35,7 @@ from nkilib.torch.functions.cross_entropy.checks import (
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows, reduced
+from nkilib.torch.losses.temperatures import check_rows, number_and_tensor, temperatures_of_rows
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -130,7 +131,7 @@ def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
 def returned_values(
     results: ForwardResults,
     target: Tensor,
-    options: LossOptions,
+    options: LossKeywords,
     reduction: str,
     normalizer: Tensor | None,
     shape: tuple[int, ...],
@@ -147,13 +148,13 @@ def returned_values(
     """
     soft = target.is_floating_point()
     is_counted = reduction == "mean" and normalizer is None
-    is_masked = return_outputs and options.lse_square_scale != 0.0
-    valid = ~is_ignored(target, options.ignore_index) if not soft and (is_counted or is_masked) else None
+    is_masked = return_outputs and options["lse_square_scale"] != 0.0
+    valid = ~is_ignored(target, options["ignore_index"]) if not soft and (is_counted or is_masked) else None
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else _Divisor()
     loss = reduced(results.loss, reduction, shape, *divisor)
     if not return_outputs:
         return loss
-    z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
+    z_loss = _z_loss(results.lse, valid, options["lse_square_scale"])
     return CrossEntropyOutputs(
         loss=loss,
         lse=in_shape_of_rows(results.lse, shape),
@@ -262,7 +263,10 @@ def cross_entropy(
             cap. Used in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
-        temperature: divides the logits after the cap; from 1e-6 to 1e6.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a constant of the compiled kernel:
+            each new value compiles a new one. A floating tensor of one element, or of a shape that broadcasts to that
+            of the positions (such as [batch, 1]), is read by the kernel, in float32, and gets no gradient; where one
+            of its values is out of range, it is an error on the CPU, and the results of the position are NaN elsewhere.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
             advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
             have the same error bounds.
@@ -284,7 +288,8 @@ def cross_entropy(
             ``lse_square_scale`` or ``temperature`` out of range; ``normalizer`` without a mean; ``return_outputs`` with
             more than 2^24 classes; ``inplace`` where the logits would be copied; a mean without ``normalizer`` of a
             DTensor whose positions are spread over ranks.
-        RuntimeError: incompatible shapes or devices, or ``label_smoothing`` out of range, as in PyTorch; ``inplace``
+        RuntimeError: incompatible shapes or devices, or ``label_smoothing`` out of range, as in PyTorch;
+            ``temperature`` requires grad; ``inplace``
             with a leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile;
             ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
@@ -312,6 +317,7 @@ def cross_entropy(
         return lazy
     if whole is not None:
         part = loss_part(caller, whole, target, weight, reduction, normalizer, class_dim, inplace)
+        check_rows(caller, recipe.get("temperature"), part.has_all_rows)
         outcome: Tensor | CrossEntropyOutputs = part.call(
             cross_entropy,
             OF_PARTS[caller.function],
@@ -324,10 +330,12 @@ def cross_entropy(
             **recipe,
         )
         return outcome
-    options = checked_options(
-        caller, cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe
-    )
+    temperature, tensor = number_and_tensor(recipe.get("temperature", 1.0))
+    numbers = {**recipe, "temperature": temperature, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    options = checked_options(caller, cross_entropy, **numbers)
     check_arguments(caller, input, target, weight, options, reduction, normalizer, class_dim)
+    shape = rows_shape(input, class_dim)
+    temperatures = temperatures_of_rows(caller, input, tensor, shape)
     soft, classes = target.shape == input.shape, row_length(input, class_dim)
     check_weight(caller, weight, classes, soft)
     if soft and torch.is_grad_enabled() and (target.requires_grad or (weight is not None and weight.requires_grad)):
@@ -340,11 +348,10 @@ def cross_entropy(
     rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
     class_weight = None if weight is None else weight.to(torch.float32)
     wanted = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
-    keywords = FORWARD.keywords_from(options, wanted)
-    results = ForwardResults(*DERIVATIVE.apply(inplace, logits, rows_target, class_weight, **keywords))
+    keywords = FORWARD.taken({**options, **values_of(wanted)})
+    results = ForwardResults(*DERIVATIVE.apply(inplace, logits, rows_target, class_weight, temperatures, **keywords))
     if soft and classes == 0 and reduction == "mean" and normalizer is None:
         normalizer = input.new_tensor(torch.nan)  # PyTorch divides by elements / classes, 0 / 0
-    shape = rows_shape(input, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
 
 

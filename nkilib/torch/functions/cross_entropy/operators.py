@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossKeywords, LossOptions
 from nkilib.torch.dispatch.autograd import OnceDifferentiable, differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
+from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
 CROSS_ENTROPY: Final = Caller("cross_entropy", "input", "logits", "torch.nn.functional.cross_entropy")
 VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "logits", CROSS_ENTROPY.instead)
@@ -157,10 +158,11 @@ def _has_classes(call: Call) -> bool:
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices out of range."""
+    """Reject class indices and temperatures out of range."""
     caller = CROSS_ENTROPY if call.options.get("num_classes") is None else VOCAB_PARALLEL
     vocabulary = _vocabulary(call)
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary)
+    check_temperatures(caller, call, TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 _LOGITS: Final = Input("logits", dimensions=2, dtypes=tuple(TILE_DTYPES))
@@ -178,7 +180,7 @@ def _forward_arguments(call: Call) -> dict[str, Any]:
 FORWARD: Final = register(
     Operator(
         "cross_entropy_forward",
-        inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
+        inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT, TEMPERATURES),
         options=(LossOptions, Wanted),
         without=("with_distance_sum",),
         outputs=(
@@ -223,7 +225,7 @@ def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
 SHARD_STATISTICS: Final = register(
     Operator(
         "cross_entropy_shard_statistics",
-        inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
+        inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT, TEMPERATURES),
         options=(LossOptions, Columns, Wanted),
         without=("with_logprob", "lse_square_scale"),  # which take the target and the lse of all shards
         outputs=statistics_outputs(_vocabulary),
@@ -272,6 +274,7 @@ BACKWARD: Final = register(
             Input("target_weight", is_optional=True, saved=_weight_of_probabilities),
             Input("entropy", is_optional=True, saved=entropy_if_given),
             Input("grad_entropy", is_optional=True),
+            TEMPERATURES,
         ),
         options=(LossOptions, Columns, Sums),
         without=("exact_maximum",),  # the backward takes no maximum
@@ -292,7 +295,8 @@ def _gradients_of_probabilities(
     maximum: Tensor,
     log_sum: Tensor,
     grad_loss: Tensor,
-    options: LossOptions,
+    temperatures: Tensor | None,
+    options: LossKeywords,
     num_classes: int,
     needs_target: bool,
     needs_weight: bool,
@@ -308,6 +312,7 @@ def _gradients_of_probabilities(
         class_weight: [V] float32; None means 1.
         maximum, log_sum: [N] float32; their sum is the lse of z, the logits after cap and temperature.
         grad_loss: [N] float32, the upstream gradient of every position's loss.
+        temperatures: [N] or [1] float32, or None.
         options: the options of the forward.
         num_classes: the number of classes that smoothing spreads over; more than V if the logits are a shard.
         needs_target, needs_weight: whether each gradient is requested.
@@ -317,18 +322,18 @@ def _gradients_of_probabilities(
         requested.
     """
     z = logits.to(torch.float32)
-    if options.logit_softcap is not None:
-        capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
+    if options["logit_softcap"] is not None:
+        capped = options["logit_softcap"] * torch.tanh(z / options["logit_softcap"])
         z = torch.where(z.isneginf(), z, capped)
-    z = z / options.temperature
+    z = z / options["temperature"] if temperatures is None else z / temperatures[:, None]
     log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
     scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
-    kept = 1.0 - options.label_smoothing
+    kept = 1.0 - options["label_smoothing"]
     grad_target = grad_weight = None
     if needs_target:
         grad_target = (kept * (scaled_nll if class_weight is None else scaled_nll * class_weight)).to(target.dtype)
     if needs_weight:
-        smoothed = kept * target.to(torch.float32) + options.label_smoothing / max(num_classes, 1)
+        smoothed = kept * target.to(torch.float32) + options["label_smoothing"] / max(num_classes, 1)
         grad_weight = (smoothed * scaled_nll).sum(0)
     return grad_target, grad_weight
 
@@ -354,7 +359,8 @@ def probability_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, T
         call.tensor("maximum"),
         call.tensor("log_sum"),
         grad_loss,
-        call.group(LossOptions),
+        call.tensors.get(TEMPERATURES.name),
+        call.options,
         _vocabulary(call),
         needs_target,
         needs_weight,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import as_float, check_reduction
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
@@ -36,6 +36,7 @@ from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
+from nkilib.torch.losses.temperatures import temperatures_of_rows
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class LinearArguments:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         normalizer: the divisor of the mean.
         grad_weight_sum: the tensor to which the gradient of ``linear_weight`` is added.
+        temperature: the temperatures, if they are a tensor.
     """
 
     input: Tensor
@@ -61,9 +63,10 @@ class LinearArguments:
     reduction: str
     normalizer: Tensor | None
     grad_weight_sum: Tensor | None
+    temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the arguments that are or may be tensors, by name."""
+        """Return the arguments that are or may be tensors, by name, except the temperatures."""
         return {
             "input": self.input,
             "linear_weight": self.linear_weight,
@@ -73,6 +76,10 @@ class LinearArguments:
             "normalizer": self.normalizer,
             "grad_weight_sum": self.grad_weight_sum,
         }
+
+    def temperatures(self, caller: Caller) -> Tensor | None:
+        """Return the temperatures of the rows, see :func:`temperatures_of_rows`, which checks them."""
+        return temperatures_of_rows(caller, self.input, self.temperature, self.input.shape[:-1])
 
     @property
     def logits_shape(self) -> tuple[int, ...]:
@@ -170,7 +177,7 @@ def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
 
 def checked_recipe(
     caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
-) -> tuple[LossOptions, Product]:
+) -> tuple[LossKeywords, Product]:
     """Check the options of the loss and of the matrix product, and return both, as Python numbers.
 
     Args:

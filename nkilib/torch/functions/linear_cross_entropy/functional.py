@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown, values_of
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import as_rows, unviewed
@@ -47,6 +47,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     wanted_gradients,
 )
 from nkilib.torch.losses.indexed import INDEX_DTYPES, is_ignored, kernel_target
+from nkilib.torch.losses.temperatures import number_and_tensor
 
 _PLAIN: Final = Product()
 # The meaning of ``ignore_index=None`` for class indices.
@@ -84,7 +85,7 @@ def _warn(message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
-def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossOptions) -> Tensor:
+def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossKeywords) -> Tensor:
     """Return PyTorch's ``cross_entropy`` of PyTorch's ``linear``, with a warning.
 
     Args:
@@ -103,9 +104,9 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
         products.reshape(*rows.shape[:-1], *weight.shape[:-1]),
         target.flatten(0, len(positions) - 1) if is_deep else target,
         arguments.weight,
-        ignore_index=options.ignore_index,
+        ignore_index=options["ignore_index"],
         reduction=arguments.reduction,
-        label_smoothing=options.label_smoothing,
+        label_smoothing=options["label_smoothing"],
     )
     return unviewed(loss.reshape(positions)) if arguments.reduction == "none" and is_deep else loss
 
@@ -168,15 +169,15 @@ def granted_scratch(
     return scratch
 
 
-def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
+def _divisor(target: Tensor, class_weight: Tensor | None, options: LossKeywords) -> Tensor:
     """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
     is, as in PyTorch.
     """
-    counts = ~is_ignored(target, options.ignore_index)
+    counts = ~is_ignored(target, options["ignore_index"])
     if class_weight is None:
         total = counts.sum().to(torch.float32)
     else:
-        classes, _ = kernel_target(target, options.ignore_index, len(class_weight))
+        classes, _ = kernel_target(target, options["ignore_index"], len(class_weight))
         weights = class_weight[classes.clamp(0, len(class_weight) - 1)]
         total = torch.where(counts, weights, 0.0).sum()
     return torch.where(total == 0.0, torch.nan, total)
@@ -188,7 +189,8 @@ def _loss_with_gradients(
     target: Tensor,
     linear_bias: Tensor | None,
     class_weight: Tensor | None,
-    options: LossOptions,
+    temperatures: Tensor | None,
+    options: LossKeywords,
     product: Product,
     reduction: str,
     normalizer: Tensor | None,
@@ -202,6 +204,7 @@ def _loss_with_gradients(
         linear_weight: the weight [V, D].
         target: the class indices [N].
         linear_bias, class_weight: [V] float32, or None.
+        temperatures: [N] or [1] float32, or None.
         options: the options of the loss.
         product: the scale and the compute dtype of the matrix product.
         reduction: ``"mean"`` or ``"sum"``.
@@ -212,31 +215,34 @@ def _loss_with_gradients(
     scale = input.new_ones((), dtype=torch.float32)
     if reduction == "mean":
         scale = scale / (_divisor(target, class_weight, options) if normalizer is None else normalizer.to(scale))
-    keywords = WITH_GRADIENTS.keywords_from(Scratch(scratch_bytes), options, product, wanted)
+    keywords = WITH_GRADIENTS.taken({**options, **values_of(Scratch(scratch_bytes), product, wanted)})
     operator = WITH_GRADIENTS.op(input.device)
-    total, *_ = operator(input, linear_weight, target, scale.detach(), linear_bias, class_weight, **keywords)
+    total, *_ = operator(
+        input, linear_weight, target, scale.detach(), linear_bias, class_weight, temperatures, **keywords
+    )
     loss: Tensor = total
     return loss
 
 
 def _kernel_loss(
-    arguments: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
+    arguments: LinearArguments, recipe: LossKeywords, product: Product, return_outputs: bool, memory_limit: int | None
 ) -> Tensor | CrossEntropyOutputs:
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, arguments.target.reshape(-1)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
     class_weight = None if arguments.weight is None else arguments.weight.to(torch.float32)
+    temperatures = arguments.temperatures(LINEAR)
     wanted = wanted_gradients(rows, linear_weight, bias)
     if memory_limit is not None and wanted is not None and takes_one_launch(arguments, wanted, return_outputs, product):
         scratch = granted_scratch(arguments, wanted, memory_limit, product)
         if scratch is not None:
-            operands = (rows, linear_weight, target, bias, class_weight)
+            operands = (rows, linear_weight, target, bias, class_weight, temperatures)
             return _loss_with_gradients(
                 *operands, recipe, product, arguments.reduction, arguments.normalizer, wanted, scratch
             )
     summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
     outputs = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
-    keywords = FORWARD.keywords_from(recipe, product, outputs)
-    tensors = (rows, linear_weight, target, bias, class_weight, summed)
+    keywords = FORWARD.taken({**recipe, **values_of(product, outputs)})
+    tensors = (rows, linear_weight, target, bias, class_weight, summed, temperatures)
     results = ForwardResults(*DERIVATIVE.apply(False, *tensors, **keywords))
     shape = tuple(arguments.input.shape[:-1])
     return returned_values(results, target, recipe, arguments.reduction, arguments.normalizer, shape, return_outputs)
@@ -255,7 +261,7 @@ def linear_cross_entropy(
     label_smoothing: float = ...,
     options: object = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     logit_scale: float = ...,
     compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
@@ -279,7 +285,7 @@ def linear_cross_entropy(
     label_smoothing: float = ...,
     options: object = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     logit_scale: float = ...,
     compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
@@ -303,7 +309,7 @@ def linear_cross_entropy(
     label_smoothing: float = ...,
     options: object = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     logit_scale: float = ...,
     compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
@@ -327,7 +333,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: object = None,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     logit_scale: float = 1.0,
     compute_dtype: torch.dtype | None = None,
     lse_square_scale: float = 0.0,
@@ -373,8 +379,9 @@ def linear_cross_entropy(
         options: PyTorch's ``LinearCrossEntropyOptions``, which has no effect here.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
             cap. Used in Gemma 2, arXiv 2408.00118.
-        temperature: divides the logits after the cap; from 1e-6 to 1e6. It is a constant of the compiled kernel, like
-            ``logit_scale``: each new value compiles a new kernel.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a
+            constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel. A tensor has
+            one for all positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another dtype, which may then differ from each other,
@@ -416,10 +423,11 @@ def linear_cross_entropy(
         refuse_unknown(linear_cross_entropy, unknown)
     caller = LINEAR
     check_flags(caller, return_outputs=return_outputs)
+    number, temperatures = number_and_tensor(temperature)
     recipe, product = checked_recipe(
         caller,
         linear_cross_entropy,
-        temperature,
+        number,
         logit_scale,
         ignore_index=_IGNORED if ignore_index is None else ignore_index,
         label_smoothing=label_smoothing,
@@ -428,7 +436,7 @@ def linear_cross_entropy(
     )
     check_memory_limit(caller, memory_limit)
     arguments = LinearArguments(
-        input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum
+        input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum, temperatures
     )
     check_arguments(caller, arguments, ignore_index)
     check_weight(caller, weight, linear_weight.shape[0], arguments.has_probabilities)
@@ -437,7 +445,7 @@ def linear_cross_entropy(
         is_used = {
             "logit_softcap": logit_softcap is not None,
             "lse_square_scale": lse_square_scale != 0.0,
-            "temperature": recipe.temperature != 1.0,
+            "temperature": recipe["temperature"] != 1.0 or temperatures is not None,
             "logit_scale": product != Product(),
             "compute_dtype": compute_dtype is not None,
             "normalizer": normalizer is not None,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nkilib.core.host.options import options_of
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossOptions
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
 from nkilib.torch.dispatch.autograd import differentiate, differentiate_by_results
 from nkilib.torch.dispatch.checks import Caller
@@ -35,6 +35,7 @@ from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, O
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, entropy_if_given, statistics_outputs
 from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
+from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
 VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
@@ -107,9 +108,10 @@ def vocabulary(call: Call) -> int:
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices out of range."""
+    """Reject class indices and temperatures out of range."""
     caller = LINEAR if call.options.get("num_classes") is None else VOCAB_PARALLEL_LINEAR
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+    check_temperatures(caller, call, TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
@@ -179,7 +181,7 @@ OF_LOGITS: Final = ("input", "linear_weight", "linear_bias")
 FORWARD: Final = register(
     Operator(
         "linear_cross_entropy_forward",
-        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, SUM_FOR_BACKWARD),
+        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, SUM_FOR_BACKWARD, TEMPERATURES),
         options=(LossOptions, Product, Wanted),
         without=(*_WITHOUT, "with_distance_sum"),
         outputs=(
@@ -235,11 +237,12 @@ OF_ENTROPY: Final = (
     Input("entropy", is_optional=True, saved=entropy_if_given),
     Input("grad_entropy", is_optional=True),
 )
+_AT_END: Final = (*OF_ENTROPY, TEMPERATURES)
 
 BACKWARD: Final = register(
     Operator(
         "linear_cross_entropy_backward",
-        inputs=(*_BACKWARD_INPUTS, *OF_ENTROPY),
+        inputs=(*_BACKWARD_INPUTS, *_AT_END),
         options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=GRADIENTS,
@@ -255,7 +258,7 @@ BACKWARD: Final = register(
 BACKWARD_ADDING: Final = register(
     Operator(
         "linear_cross_entropy_backward_adding",
-        inputs=(*_BACKWARD_INPUTS, GRAD_WEIGHT_SUM, *OF_ENTROPY),
+        inputs=(*_BACKWARD_INPUTS, GRAD_WEIGHT_SUM, *_AT_END),
         options=(LossOptions, Product, WantedGradients),
         without=(*_WITHOUT, "grad_weight_wanted"),
         outputs=(GRAD_INPUT, GRAD_LINEAR_BIAS),
@@ -278,7 +281,15 @@ def _total(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 WITH_GRADIENTS: Final = register(
     Operator(
         "linear_cross_entropy_with_gradients",
-        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, Input("grad_scale", dimensions=0), _LINEAR_BIAS, _CLASS_WEIGHT),
+        inputs=(
+            _INPUT,
+            _LINEAR_WEIGHT,
+            _TARGET,
+            Input("grad_scale", dimensions=0),
+            _LINEAR_BIAS,
+            _CLASS_WEIGHT,
+            TEMPERATURES,
+        ),
         options=(Scratch, LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=OF_LOGITS), *GRADIENTS),
@@ -308,7 +319,8 @@ SHARD_STATISTICS: Final = register(
     replace(
         FORWARD,
         name="linear_cross_entropy_shard_statistics",
-        inputs=FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
+        # The backward of a shard writes to no input of this operator.
+        inputs=tuple(operand for operand in FORWARD.inputs if operand is not SUM_FOR_BACKWARD),
         options=(LossOptions, Product, Columns, Wanted),
         without=(*BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
         outputs=statistics_outputs(vocabulary),
@@ -333,8 +345,8 @@ def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
     """Return the inputs of a shard's backward: those of ``operator``, which is for the whole weight, with
     ``target_weight`` inserted before the inputs for the entropy.
     """
-    first = operator.inputs[: -len(OF_ENTROPY)]
-    return (*first, _TARGET_WEIGHT, *OF_ENTROPY)
+    first = operator.inputs[: -len(_AT_END)]
+    return (*first, _TARGET_WEIGHT, *_AT_END)
 
 
 _SHARD_BACKWARD_OPTIONS: Final = (LossOptions, Product, Columns, Sums, WantedGradients)

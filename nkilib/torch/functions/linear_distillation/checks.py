@@ -92,6 +92,7 @@ class DistillationArguments:
         labels: integers [...], or None.
         row_weight: floating weights [...], or None.
         grad_weight_sum: the tensor to which the gradient of the student's weight is added, or None.
+        temperature: the temperatures, if they are a tensor.
     """
 
     student: Model
@@ -99,6 +100,7 @@ class DistillationArguments:
     labels: Tensor | None
     row_weight: Tensor | None
     grad_weight_sum: Tensor | None
+    temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
         """Return the tensors by the names of the arguments."""

@@ -48,6 +48,7 @@ from nkilib.torch.functions.linear_distillation.shards import DistillationOperan
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows
+from nkilib.torch.losses.temperatures import number_and_tensor, temperatures_of_rows
 
 
 class LinearDistillationOutputs(NamedTuple):
@@ -82,6 +83,7 @@ def _operands(arguments: DistillationArguments) -> DistillationOperands:
         None if teacher_bias is None else teacher_bias.detach(),
         None if arguments.row_weight is None else arguments.row_weight.detach().to(torch.float32).reshape(-1),
         summed,
+        temperatures_of_rows(_CALLER, student.input, arguments.temperature, student.positions),
     )
 
 
@@ -109,7 +111,7 @@ def linear_distillation_loss(
     teacher_bias: Tensor | None = ...,
     direction: str = ...,
     beta: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     temperature_squared: bool = ...,
     reduction: str = ...,
     ignore_index: int = ...,
@@ -138,7 +140,7 @@ def linear_distillation_loss(
     teacher_bias: Tensor | None = ...,
     direction: str = ...,
     beta: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     temperature_squared: bool = ...,
     reduction: str = ...,
     ignore_index: int = ...,
@@ -167,7 +169,7 @@ def linear_distillation_loss(
     teacher_bias: Tensor | None = None,
     direction: str = "forward",
     beta: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     temperature_squared: bool = False,
     reduction: str = "mean",
     ignore_index: int = -100,
@@ -222,8 +224,9 @@ def linear_distillation_loss(
         beta: from 0 to 1, or None for the divergence that ``direction`` names: 0 is KL(teacher || student), 1 is
             KL(student || teacher), and values between them are the generalized Jensen-Shannon divergence, see
             :func:`nkilib.torch.distillation_loss`.
-        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps it is
-            a constant of the compiled kernel: each new value compiles a new kernel.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps, a
+            number is a constant of the compiled kernel: each new value compiles a new kernel. A tensor has one for all
+            positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
         temperature_squared: multiply the loss by T^2.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``input.size(0)``),
             ``"sum"`` or ``"none"``.
@@ -265,12 +268,13 @@ def linear_distillation_loss(
     if unknown:
         refuse_unknown(linear_distillation_loss, unknown)
     chosen = checked_beta(_CALLER, direction, beta)
-    temperature, ignore_index = checked_numbers(_CALLER, temperature, ignore_index)
+    number, temperatures = number_and_tensor(temperature)
+    number, ignore_index = checked_numbers(_CALLER, number, ignore_index)
     check_flags(_CALLER, temperature_squared=temperature_squared)
     check_reduction_or_batchmean(_CALLER, reduction)
     names = checked_outputs(_CALLER, outputs, labels)
     recipe = checked_recipe(
-        _CALLER, chosen, temperature, logit_scale, logit_softcap, teacher_logit_scale, teacher_logit_softcap
+        _CALLER, chosen, number, logit_scale, logit_softcap, teacher_logit_scale, teacher_logit_softcap
     )
     check_memory_limit(_CALLER, memory_limit)
     arguments = DistillationArguments(
@@ -279,6 +283,7 @@ def linear_distillation_loss(
         labels,
         row_weight,
         grad_weight_sum,
+        temperatures,
     )
     check_tensor_arguments(_CALLER, arguments)
     placed = plain_arguments(_CALLER, arguments, group)
@@ -296,7 +301,7 @@ def linear_distillation_loss(
         results = vocab_parallel_divergence(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
     loss = results.divergence
     if temperature_squared:
-        loss = loss * temperature**2
+        loss = loss * (number if operands.temperatures is None else operands.temperatures) ** 2
     counts = None if operands.labels is None else ~is_ignored(operands.labels, ignore_index)
     loss = reduced_divergence(loss, arguments.student.positions, counts, reduction)
     return _returned(loss, results, names, arguments.student.positions) if names else loss

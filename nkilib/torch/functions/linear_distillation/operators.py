@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental import loss as kernels
+from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
@@ -44,6 +45,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     vocabulary,
 )
 from nkilib.torch.losses.indexed import check_range, kernel_target
+from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
 LINEAR_DISTILLATION: Final = Caller("linear_distillation_loss", "input", "input", "torch.nn.functional.kl_div")
 
@@ -205,7 +207,8 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Reject labels out of range if the student's logit of each label is requested."""
+    """Reject temperatures out of range, and labels if the student's logit of each label is requested."""
+    check_temperatures(LINEAR_DISTILLATION, call, LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
         name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")
         check_range(name, labels, call.options["ignore_index"], vocabulary(call))
@@ -228,7 +231,7 @@ def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 FORWARD: Final = register(
     Operator(
         "linear_distillation_forward",
-        inputs=(*_MODELS, _LABELS, *_BIASES, _ROW_WEIGHT, SUM_FOR_BACKWARD),
+        inputs=(*_MODELS, _LABELS, *_BIASES, _ROW_WEIGHT, SUM_FOR_BACKWARD, TEMPERATURES),
         options=(Recipe, Labels, Memory, Wanted),
         outputs=(
             Output("divergence", depends_on=_OF_STUDENT),
@@ -265,7 +268,7 @@ _BACKWARD_INPUTS: Final = (
 BACKWARD: Final = register(
     Operator(
         "linear_distillation_backward",
-        inputs=_BACKWARD_INPUTS,
+        inputs=(*_BACKWARD_INPUTS, TEMPERATURES),
         options=(Recipe, Labels, WantedGradients),
         outputs=GRADIENTS,
         kernel=lambda: kernels.linear_distillation_backward,
@@ -280,7 +283,7 @@ BACKWARD_ADDING: Final = register(
     replace(
         BACKWARD,
         name="linear_distillation_backward_adding",
-        inputs=(*_BACKWARD_INPUTS, GRAD_WEIGHT_SUM),
+        inputs=(*_BACKWARD_INPUTS, GRAD_WEIGHT_SUM, TEMPERATURES),
         without=("grad_weight_wanted",),
         outputs=(GRAD_INPUT, GRAD_LINEAR_BIAS),
         results=tuple(output.name for output in GRADIENTS),
@@ -299,7 +302,7 @@ SHARD_STATISTICS: Final = register(
     replace(
         FORWARD,
         name="linear_distillation_shard_statistics",
-        inputs=(*_MODELS, _LABELS, *_BIASES),
+        inputs=(*_MODELS, _LABELS, *_BIASES, TEMPERATURES),
         options=(Recipe, Labels, Columns, WantedTarget),
         outputs=(
             Output("divergence"),
@@ -314,7 +317,7 @@ SHARD_STATISTICS: Final = register(
 SHARD_MIXTURE: Final = register(
     Operator(
         "linear_distillation_shard_mixture",
-        inputs=(*_MODELS, *(Input(name) for name in _STATISTICS), *_BIASES),
+        inputs=(*_MODELS, *(Input(name) for name in _STATISTICS), *_BIASES, TEMPERATURES),
         options=(Recipe,),
         outputs=tuple(Output(name) for name in ("student_terms", "teacher_terms", "student_mass", "teacher_mass")),
         kernel=lambda: kernels.linear_distillation_mixture,

@@ -74,6 +74,7 @@ class DistillationOperands(NamedTuple):
         linear_bias, teacher_bias: the biases [V] float32, or None.
         row_weight: the weights of positions [N] float32, or None.
         grad_weight_sum: the accumulator of the weight's gradient [V, Ds] float32, or None.
+        temperatures: the temperatures of the positions, [N] or [1] float32, or None.
     """
 
     input: Tensor
@@ -85,6 +86,7 @@ class DistillationOperands(NamedTuple):
     teacher_bias: Tensor | None
     row_weight: Tensor | None
     grad_weight_sum: Tensor | None
+    temperatures: Tensor | None
 
     @property
     def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -119,22 +121,22 @@ class MaskedLogits(NamedTuple):
     only masked classes.
     """
 
-    student: float
-    teacher: float
+    student: float | Tensor
+    teacher: float | Tensor
 
 
-def masked_logits(student_unit: float, teacher_unit: float, temperature: float) -> MaskedLogits:
+def masked_logits(student_unit: float, teacher_unit: float, temperature: float | Tensor) -> MaskedLogits:
     """Return the lowest z (logit after scale, cap and temperature) that an unmasked class of each model can have.
 
     Args:
         student_unit, teacher_unit: the softcap, or the logit scale without one.
-        temperature: the divisor of the logits of both models.
+        temperature: the divisor of the logits of both models, a number or one of each position.
     """
     lowest = _LOWEST / temperature
     return MaskedLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
 
 
-def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float) -> Tensor:
+def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float | Tensor) -> Tensor:
     """Return log(sum exp(z - m)) over a shard, where m is the maximum of all shards; -inf if the shard has no unmasked
     class.
 
@@ -212,7 +214,7 @@ def _claims(
     """
     numbers = values_of(recipe, labels, wanted)
     numbers["compute_dtype"] = COMPUTE_DTYPES.index(recipe.compute_dtype)
-    optional = ("labels", "linear_bias", "teacher_bias", "row_weight")
+    optional = ("labels", "linear_bias", "teacher_bias", "row_weight", "temperatures")
     return {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
         **{name: 0.0 if value is None else value for name, value in numbers.items()},
@@ -249,12 +251,18 @@ class _Divergence(NamedTuple):
 
 
 def _whole(
-    caller: Caller, own: ShardResults, recipe: Recipe, group: dist.ProcessGroup | None, claims: dict[str, float]
+    caller: Caller,
+    own: ShardResults,
+    recipe: Recipe,
+    temperatures: Tensor | None,
+    group: dist.ProcessGroup | None,
+    claims: dict[str, float],
 ) -> _Whole:
     """Communicate the maxima, then the sums of exponentials, and return the statistics over all classes."""
     maxima, agreed, _ = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])
-    of_student, of_teacher = masked_logits(recipe.student_unit, recipe.teacher_unit, recipe.temperature)
+    temperature = recipe.temperature if temperatures is None else temperatures
+    of_student, of_teacher = masked_logits(recipe.student_unit, recipe.teacher_unit, temperature)
     student = log_sum_below(own.student_maximum, own.student_log_sum, student_maximum, of_student)
     teacher = log_sum_below(own.teacher_maximum, own.teacher_log_sum, teacher_maximum, of_teacher)
     summands = {"student": torch.exp(student), "teacher": torch.exp(teacher), "target_logit": own.target_logit}
@@ -283,7 +291,8 @@ def _divergence(
     summands = {"entropy": entropy_term(own, whole.student)}
     if recipe.is_mixed:
         mixture = SHARD_MIXTURE.op(operands.input.device)
-        sums = mixture(*operands.models, *whole.statistics, *operands.biases, **SHARD_MIXTURE.keywords_from(recipe))
+        tensors = (*operands.models, *whole.statistics, *operands.biases, operands.temperatures)
+        sums = mixture(*tensors, **SHARD_MIXTURE.keywords_from(recipe))
         totals = sums_of_ranks({**summands, **MixtureSums(*sums)._asdict()}, group)
         divergence, moment = mixed(MixtureSums(*(totals[name] for name in MixtureSums._fields)), recipe.beta)
         return _Divergence(divergence, moment, totals["entropy"])
@@ -311,7 +320,7 @@ def _combined(
     claims: dict[str, float],
 ) -> DistillationResults:
     """Return the results over all classes, with three all-reduces."""
-    whole = _whole(caller, own, recipe, group, claims)
+    whole = _whole(caller, own, recipe, operands.temperatures, group, claims)
     combined = _divergence(operands, own, whole, recipe, group)
     maximum, log_sum, *_ = whole.statistics
     logprob = whole.target_logit
@@ -348,6 +357,7 @@ class VocabParallelDistillation(torch.autograd.Function):
         teacher_bias: Tensor | None,
         row_weight: Tensor | None,
         grad_weight_sum: Tensor | None,
+        temperatures: Tensor | None,
         results: DistillationResults,
         options: dict[str, Any],
         group: dist.ProcessGroup | None,
@@ -361,6 +371,7 @@ class VocabParallelDistillation(torch.autograd.Function):
             "linear_bias": linear_bias,
             "teacher_bias": teacher_bias,
             "row_weight": row_weight,
+            "temperatures": temperatures,
             **results._asdict(),
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
@@ -403,7 +414,8 @@ def vocab_parallel_divergence(
         constants = operands.constants()
         keywords = SHARD_STATISTICS.taken({**options, **values_of(WantedTarget(wanted.with_logprob))})
         statistics = SHARD_STATISTICS.op(constants.input.device)
-        own = ShardResults(*statistics(*constants.models, constants.labels, *constants.biases, **keywords))
+        tensors = (*constants.models, constants.labels, *constants.biases, constants.temperatures)
+        own = ShardResults(*statistics(*tensors, **keywords))
         results = _combined(caller, constants, own, recipe, labels, group, claims)
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelDistillation.apply
     outputs = apply(*operands, results, options, group)

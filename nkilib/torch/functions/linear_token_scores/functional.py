@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown, values_of
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
@@ -38,6 +38,7 @@ from nkilib.torch.functions.linear_token_scores.placement import plain_arguments
 from nkilib.torch.functions.linear_token_scores.shards import vocab_parallel_scores
 from nkilib.torch.functions.vocab_parallel.linear_placement import shard_operands
 from nkilib.torch.losses.outputs import in_shape_of_rows
+from nkilib.torch.losses.temperatures import number_and_tensor
 
 
 class LinearTokenScores(NamedTuple):
@@ -133,14 +134,15 @@ def _target_of_rows(arguments: LinearArguments) -> Tensor:
     return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
 
 
-def _scores(arguments: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
+def _scores(arguments: LinearArguments, options: LossKeywords, product: Product, wanted: WantedScores) -> ScoreResults:
     """Return the scores for a weight with all classes."""
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
+    temperatures = arguments.temperatures(_CALLER)
     gradients = wanted_gradients(rows, linear_weight, bias)
     summed = arguments.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
-    keywords = FORWARD.keywords_from(options, product, wanted)
-    return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, **keywords))
+    keywords = FORWARD.taken({**options, **values_of(product, wanted)})
+    return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, temperatures, **keywords))
 
 
 def _returned(
@@ -171,7 +173,7 @@ def linear_token_scores(
     *,
     linear_bias: Tensor | None = None,
     ignore_index: int = -100,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
     outputs: Iterable[str] = ("entropy",),
@@ -215,8 +217,10 @@ def linear_token_scores(
         linear_bias: [V], of the type of the operands or float32; used in float32, without rounding; -inf masks a class.
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
             gradient is not read; the other scores are computed, and have gradients.
-        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a
-            constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
+            number is a constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel. A
+            tensor has one for all positions or one for each, and compiles nothing anew: see
+            :func:`nkilib.torch.cross_entropy`.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
         outputs: names of the scores to return beside ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``,
@@ -249,15 +253,18 @@ def linear_token_scores(
     )
 
     names = checked_outputs(_CALLER, outputs)
+    number, temperatures = number_and_tensor(temperature)
     options, product = checked_recipe(
         _CALLER,
         linear_token_scores,
-        temperature,
+        number,
         logit_scale,
         ignore_index=ignore_index,
         logit_softcap=logit_softcap,
     )
-    arguments = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
+    arguments = LinearArguments(
+        input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum, temperatures
+    )
     placed = plain_arguments(_CALLER, arguments, group, num_classes, shard_sizes)
     checked = _check_target(_CALLER, placed.arguments)
     shards = placed.shards()
@@ -270,6 +277,6 @@ def linear_token_scores(
     if shards is None:
         results = _scores(arguments, options, product, wanted)
     else:
-        operands = shard_operands(arguments, shards)._replace(target=_target_of_rows(arguments))
+        operands = shard_operands(_CALLER, arguments, shards)._replace(target=_target_of_rows(arguments))
         results = vocab_parallel_scores(_CALLER, operands, options, product, shards, placed.group, wanted)
     return _returned(results, names, tuple(arguments.target.shape), tuple(arguments.input.shape[:-1]))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossOptions
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
@@ -38,6 +38,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     vocabulary,
 )
 from nkilib.torch.losses.indexed import check_range
+from nkilib.torch.losses.temperatures import check_temperatures
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ _OF_LOSS_ALONE: Final = ("position_weight", "distance_sum")
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices out of range."""
+    """Reject class indices and temperatures out of range."""
     target = call.tensor("target").reshape(-1)
     check_range(str(LINEAR_TOKEN_SCORES), target, call.options["ignore_index"], vocabulary(call))
+    check_temperatures(LINEAR_TOKEN_SCORES, call, TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.functions.cross_entropy.operators import ShardStatistics
@@ -51,7 +51,7 @@ _OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADD
 _DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
 
 
-def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossOptions) -> Tensor:
+def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossKeywords) -> Tensor:
     """Return the log-probabilities [N], or [N, K] for K target ids; 0 where the target is ignored."""
     maximum, log_sum, lse = statistics.maximum, statistics.log_sum, statistics.lse
     if target.dim() > 1:
@@ -59,7 +59,7 @@ def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: 
     # In this order, since large logits cancel exactly in the difference.
     logprob = (statistics.sums["target_logit"] - maximum) - log_sum
     logprob = logprob + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
-    return torch.where(is_ignored(target, options.ignore_index), 0.0, logprob)
+    return torch.where(is_ignored(target, options["ignore_index"]), 0.0, logprob)
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:
@@ -124,6 +124,7 @@ class VocabParallelTokenScores(torch.autograd.Function):
         target: Tensor,
         linear_bias: Tensor | None,
         grad_weight_sum: Tensor | None,
+        temperatures: Tensor | None,
         results: ScoreResults,
         options: dict[str, Any],
         group: dist.ProcessGroup | None,
@@ -136,6 +137,7 @@ class VocabParallelTokenScores(torch.autograd.Function):
             "log_sum": results.log_sum,
             "linear_bias": linear_bias,
             "entropy": results.entropy if options["with_entropy"] else None,
+            "temperatures": temperatures,
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
         save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
@@ -153,7 +155,7 @@ class VocabParallelTokenScores(torch.autograd.Function):
 def vocab_parallel_scores(
     caller: Caller,
     operands: ShardOperands,
-    options: LossOptions,
+    options: LossKeywords,
     product: Product,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
@@ -171,14 +173,14 @@ def vocab_parallel_scores(
         group: the process group; None means all processes.
         wanted: the requested scores.
     """
-    input, linear_weight, target, linear_bias, _ = operands
+    input, linear_weight, target, linear_bias, _, temperatures = operands
     claims = {
         **claims_of_product(operands, product),
         **values_of(wanted),
         "linear_bias": linear_bias is not None,
         "target ids": target.shape[1] if target.dim() > 1 else 1,
     }
-    keywords = values_of(options, product, shards.columns, wanted)
+    keywords = {**options, **values_of(product, shards.columns, wanted)}
     with torch.no_grad():
         own = ShardScores(
             *SHARD_STATISTICS.op(input.device)(
@@ -186,6 +188,7 @@ def vocab_parallel_scores(
                 linear_weight.detach(),
                 target,
                 None if linear_bias is None else linear_bias.detach(),
+                temperatures,
                 **SHARD_STATISTICS.taken(keywords),
             )
         )

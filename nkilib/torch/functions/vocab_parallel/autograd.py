@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import overwritten_input, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call
@@ -53,7 +53,7 @@ class CombinedResults(NamedTuple):
 
 
 def _class_loss(
-    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
+    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossKeywords, shards: VocabularyShards
 ) -> Tensor:
     """Return the losses without z-loss for class indices t: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse -
     z), with class weights w and smoothing e. They are undefined at ignored positions.
@@ -63,18 +63,18 @@ def _class_loss(
     loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
     if "position_weight" in sums:
         loss = loss * sums["position_weight"]
-    if options.label_smoothing == 0.0:
+    if options["label_smoothing"] == 0.0:
         return loss
     total = float(shards.num_classes) if weight_sum is None else weight_sum
-    spread = options.label_smoothing / shards.num_classes
-    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
+    spread = options["label_smoothing"] / shards.num_classes
+    return (1.0 - options["label_smoothing"]) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
 
 
 def _results(
     statistics: VocabularyStatistics,
     valid: Tensor | None,
     weight_sum: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     shards: VocabularyShards,
     with_logprob: bool,
 ) -> ForwardResults:
@@ -92,8 +92,8 @@ def _results(
         if with_logprob:
             logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
     loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
-    if options.lse_square_scale > 0.0:
-        loss = loss + options.lse_square_scale * lse.square()
+    if options["lse_square_scale"] > 0.0:
+        loss = loss + options["lse_square_scale"] * lse.square()
     if valid is not None:
         loss = torch.where(valid, loss, 0.0)
     return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
@@ -104,7 +104,7 @@ def combined_results(
     own: ShardStatistics,
     target: Tensor,
     class_weight: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     with_logprob: bool,
@@ -129,7 +129,7 @@ def combined_results(
     soft = target.is_floating_point()
     statistics = combined_statistics(caller, own, shards, group, shards.own(class_weight), options, target, claims)
     weight_sum = None if soft or class_weight is None else class_weight.sum()
-    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    valid = None if soft else ~is_ignored(target, options["ignore_index"])
     results = _results(statistics, valid, weight_sum, options, shards, with_logprob)
     return CombinedResults(results, weight_sum, statistics.sums.get("position_weight"))
 
@@ -174,9 +174,9 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
     """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
     logits.
 
-    The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, weight_sum (of all
-    classes) and target_weight [N] as the backward kernel takes them, the results, the options of the operators, the
-    number of columns that are classes, and whether the gradient is written over the logits.
+    The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, temperatures,
+    weight_sum (of all classes) and target_weight [N] as the backward kernel takes them, the results, the options of the
+    operators, the number of columns that are classes, and whether the gradient is written over the logits.
     """
 
     @staticmethod
@@ -185,6 +185,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         logits: Tensor,
         target: Tensor,
         class_weight: Tensor | None,
+        temperatures: Tensor | None,
         weight_sum: Tensor | None,
         target_weight: Tensor | None,
         results: ForwardResults,
@@ -193,14 +194,14 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         inplace: bool,
     ) -> tuple[Tensor, ...]:
         entropy = results.entropy if options["with_entropy"] else None
-        kept = (weight_sum, target_weight, results.maximum, results.log_sum, entropy)
+        kept = (temperatures, weight_sum, target_weight, results.maximum, results.log_sum, entropy)
         ctx.save_for_backward(logits, target, class_weight, *kept)
         ctx.options, ctx.own_size, ctx.inplace = options, own_classes, inplace
         overwrites = inplace and ctx.needs_input_grad[0]
         ctx.overwritten = overwritten_input(BACKWARD, logits) if overwrites else None
         call = Call({"logits": logits, "target": target, "class_weight": class_weight}, options)
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:3]))
+        DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:4]))
         return tuple(returned.values())
 
     @staticmethod
@@ -209,7 +210,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
             refuse_graph(BACKWARD)
         if ctx.overwritten is not None:
             ctx.overwritten.check()
-        logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
+        logits, target, class_weight, temperatures, weight_sum, target_weight, *saved = ctx.saved_tensors
+        maximum, log_sum, entropy = saved
         tensors = {
             "logits": logits if ctx.own_size == logits.shape[1] else logits[:, : ctx.own_size],
             "target": target,
@@ -218,10 +220,11 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
             "class_weight": class_weight,
             "target_weight": target_weight,
             "entropy": entropy,
+            "temperatures": temperatures,
         }
         call = Call(tensors, ctx.options)
         of_results = dict(zip(_DIFFERENTIABLE, grads, strict=True))
-        upstream, needed = DERIVATIVE.upstream(call, of_results), DERIVATIVE.needed(ctx.needs_input_grad[:3])
+        upstream, needed = DERIVATIVE.upstream(call, of_results), DERIVATIVE.needed(ctx.needs_input_grad[:4])
         call = call.replaced(upstream)
         if ctx.overwritten is not None:
             ctx.overwritten.check(logits)
@@ -229,7 +232,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         others, gradient = probability_gradients(call, needed), None
         if upstream and needed["logits"]:
             gradient = _gradient(logits, with_weight_sum(call, weight_sum), ctx.inplace)
-        return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)
+        return gradient, others.get("target"), others.get("class_weight"), *([None] * 7)
 
 
 def vocab_parallel_results(
@@ -237,7 +240,8 @@ def vocab_parallel_results(
     logits: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
-    options: LossOptions,
+    temperatures: Tensor | None,
+    options: LossKeywords,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     inplace: bool,
@@ -252,6 +256,7 @@ def vocab_parallel_results(
         logits: this rank's logits [N, width], padding included.
         target: class indices [N] over all ranks, or probabilities [N, classes of this rank].
         class_weight: [V] float32, or None.
+        temperatures: [N] or [1] float32, or None.
         options: the options of the loss.
         shards: the shards of all ranks.
         group: the process group; None means all processes.
@@ -261,19 +266,21 @@ def vocab_parallel_results(
     """
     soft = target.is_floating_point()
     own_weight = shards.own(class_weight)
-    keywords = values_of(options, shards.columns, wanted)
-    asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
+    claims = {**claims, "temperature (a tensor)": temperatures is not None}
+    keywords = {**options, **values_of(shards.columns, wanted)}
+    asked_for = {**keywords, "with_distance_sum": soft or options["label_smoothing"] > 0.0}
     with torch.no_grad():
         own = SHARD_STATISTICS.op(logits.device)(
             logits[:, : shards.own_size].detach(),
             target.detach(),
             own_weight,
+            temperatures,
             **SHARD_STATISTICS.taken(asked_for),
         )
         whole = combined_results(
             caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims
         )
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
-    tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
+    tensors = (logits, target, own_weight, temperatures, whole.weight_sum, whole.target_weight)
     outputs = apply(*tensors, whole.results, keywords, shards.own_size, inplace)
     return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))

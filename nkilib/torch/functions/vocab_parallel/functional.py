@@ -35,6 +35,7 @@ from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, Wanted
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CALLER
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import group_place, shards_of_ranks, without_padding
+from nkilib.torch.losses.temperatures import check_rows, number_and_tensor, temperatures_of_rows
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int, **others: Tensor | None) -> None:
@@ -146,7 +147,8 @@ def vocab_parallel_cross_entropy(
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
             cap.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
-        temperature: divides the logits after the cap; from 1e-6 to 1e6.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. A tensor, the same on every rank, has one for
+            all positions or one for each: see ``cross_entropy``.
         normalizer: scalar tensor that replaces the divisor of the mean.
         inplace: the backward writes the gradient over the memory of ``logits_shard``.
         return_outputs: return :class:`CrossEntropyOutputs`, which on every rank are those of the whole vocabulary. If a
@@ -168,6 +170,7 @@ def vocab_parallel_cross_entropy(
     whole = dtensor(logits_shard)
     if whole is not None:
         part = loss_part(_CALLER, whole, target, weight, reduction, normalizer, class_dim, inplace)
+        check_rows(_CALLER, recipe.get("temperature"), part.has_all_rows)
         outcome: Tensor | CrossEntropyOutputs = without_padding(
             _CALLER, part, class_dim, group, num_classes, shard_sizes
         ).call(
@@ -182,15 +185,18 @@ def vocab_parallel_cross_entropy(
             **recipe,
         )
         return outcome
+    temperature, tensor = number_and_tensor(recipe.get("temperature", 1.0))
     options = checked_options(
         _CALLER,
         vocab_parallel_cross_entropy,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-        **recipe,
+        **{**recipe, "temperature": temperature},
     )
     check_arguments(_CALLER, logits_shard, target, weight, options, reduction, normalizer, class_dim)
     check_known(_CALLER, options, "for a vocabulary in shards")
+    shape = rows_shape(logits_shard, class_dim)
+    temperatures = temperatures_of_rows(_CALLER, logits_shard, tensor, shape)
     place = group_place(_CALLER, group)
     shards = shards_of_ranks(_CALLER, row_length(logits_shard, class_dim), place, num_classes, shard_sizes)
     soft = target.shape == logits_shard.shape
@@ -205,6 +211,7 @@ def vocab_parallel_cross_entropy(
         as_rows(logits_shard, class_dim),
         rows_target,
         None if weight is None else weight.to(torch.float32),
+        temperatures,
         options,
         shards,
         group,
@@ -212,7 +219,6 @@ def vocab_parallel_cross_entropy(
         Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs),
         {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
     )
-    shape = rows_shape(logits_shard, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call
@@ -53,6 +53,7 @@ class ShardOperands(NamedTuple):
         target: class indices [N], counted over all ranks.
         linear_bias: the bias [classes of this rank] float32, or None.
         grad_weight_sum: a float32 tensor of the shape of ``linear_weight``, to which its gradient is added; or None.
+        temperatures: the temperatures of the positions, [N] or [1] float32, or None.
     """
 
     input: Tensor
@@ -60,6 +61,7 @@ class ShardOperands(NamedTuple):
     target: Tensor
     linear_bias: Tensor | None
     grad_weight_sum: Tensor | None
+    temperatures: Tensor | None
 
 
 def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
@@ -73,6 +75,7 @@ def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, fl
         "features": operands.input.shape[1],
         "input requires grad": needs_gradient,
         "logit_scale": product.logit_scale,
+        "temperature (a tensor)": operands.temperatures is not None,
         "compute_dtype (of none, bfloat16, float16, float32)": COMPUTE_DTYPES.index(product.compute_dtype),
     }
 
@@ -149,6 +152,7 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
         linear_bias: Tensor | None,
         class_weight: Tensor | None,
         grad_weight_sum: Tensor | None,
+        temperatures: Tensor | None,
         weight_sum: Tensor | None,
         target_weight: Tensor | None,
         results: ForwardResults,
@@ -165,6 +169,7 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
             "class_weight": class_weight,
             "target_weight": target_weight,
             "entropy": results.entropy if options["with_entropy"] else None,
+            "temperatures": temperatures,
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
         save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum, weight_sum)
@@ -197,8 +202,8 @@ def _differentiable_results(
         group: the process group; None means all processes.
     """
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
-    *tensors, grad_weight_sum = operands
-    inputs = (*tensors, own_weight, grad_weight_sum)
+    *tensors, grad_weight_sum, temperatures = operands
+    inputs = (*tensors, own_weight, grad_weight_sum, temperatures)
     outputs = apply(*inputs, whole.weight_sum, whole.target_weight, whole.results, options, group)
     return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))
 
@@ -207,7 +212,7 @@ def vocab_parallel_linear_results(
     caller: Caller,
     operands: ShardOperands,
     class_weight: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     product: Product,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
@@ -228,10 +233,10 @@ def vocab_parallel_linear_results(
         wanted: the requested results among logprob, argmax and entropy; the others are empty.
         claims: further values that must be equal on all ranks, by name.
     """
-    input, linear_weight, target, linear_bias, _ = operands
+    input, linear_weight, target, linear_bias, _, temperatures = operands
     own_weight = shards.own(class_weight)
-    keywords = values_of(options, product, shards.columns, wanted)
-    asked_for = {**keywords, "with_distance_sum": options.label_smoothing > 0.0}
+    keywords = {**options, **values_of(product, shards.columns, wanted)}
+    asked_for = {**keywords, "with_distance_sum": options["label_smoothing"] > 0.0}
     all_claims = {**claims_of_product(operands, product), **claims}
     with torch.no_grad():
         own = SHARD_STATISTICS.op(input.device)(
@@ -240,6 +245,7 @@ def vocab_parallel_linear_results(
             target,
             None if linear_bias is None else linear_bias.detach(),
             own_weight,
+            temperatures,
             **SHARD_STATISTICS.taken(asked_for),
         )
         statistics = ShardStatistics(*own)

@@ -36,6 +36,7 @@ from nkilib.torch.functions.vocab_parallel.shards import (
     shards_of_ranks,
     unpadded_sizes,
 )
+from nkilib.torch.losses.temperatures import number_and_tensor
 
 # The caller in errors about the weight, which is spread over the ranks.
 _WEIGHT_CALLER: Final = _CALLER._replace(input="linear_weight", noun="weight")
@@ -68,7 +69,7 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = ...,
     shard_sizes: Sequence[int] | None = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     logit_scale: float = ...,
     compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
@@ -93,7 +94,7 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = ...,
     shard_sizes: Sequence[int] | None = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     logit_scale: float = ...,
     compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
@@ -118,7 +119,7 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = ...,
     shard_sizes: Sequence[int] | None = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor = ...,
     logit_scale: float = ...,
     compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
@@ -143,7 +144,7 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     logit_scale: float = 1.0,
     compute_dtype: torch.dtype | None = None,
     lse_square_scale: float = 0.0,
@@ -191,8 +192,9 @@ def vocab_parallel_linear_cross_entropy(
             different numbers of classes; further rows of a rank are padding. A rank may have 0 classes.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
             cap.
-        temperature: divides the logits after the cap; from 1e-6 to 1e6. Like ``logit_scale`` it is a constant of the
-            compiled kernel: each new value compiles a new kernel.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. Like ``logit_scale``, a number is a constant of
+            the compiled kernel: each new value compiles a new kernel. A tensor, the same on every rank, has one for all
+            positions or one for each: see ``cross_entropy``.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         compute_dtype: see ``linear_cross_entropy``; the same on every rank.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
@@ -216,8 +218,9 @@ def vocab_parallel_linear_cross_entropy(
     if unknown:
         refuse_unknown(vocab_parallel_linear_cross_entropy, unknown)
     check_flags(_CALLER, return_outputs=return_outputs)
+    number, temperatures = number_and_tensor(temperature)
     arguments = LinearArguments(
-        input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum
+        input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum, temperatures
     )
     whole = dtensor(linear_weight)
     if whole is not None:
@@ -228,7 +231,7 @@ def vocab_parallel_linear_cross_entropy(
     options, product = checked_recipe(
         _CALLER,
         vocab_parallel_linear_cross_entropy,
-        temperature,
+        number,
         logit_scale,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
@@ -244,7 +247,7 @@ def vocab_parallel_linear_cross_entropy(
     check_kernel_arguments(_CALLER, arguments, product)
     if return_outputs:
         check_outputs(_CALLER, shards.num_classes)
-    operands = shard_operands(arguments, shards)
+    operands = shard_operands(_CALLER, arguments, shards)
     results = vocab_parallel_linear_results(
         _CALLER,
         operands,

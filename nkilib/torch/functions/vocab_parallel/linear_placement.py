@@ -119,7 +119,7 @@ def local_layer(
     return LocalLayer(arguments, spread)
 
 
-def shard_operands(arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
+def shard_operands(caller: Caller, arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
     """Return the operands as rows of positions and rows of classes, without padding."""
     linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
     wanted = wanted_gradients(arguments.input, linear_weight, linear_bias)
@@ -131,7 +131,14 @@ def shard_operands(arguments: LinearArguments, shards: VocabularyShards) -> Shar
         linear_weight = linear_weight[: shards.own_size]
         linear_bias = None if linear_bias is None else linear_bias[: shards.own_size]
         summed = None if summed is None else summed[: shards.own_size]
-    return ShardOperands(as_rows(arguments.input, -1), linear_weight, arguments.target.reshape(-1), linear_bias, summed)
+    return ShardOperands(
+        as_rows(arguments.input, -1),
+        linear_weight,
+        arguments.target.reshape(-1),
+        linear_bias,
+        summed,
+        arguments.temperatures(caller),
+    )
 
 
 def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:

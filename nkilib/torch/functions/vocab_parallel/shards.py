@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.dtensors import LocalPart
 from nkilib.torch.dispatch.layout import axis_of, row_length, unviewed
@@ -381,7 +380,7 @@ def combined_statistics(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     class_weight: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     target: Tensor,
     claims: Mapping[str, float],
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
@@ -409,7 +408,7 @@ def combined_statistics(
     soft = target.is_floating_point()
     all_claims = {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
-        **{name: 0.0 if value is None else value for name, value in values_of(options).items()},
+        **{name: 0.0 if value is None else value for name, value in options.items()},
         "weight": class_weight is not None,
         "class probabilities": soft,
         "outputs (none, entropy, all)": _is_given(own.entropy, own.maximum) + _is_given(own.argmax, own.maximum),
@@ -435,7 +434,7 @@ def combined_statistics(
         summands.update(further(below))
     sums = sums_of_ranks(summands, group)
     if marks is not None and shards.are_assumed and not soft and bool(are_alike & (sums["share"] > share).all()):
-        _check_different(caller, own, shards, target, options.ignore_index)
+        _check_different(caller, own, shards, target, options["ignore_index"])
     log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
     argmax, entropy = own.argmax, own.entropy
     if _is_given(own.argmax, maximum):

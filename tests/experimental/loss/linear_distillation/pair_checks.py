@@ -78,11 +78,9 @@ def arguments_of(problem: PairProblem) -> dict[str, Any]:
     for name, vector in (("labels_hbm", problem.labels), ("row_weight_hbm", problem.row_weight)):
         if vector is not None:
             results[name] = vector
-    return results | {
-        "beta": problem.beta,
-        "temperature": problem.student.temperature,
-        "ignore_index": problem.ignore_index,
-    }
+    temperature = problem.student.temperature
+    name = "temperature" if isinstance(temperature, float) else "temperature_hbm"
+    return results | {"beta": problem.beta, name: temperature, "ignore_index": problem.ignore_index}
 
 
 def rounded(problem: PairProblem, compute_dtype: npt.DTypeLike | None) -> PairProblem:

@@ -107,10 +107,14 @@ class DistillationProblem:
         return beta
 
     @property
-    def temperature(self) -> float:
-        """The temperature of both models."""
-        temperature: float = self.options.get("temperature", 1.0)
-        return temperature
+    def temperature(self) -> Tensor:
+        """The temperatures of both models, float64: one, or one for each position."""
+        return torch.as_tensor(self.options.get("temperature", 1.0), dtype=torch.float64)
+
+    @property
+    def divisor(self) -> Tensor:
+        """The temperatures as a divisor of logits."""
+        return self.temperature if self.temperature.dim() == 0 else self.temperature[..., None]
 
     @property
     def counts(self) -> Tensor:
@@ -182,9 +186,9 @@ class DistillationProblem:
         off = (factor * upstream["loss"]).abs()[..., None] * actual.of_gradient if "loss" in upstream else 0.0 * z_s
         if "logprob" in upstream:
             off = off + upstream["logprob"].abs()[..., None] * (z_s.softmax(-1) + F.one_hot(ids[..., 0], z_s.shape[-1]))
-        slope = self.options.get("logit_scale", 1.0) / self.temperature
+        slope = self.options.get("logit_scale", 1.0) / self.divisor
         error = self._logit_error(leaves, "", z_s) + self._logit_error(teacher, "teacher_", z_t)
-        off = 2.0 * slope * off.detach() * (error + 32.0 * UNIT) + 2.0 * error * self.temperature * y_s.grad.abs()
+        off = 2.0 * slope * off.detach() * (error + 32.0 * UNIT) + 2.0 * error * self.divisor * y_s.grad.abs()
         return Exact(
             {name: values.detach() for name, values in results.items()},
             self._result_bounds(results, factor * actual.slack, error),
@@ -196,12 +200,12 @@ class DistillationProblem:
 
     def _logits(self, y: Tensor, model: str) -> Tensor:
         scaled = self.options.get(f"{model}logit_scale", 1.0) * y
-        return capped(scaled, self.options.get(f"{model}logit_softcap"), self.temperature)
+        return capped(scaled, self.options.get(f"{model}logit_softcap"), self.divisor)
 
     def _logit_error(self, operands: Kept, model: str, z: Tensor) -> float:
         """128 products are added in the array, and such sums one after another; then some operations follow."""
         x, w = (operands[name].detach().abs() for name in (f"{model}input", f"{model or 'linear_'}weight"))
-        slope = self.options.get(f"{model}logit_scale", 1.0) / self.temperature
+        slope = self.options.get(f"{model}logit_scale", 1.0) / self.temperature.min().item()
         sums = (x.shape[-1] / 128 + 128.0) * 2.0**-24 * (1.0 + (x @ w.mT).max().item())
         finite = torch.where(z.isneginf(), 0.0, z).abs().max().item()
         return max(1.0, slope) * sums + 8.0 * UNIT * finite

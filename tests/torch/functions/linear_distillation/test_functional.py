@@ -7,6 +7,7 @@ PyTorch's operators; what surrounds the loss in a training step: autocast, check
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -54,6 +55,30 @@ RECIPES: dict[str, dict[str, Any]] = {
 def test_results_and_gradients(dtype: torch.dtype, recipe: str) -> None:
     problem = make_distillation(2, 5, dtype=dtype, **RECIPES[recipe])
     problem.check(*problem.ours())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_temperatures_of_positions(dtype: torch.dtype, beta: float) -> None:
+    """One for each position, one for each sample, and one for all; a loss times its square too."""
+    temperature = torch.tensor([[0.3, 1.0, 4.0, 20.0, 0.8], [2.0, 0.5, 1.5, 6.0, 1.0]])
+    for of_call in (temperature, temperature[:, :1].to(torch.bfloat16), temperature[0, 3]):
+        whole = of_call.float() if of_call.dim() == 0 else of_call.float().expand(2, 5)
+        options = {"beta": beta, "temperature_squared": True, "logit_softcap": 8.0, "bias": True, "ignored": 3}
+        problem = make_distillation(2, 5, dtype=dtype, temperature=whole, **options)
+        given = replace(problem, options={**problem.options, "temperature": of_call})
+        problem.check(*given.ours())
+
+
+def test_temperatures_that_are_refused() -> None:
+    problem = make_distillation(2, 5)
+    for temperature, message in (
+        (torch.zeros(2, 5), "temperature must be from 0.001 to 1000000.0 at every position, got 0.0 at position 0"),
+        (torch.ones(2, 5, requires_grad=True), "temperature must not require grad"),
+        (torch.ones(4), "temperature must have one element, or a shape that broadcasts to that of the positions"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=f"linear_distillation_loss: {message}"):
+            linear_distillation_loss(**problem.leaves(), **problem.constants, temperature=temperature)
 
 
 @pytest.mark.parametrize("upstream", [("loss",), ("logprob",)])

@@ -99,14 +99,16 @@ STATISTICS = tuple(f"Tensor {model}_{name}" for model in ("student", "teacher") 
 FURTHER = ("labels", "linear_bias", "teacher_bias", "row_weight", "grad_logprob")
 SAVED = ("Tensor moment", *STATISTICS, "Tensor grad_divergence")
 WITH_NONE = tuple(f"Tensor? {name}=None" for name in FURTHER)
-ADDING = (*MODELS, *SAVED, *(f"Tensor? {name}" for name in FURTHER), "Tensor(a!) grad_weight_sum")
+# At the end, so that graphs that were saved without it stay valid.
+LAST = "Tensor? temperatures=None"
+ADDING = (*MODELS, *SAVED, *(f"Tensor? {name}" for name in FURTHER), "Tensor(a!) grad_weight_sum", LAST)
 SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
-    "forward": ((*MODELS, *WITH_NONE[:4], "Tensor? grad_weight_sum=None"), 8),
-    "backward": ((*MODELS, *SAVED, *WITH_NONE), 3),
+    "forward": ((*MODELS, *WITH_NONE[:4], "Tensor? grad_weight_sum=None", LAST), 8),
+    "backward": ((*MODELS, *SAVED, *WITH_NONE, LAST), 3),
     "backward_adding": (ADDING, 2),
-    "shard_statistics": ((*MODELS, *WITH_NONE[:3]), 7),
-    "shard_mixture": ((*MODELS, *STATISTICS, *WITH_NONE[1:3]), 4),
-    "shard_backward": ((*MODELS, *SAVED, *WITH_NONE), 3),
+    "shard_statistics": ((*MODELS, *WITH_NONE[:3], LAST), 7),
+    "shard_mixture": ((*MODELS, *STATISTICS, *WITH_NONE[1:3], LAST), 4),
+    "shard_backward": ((*MODELS, *SAVED, *WITH_NONE, LAST), 3),
     "shard_backward_adding": (ADDING, 2),
 }
 

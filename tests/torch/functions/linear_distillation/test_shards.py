@@ -86,6 +86,16 @@ def test_one_rank_with_all_classes_has_the_results_of_the_whole(adds: bool, beta
 
 @pytest.mark.usefixtures("_two_ranks")
 @BETAS
+def test_temperatures_of_positions(beta: float) -> None:
+    temperature = torch.tensor([[0.3, 1.0, 4.0], [20.0, 2.0, 0.5]])
+    problem = make_distillation(2, 3, bias=True, ignored=3, beta=beta, temperature=temperature)
+    leaves = problem.leaves()
+    outputs = outputs_of(problem, **leaves)
+    problem.check(outputs, problem.gradients(outputs, leaves))
+
+
+@pytest.mark.usefixtures("_two_ranks")
+@BETAS
 def test_rounded_operands_and_biases_are_those_of_the_whole(beta: float) -> None:
     problem = make_distillation(POSITIONS, bias=True, beta=beta, compute_dtype=torch.bfloat16)
     outputs = outputs_of(problem, **problem.leaves_of)

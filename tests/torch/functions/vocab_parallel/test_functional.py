@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.torch import (
     CrossEntropyOutputs,
@@ -267,7 +268,9 @@ def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.Mo
     agreed = torch.tensor(False)
     monkeypatch.setattr(statistics, "greatest_of_ranks", lambda *_: (own.maximum, agreed, agreed))
     shards = VocabularyShards((4, 4), 0)
-    combined = statistics.combined_statistics(VOCAB_PARALLEL, own, shards, None, None, LossOptions(), T[:3], {})
+    combined = statistics.combined_statistics(
+        VOCAB_PARALLEL, own, shards, None, None, values_of(LossOptions()), T[:3], {}
+    )
     assert combined.log_sum.isnan().all()
 
 

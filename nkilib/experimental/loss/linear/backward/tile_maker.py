@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from nkilib.core.rows import arithmetic
+from nkilib.core import arithmetic
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.streams import OperandPair

@@ -104,7 +104,8 @@ class _BlockForward:
         schedule, tiles = forward.schedule, range(len(inputs[0]))
         positions = PairPositions.load(forward.launch, block)
         of_shared = len(schedule.shared)
-        statistics = PairStatistics.make(forward.launch, forward.sizes.needs, len(tiles), of_shared)
+        temperatures = forward.launch.temperatures_of(block)
+        statistics = PairStatistics.make(forward.launch, forward.sizes.needs, len(tiles), of_shared, temperatures)
         labels_sbuf = positions.labels_sbuf
         own = _Pass.make(forward, labels_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         part, shared, shared_picked_sbuf = tiles, None, None

@@ -118,20 +118,22 @@ def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.N
     return values_sbuf
 
 
-def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite`` on.
 
     Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
     of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.
     """
-    unit, temperature = launch.student.unit, launch.options.temperature
+    unit, temperatures = launch.student.unit, statistics.temperatures
     if unit < 1.0:
         factor = _OVERFLOW / (launch.infinite / unit)
-        return scaled(_overflown(mean_sbuf, factor, 1.0 / factor), unit / temperature)
+        return statistics.student.scale.times(_overflown(mean_sbuf, factor, 1.0 / factor))
     if unit != 1.0:
         mean_sbuf = scaled(mean_sbuf, unit)
     factor = _OVERFLOW / launch.infinite
-    return _overflown(mean_sbuf, factor, 1.0 / (factor * temperature))
+    if temperatures is None:
+        return _overflown(mean_sbuf, factor, 1.0 / (factor * launch.options.temperature))
+    return temperatures.scale(1.0).times(_overflown(mean_sbuf, factor, 1.0 / factor))
 
 
 def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
@@ -145,19 +147,20 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     if statistics.gap is None:
         raise ValueError(f"{launch.function}: a mixture has no weighted differences")
     sides = [
-        Exponentials(side.scale.most, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
+        Exponentials(side.scale, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
         for side in (teacher, student)
     ]
     ratio_sbuf = log_ratio(*sides)
     inverse_sbuf = float32_like(ratio_sbuf)
     nisa.reciprocal(dst=inverse_sbuf, data=statistics.weighting.row_sum_sbuf)
     mean_sbuf = product(statistics.gap.row_weighted_sbuf, inverse_sbuf)
-    mean_sbuf = _logits_of_scores(launch, mean_sbuf)
+    mean_sbuf = _logits_of_scores(launch, statistics, mean_sbuf)
     # KL(t||s) = mean - log(S_t / S_s), and KL(s||t) = log(S_t / S_s) - mean.
     first_sbuf, second_sbuf = (ratio_sbuf, mean_sbuf) if launch.is_reverse else (mean_sbuf, ratio_sbuf)
     divergence_sbuf = difference(first_sbuf, second_sbuf)
     nisa.tensor_scalar(dst=divergence_sbuf, data=divergence_sbuf, op0=nl.maximum, operand0=0.0)
     add_nan_of_empty(launch, divergence_sbuf, (student.row_neg_max_sbuf, teacher.row_neg_max_sbuf))
+    student.scale.add_nan(divergence_sbuf)
     return divergence_sbuf
 
 

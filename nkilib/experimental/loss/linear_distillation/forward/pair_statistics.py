@@ -20,14 +20,15 @@ from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.moments import EntropyMoment
-from nkilib.core.rows.scale import ConstantScale, Scale
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import constant, float32_like, product, selected
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairNeeds
-from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
+from nkilib.experimental.loss.linear_distillation.launch import PairLaunch, valid_labels
+from nkilib.experimental.loss.temperatures import Temperatures
 from nkilib.nki import nisa, nl
 
 # W stays finite, so that a weight of 0 gives 0 with it.
@@ -178,6 +179,7 @@ class PairStatistics:
             is wanted.
         exchanged_sbuf: all statistics, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
             the columns of this core, of the other core, and of blocks of classes that the cores share.
+        temperatures: the temperatures of the positions; None where all have that of the launch.
     """
 
     launch: PairLaunch
@@ -189,21 +191,24 @@ class PairStatistics:
     gap: GapMoment | None
     picked_sbuf: nl.NkiTensor | None
     exchanged_sbuf: nl.NkiTensor
+    temperatures: Temperatures | None
 
     @classmethod
-    def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, shared: int) -> PairStatistics:
+    def make(
+        cls, launch: PairLaunch, needs: PairNeeds, tiles: int, shared: int, temperatures: Temperatures | None
+    ) -> PairStatistics:
         """Allocate the statistics before any class is added.
 
-        ``shared`` is the number of blocks of classes that the cores share; each has a column. The initial maximum is a
-        masked score, whose distance from other scores is finite.
+        ``shared`` is the number of blocks of classes that the cores share; each has a column. ``temperatures`` are
+        those of the positions. The initial maximum is a masked score, whose distance from other scores is finite.
         """
         own, count = WINDOW + 1, needs.exchanged_statistics
         swapped = nl.num_programs() * own
         exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
         parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
         columns = Columns(PARTITIONS, tiles, swapped + shared)
-        student = _statistics(columns, ConstantScale(launch.student.scale), parts)
-        teacher = _statistics(columns, ConstantScale(launch.teacher.scale), parts)
+        student = _statistics(columns, launch.student.scale_of(temperatures), parts)
+        teacher = _statistics(columns, launch.teacher.scale_of(temperatures), parts)
         entropy = EntropyMoment(next(parts), columns.row_tile())
         gap = None if launch.is_mixed else GapMoment.make(columns, next(parts))
         picked_sbuf = next(parts)[:, :, 0] if needs.target else None
@@ -213,7 +218,8 @@ class PairStatistics:
             nisa.memset(dst=exchanged_sbuf[:, start:end], value=0.0)
             for model, side in zip(launch.models, (student, teacher), strict=True):
                 nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-launch.lowest(model))
-        return cls(launch, student, teacher, entropy, columns.tile(), columns.tile(), gap, picked_sbuf, exchanged_sbuf)
+        scratch = (columns.tile(), columns.tile())
+        return cls(launch, student, teacher, entropy, *scratch, gap, picked_sbuf, exchanged_sbuf, temperatures)
 
     @property
     def columns(self) -> Columns:
@@ -279,7 +285,7 @@ class PairStatistics:
     def totals(self) -> tuple[ModelTotals, ModelTotals]:
         """Return the totals of student and teacher, once all columns are combined."""
         student, teacher = (
-            ModelTotals(side.row_neg_max_sbuf, side.row_sum_sbuf, side.log_sum_sbuf) for side in self.models
+            ModelTotals(side.row_neg_max_sbuf, side.row_sum_sbuf, side.log_sum_sbuf, side.scale) for side in self.models
         )
         return student, teacher
 
@@ -318,12 +324,6 @@ class PairStatistics:
             nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
         for model, side in zip(self.launch.models, self.models, strict=True):
             nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-self.launch.lowest(model))
-
-
-def _valid_labels(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
-    valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=ignore_index)
-    return valid_sbuf
 
 
 def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -379,7 +379,7 @@ class PairPositions:
             weights_sbuf = load_positions(block.of(launch.row_weight_hbm), fill=0.0)
         if launch.labels_hbm is not None:
             labels_sbuf = load_positions(block.of(launch.labels_hbm), fill=-1.0)
-            valid_sbuf = _valid_labels(labels_sbuf, float(launch.options.ignore_index))
+            valid_sbuf = valid_labels(labels_sbuf, launch.options.ignore_index)
             if launch.wanted.needs_target:
                 is_local_sbuf, picked_sbuf = _local_labels(launch, labels_sbuf), float32_like(labels_sbuf)
         return cls(labels_sbuf, weights_sbuf, valid_sbuf, is_local_sbuf, picked_sbuf)

@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nkilib.core.arithmetic import multiply_on_gpsimd
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.sbuf import Ring
+from nkilib.core.rows.scale import RowScale
 from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
 from nkilib.experimental.loss.linear.class_schedule import ClassTiles
@@ -78,7 +80,8 @@ class ModelTiles:
         scores, exponentials: ring buffers of the tiles of groups, float32 [128, tiles, classes].
         maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
         negative_sbuf: -1, float32 [128, 1]; None without a bias.
-        scale_sbuf: the factor that turns the model's scores into z, float32 [128, 1]; None for 1.
+        scale_sbuf: the factor that turns the model's scores into z, float32 [128, 1]; None for 1, and where each
+            position has its own.
         lowest_sbuf: the lower limit of a bias, float32 [128, 1]; None without a bias.
     """
 
@@ -100,8 +103,13 @@ class ModelTiles:
         lowest: float,
         banks: list[nl.NkiTensor],
         scores: Ring,
+        *,
+        has_constant: bool,
     ) -> ModelTiles:
-        """Allocate the buffers for groups whose scores are in the ring buffer ``scores``, [128, tiles, classes]."""
+        """Allocate the buffers for groups whose scores are in the ring buffer ``scores``, [128, tiles, classes].
+
+        ``has_constant`` says whether the scale is the same for all positions.
+        """
         slots, group = len(scores.tiles), tuple(scores.tiles[0].shape)
 
         def number(value: float, is_needed: bool) -> nl.NkiTensor | None:
@@ -119,7 +127,7 @@ class ModelTiles:
             Ring.of_sbuf(slots, group, nl.float32),
             Ring.of_sbuf(slots, group[:2], nl.float32),
             number(-1.0, needs.bias),
-            number(model.scale, needs.scale),
+            number(model.scale, needs.scale and has_constant),
             # A pass adds ``lowest`` once more to a masked score under a softcap.
             number(2.0 * lowest if needs.softcap else lowest, needs.bias),
         )
@@ -201,8 +209,11 @@ class ModelTiles:
 
     def take_bias(self, row: Statistics, tiles: slice, column: int) -> None:
         """Compute the addend of the exponentials, minus the maximum times the scale, from the maxima of a group."""
-        if self.scale_sbuf is not None:
-            multiply_by_column(row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column], self.scale_sbuf)
+        bias_sbuf, neg_max_sbuf = row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column]
+        if isinstance(row.scale, RowScale):
+            multiply_on_gpsimd(bias_sbuf, neg_max_sbuf, row.scale.rows_sbuf[:, tiles])
+        elif self.scale_sbuf is not None:
+            multiply_by_column(bias_sbuf, neg_max_sbuf, self.scale_sbuf)
 
     def _mask(self, group: ModelGroup, place: int) -> None:
         """Write min(x - lowest, tanh), where x is the biased product, and compute the maximum of the results.
@@ -300,6 +311,7 @@ class PairTiles:
                 Ring.of_sbuf(needs.slots, group, nl.float32)
                 if pair_scores is None
                 else Ring([tile_sbuf[:, which] for tile_sbuf in pair_scores.tiles]),
+                has_constant=not needs.temperatures,
             )
             for which, (model, of_model) in enumerate(zip(launch.models, needs.models, strict=True))
         )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.scale import Scale
 from nkilib.experimental.loss.linear.block_schedule import Block, Span, Step
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule
 from nkilib.nki import nisa, nl
@@ -58,11 +59,13 @@ class ModelTotals:
         neg_max_sbuf: -m.
         sums_sbuf: S.
         log_sum_sbuf: log S.
+        scale: the scale, of all positions or of each.
     """
 
     neg_max_sbuf: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
     log_sum_sbuf: nl.NkiTensor
+    scale: Scale
 
 
 @dataclass(frozen=True)

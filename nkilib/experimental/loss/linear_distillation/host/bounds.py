@@ -16,6 +16,9 @@ letters; E_P the mean under P.
   2 u |z|.
 - The error of the divergence for exact z: as in ``distillation.host``, u (a_P + a_Q) (2 + E|r|) with
   a = 8 + 2 max|z| of each row, and -2 log(beta (1 - beta)) more for a mixture.
+- The error of z by a tensor of temperatures: 1 / T by the device's reciprocal and a product is off by at most 4 u of
+  itself, so dz is 4 u |z| more; the same again, of the log-sum-exps and the moment, for a gradient's quotients by the
+  scale, and 4 u of the gradient for its factor 1 / T.
 - The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
   derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r
   has the other sign, and P and Q change places. For the mixture they are beta P (log(P/M) - KL(P||M)) and
@@ -53,7 +56,7 @@ import numpy.typing as npt
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, extended_forward_bounds
 from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss, Float64Array
-from nkilib.experimental.loss.distillation.host import Distributions
+from nkilib.experimental.loss.distillation.host import Distributions, scale_units
 from nkilib.experimental.loss.linear.reference import (
     EVERY_CLASS,
     GradientRows,
@@ -121,14 +124,19 @@ def _log_softmax(z: Float64Array) -> Float64Array:
 
 def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float64Array) -> Float64Array:
     """Return dz of a model, [R, V]."""
-    off = logit_bounds(model, rows, weight) * model.logit_scale
+    of_rows, off = model.at_rows(rows), logit_bounds(model, rows, weight) * model.logit_scale
     if model.logit_softcap is not None:
         off += CAP_UNITS * UNIT * model.logit_softcap
     student, teacher = problem.student, problem.teacher
     if model is teacher and (student.logit_scale, student.logit_softcap) != (model.logit_scale, model.logit_softcap):
-        z = model.temperature * model.z_of(model.logits_of(rows, weight))
+        z = of_rows.divisor * of_rows.z_of(model.logits_of(rows, weight))
         off += np.where(np.isfinite(z), 2.0 * UNIT * np.abs(z), 0.0)
-    return np.asarray(off / model.temperature)
+    off = off / of_rows.divisor
+    units = scale_units(model.temperature)
+    if units > 0.0:
+        z = of_rows.z_of(model.logits_of(rows, weight))
+        off += np.where(np.isfinite(z), units * UNIT * np.abs(z), 0.0)
+    return np.asarray(off)
 
 
 def _size(z: Float64Array) -> Float64Array:
@@ -202,7 +210,7 @@ def _model_bounds(
     """Return the bounds of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R] each."""
     # The bounds for exact z: scale and softcap are in dz.
     scaled = ExtendedLoss(ignore_index=_IGNORED, temperature=model.temperature / model.logit_scale)
-    bounds = extended_forward_bounds(z * scaled.temperature, labels, None, scaled)
+    bounds = extended_forward_bounds(z * scaled.element_divisor, labels, None, scaled)
     log_p = _log_softmax(z)
     most = off.max(axis=1)
     spread = (_centred(log_p, log_p) * off).sum(axis=1)
@@ -224,8 +232,8 @@ def _forward_bounds_of(
     models, labels = _rows_of(problem, rows, weights), problem.local_labels[rows]
     with np.errstate(invalid="ignore", over="ignore"):
         pair = Distributions(_log_softmax(models.student), _log_softmax(models.teacher))
-        student = _model_bounds(problem.student, models.student, models.of_student, labels)
-        teacher = _model_bounds(problem.teacher, models.teacher, models.of_teacher, labels)
+        student = _model_bounds(problem.student.at_rows(rows), models.student, models.of_student, labels)
+        teacher = _model_bounds(problem.teacher.at_rows(rows), models.teacher, models.of_teacher, labels)
         divergence, weight = _divergence_bound(problem, models, pair), np.abs(problem.weights[rows])
         if problem.is_mixed:
             moment = _moment_bound(problem, models, pair)
@@ -238,13 +246,16 @@ def _forward_bounds_of(
     return bounds | {"divergence": weighted + SMALLEST_NORMAL, "moment": moment + SMALLEST_NORMAL}
 
 
-def _of_log_probabilities(models: _Rows, statistics: Statistics, rows: slice) -> tuple[Float64Array, Float64Array]:
+def _of_log_probabilities(
+    problem: PairProblem, models: _Rows, statistics: Statistics, rows: slice
+) -> tuple[Float64Array, Float64Array]:
     """Return the errors of log Q and log P, [R, V].
 
     The received log-sum-exps may be larger than any z at hand.
     """
-    of_student = UNIT * (models.student_size + np.abs(statistics.student_lse[rows]))
-    of_teacher = UNIT * (models.teacher_size + np.abs(statistics.teacher_lse[rows]))
+    units = 1.0 + scale_units(problem.student.temperature)
+    of_student = UNIT * (models.student_size + units * np.abs(statistics.student_lse[rows]))
+    of_teacher = UNIT * (models.teacher_size + units * np.abs(statistics.teacher_lse[rows]))
     return models.of_student + of_student[:, np.newaxis], models.of_teacher + of_teacher[:, np.newaxis]
 
 
@@ -253,7 +264,7 @@ def _mixture_bounds_of(
 ) -> ExactMixtureSums:
     models = _rows_of(problem, rows, weights)
     pair = statistics.distributions(rows, models.student, models.teacher)
-    of_student, of_teacher = _of_log_probabilities(models, statistics, rows)
+    of_student, of_teacher = _of_log_probabilities(problem, models, statistics, rows)
     with np.errstate(invalid="ignore", over="ignore"):
         mixture = pair.mixture_log(problem.beta)
         of_ratio = of_student + of_teacher
@@ -314,8 +325,9 @@ def _z_gradient_bound(
     counts = problem.counts[rows]
     coefficient = np.abs(np.where(counts, upstream.grad_divergence[rows].astype(np.float64), 0.0))
     coefficient = (coefficient * np.abs(problem.weights[rows]))[:, np.newaxis]
-    of_student, of_teacher = _of_log_probabilities(models, upstream.statistics, rows)
-    of_moment = UNIT * (np.abs(upstream.moment[rows].astype(np.float64)) + 4.0)
+    of_student, of_teacher = _of_log_probabilities(problem, models, upstream.statistics, rows)
+    units = 1.0 + scale_units(problem.student.temperature)
+    of_moment = UNIT * (units * np.abs(upstream.moment[rows].astype(np.float64)) + 4.0)
     if errors is not None:
         of_student += errors.student_lse[rows, np.newaxis]
         of_teacher += errors.teacher_lse[rows, np.newaxis]
@@ -339,16 +351,18 @@ def _logit_gradient_blocks(
 ) -> Iterator[GradientRows]:
     """Yield the gradient G of the logits and its error bound before rounding, for blocks that cover the positions."""
     student, weights = problem.student, problem.classes_first
-    cap, unit = student.logit_softcap, student.logit_scale / student.temperature
+    cap, units = student.logit_softcap, scale_units(student.temperature)
     for rows in problem.row_blocks():
         logits = student.logits_of(rows, weights[0])
         models = _rows_of(problem, rows, weights)
         pair = upstream.statistics.distributions(rows, models.student, models.teacher)
         of_z = z_gradient_of(problem, upstream, rows, pair)
-        off, slopes = _z_gradient_bound(problem, upstream, rows, models, pair, errors), student.slopes_of(logits)
-        of_logit = off * slopes
+        of_rows = student.at_rows(rows)
+        off, slopes = _z_gradient_bound(problem, upstream, rows, models, pair, errors), of_rows.slopes_of(logits)
+        of_logit = (off + units * UNIT * (np.abs(of_z) + off)) * slopes
         if cap is not None:
             tangents = np.tanh(student.logit_scale * logits / cap)
+            unit = student.logit_scale / of_rows.divisor
             of_product = logit_bounds(student, rows, weights[0]) * student.logit_scale / cap
             of_logit += (np.abs(of_z) + off) * (2.0 * np.abs(tangents) * of_product * slopes + 3.0 * UNIT * unit)
         yield GradientRows(rows, of_z * slopes, of_logit)
@@ -392,6 +406,6 @@ def pair_gradients_and_bounds(
     sizes = np.abs(np.where(problem.counts, upstream.grad_divergence.astype(np.float64), 0.0) * problem.weights)
     if upstream.grad_logprob is not None:
         sizes = sizes + np.where(problem.counts, np.abs(upstream.grad_logprob.astype(np.float64)), 0.0)
-    largest = float(sizes.max(initial=0.0)) * student.logit_scale / student.temperature
+    largest = float(sizes.max(initial=0.0)) * student.logit_scale / float(np.min(student.divisor))
     blocks = _logit_gradient_blocks(problem, upstream, errors)
     return gradients_and_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))

@@ -29,7 +29,7 @@ from nkilib.core.plan_limits import limited_instructions, limited_positions
 from nkilib.experimental.loss.linear.block_schedule import POSITIONS_UNSPLIT, WINDOW, PositionSplit
 from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.tiling import CLASS_BLOCKS, POSITION_TILES_MAX
-from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import TEMPERATURE_NUMBERS, PairForwardSizes
 
 # Columns of a group of tiles, of which Scalar computes softplus before the exponentials, and groups on chip.
 GROUP_COLUMNS, GROUPS = 2048, 2
@@ -41,6 +41,8 @@ _SUM_NUMBERS = SUMS * (WINDOW + 3)
 # Further numbers of a position where the scores are recomputed: per-row scalars, their operands, results; and where
 # they are kept: the scalars of two blocks, and the operands of results.
 _RECOMPUTED_NUMBERS, _KEPT_NUMBERS = 40, 2 * 6 + 24
+# Scales of a position: of each model, and minus the student's.
+_SCALES = 3
 # Bytes of a partition for small tiles where the scores are recomputed.
 _SMALL_BYTES = 3072
 # Instructions of the second visit for a pair of tiles, besides its products if they are recomputed; and further ones
@@ -100,7 +102,8 @@ class MixtureSizes:
         forward = self.forward
         operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
         biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * FLOAT32_BYTES
-        of_tiles = tiles * (_SUM_NUMBERS + _RECOMPUTED_NUMBERS) * FLOAT32_BYTES
+        of_scales = forward.needs.temperatures * (TEMPERATURE_NUMBERS + _SCALES)
+        of_tiles = tiles * (_SUM_NUMBERS + _RECOMPUTED_NUMBERS + of_scales) * FLOAT32_BYTES
         staging = forward.staging_bytes
         return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
 
@@ -424,7 +427,9 @@ class KeptSizes:
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions."""
-        second = terms_bytes(tiles, class_block) + tiles * (_SUM_NUMBERS + _KEPT_NUMBERS) * FLOAT32_BYTES
+        of_scales = self.forward.needs.temperatures * 2 * _SCALES
+        numbers = _SUM_NUMBERS + _KEPT_NUMBERS + of_scales
+        second = terms_bytes(tiles, class_block) + tiles * numbers * FLOAT32_BYTES
         return self.forward.bytes_of(tiles, class_block) + second
 
     def blocks(self, tiling: LinearTiling) -> MixtureBlocks:

@@ -37,6 +37,8 @@ _SLOTS, _CAPPED_SLOTS = 3, 2
 _SHORT_PASSES = 16
 # Float32 columns of positions: those that stay, and those that they are computed from.
 _COLUMNS = 14
+# The same of temperatures of positions: the scales and slopes that stay, and those that they are computed from.
+_TEMPERATURE_COLUMNS = 12
 # Tiles that an opened tile keeps: the student's scores, and the teacher's or the differences of both.
 _OPENED_TILES = 2
 
@@ -44,6 +46,8 @@ _OPENED_TILES = 2
 _UNCAPPED_RING_TILES = 3
 # Numbers of a position besides its statistics: per-row scalars and the operands of results; and more with labels.
 _POSITION_NUMBERS, _LABEL_NUMBERS = 48, 16
+# Numbers of a position of which its scales are made.
+TEMPERATURE_NUMBERS = 12
 # Bytes of a partition for tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 3072
 # Times that determine how many classes the cores share.
@@ -92,6 +96,7 @@ class PairNeeds:
         ratio: whether the scores of the models have different units.
         short: whether the products of a pair of tiles take little longer than the work on them.
         sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
+        temperatures: whether each position has a temperature.
     """
 
     student: ModelNeeds = ModelNeeds()
@@ -102,12 +107,13 @@ class PairNeeds:
     ratio: bool = False
     short: bool = False
     sums_bias: bool = False
+    temperatures: bool = False
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
         """Return all options at once: sizes that fit with them fit with any of them."""
         model = ModelNeeds(True, True, True)
-        return cls(model, model, mixed, False, True, not mixed, sums_bias=True)
+        return cls(model, model, mixed, False, True, not mixed, sums_bias=True, temperatures=True)
 
     def of_products(self, products: int) -> PairNeeds:
         """Return the options with ``short`` set for ``products`` passes of Tensor over a column of a pair of tiles."""
@@ -224,7 +230,7 @@ def gradient_needs(needs: PairNeeds) -> TileNeeds:
     biases = sum(model.bias for model in needs.models) + needs.sums_bias * SUM_INSTRUCTIONS
     of_softcaps = sum(model.softcap * (1 + model.bias) for model in needs.models) + 2 * needs.student.softcap
     return TileNeeds(
-        columns=_COLUMNS,
+        columns=_COLUMNS + needs.temperatures * _TEMPERATURE_COLUMNS,
         rows=sum(model.bias for model in needs.models) + needs.sums_bias,
         rings=models + copies + 1 + needs.target,
         opened=_OPENED_TILES if opens_groups(needs) else 0,
@@ -329,6 +335,7 @@ class PairForwardSizes:
         columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _POSITION_NUMBERS
         numbers += _LABEL_NUMBERS if needs.target else 0
+        numbers += TEMPERATURE_NUMBERS if needs.temperatures else 0
         return operands + rings + rows + tiles * numbers * FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionSplit:

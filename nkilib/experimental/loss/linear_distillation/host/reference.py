@@ -12,7 +12,7 @@ three kernels. Products, divergences and gradients are float64 throughout. Posit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.reference import Float64Array
-from nkilib.experimental.loss.distillation.host import Distributions, kl
+from nkilib.experimental.loss.distillation.host import Distributions, divisor_of, kl
 from nkilib.experimental.loss.linear.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
 
@@ -31,12 +31,23 @@ class ModelProblem(OutputLayer):
     Attributes:
         logit_scale: s.
         logit_softcap: c, or None.
-        temperature: T.
+        temperature: T: a number, or an array of one for each position, [N], or of one for all, [1].
     """
 
     logit_scale: float = 1.0
     logit_softcap: float | None = None
-    temperature: float = 1.0
+    temperature: float | npt.NDArray[Any] = 1.0
+
+    def at_rows(self, rows: slice) -> ModelProblem:
+        """Return the model with the temperatures of some positions alone, for whose logits :meth:`z_of` is then."""
+        if np.size(self.temperature) == 1:
+            return self
+        return replace(self, temperature=np.asarray(self.temperature)[rows])
+
+    @property
+    def divisor(self) -> Float64Array:
+        """The temperature as a divisor of the logits of positions, float64 [N, 1] or [1, 1]."""
+        return divisor_of(self.temperature)[:, np.newaxis]
 
     def z_of(self, logits: Float64Array) -> Float64Array:
         """Compute z from X W^T + b; a masked class stays -inf."""
@@ -44,13 +55,13 @@ class ModelProblem(OutputLayer):
         if self.logit_softcap is not None:
             capped = self.logit_softcap * np.tanh(scaled / self.logit_softcap)
             scaled = np.where(np.isneginf(scaled), scaled, capped)
-        return scaled / self.temperature
+        return np.asarray(scaled / self.divisor)
 
     def slopes_of(self, logits: Float64Array) -> Float64Array:
         """Return the derivative of z with respect to X W^T + b; 0 for a masked class under a softcap."""
-        slope = self.logit_scale / self.temperature
+        slope = self.logit_scale / self.divisor
         if self.logit_softcap is None:
-            return np.full_like(logits, slope)
+            return np.broadcast_to(slope, logits.shape)
         tangents = np.tanh(self.logit_scale * logits / self.logit_softcap)
         return np.asarray(slope * (1.0 - np.square(tangents)))
 
@@ -123,7 +134,7 @@ class PairProblem:
     def scores_of(self, rows: slice, weights: tuple[Float64Array, Float64Array]) -> tuple[Float64Array, Float64Array]:
         """Return z of student and teacher at some positions, [R, V]; ``weights`` are ``classes_first``."""
         student, teacher = (
-            model.z_of(model.logits_of(rows, weight))
+            model.at_rows(rows).z_of(model.logits_of(rows, weight))
             for model, weight in zip((self.student, self.teacher), weights, strict=True)
         )
         return student, teacher
@@ -357,7 +368,7 @@ def pair_backward_reference(
     """
     weights = problem.classes_first
     blocks = (
-        (rows, z_gradient_of(problem, upstream, rows, pair) * problem.student.slopes_of(logits))
+        (rows, z_gradient_of(problem, upstream, rows, pair) * problem.student.at_rows(rows).slopes_of(logits))
         for rows in problem.row_blocks()
         for logits in (problem.student.logits_of(rows, weights[0]),)
         for pair in (upstream.statistics.distributions(rows, *problem.scores_of(rows, weights)),)

@@ -41,7 +41,8 @@ class _Slot:
     Attributes:
         kept: the scores; None on a core without classes.
         rows: the per-row scalars.
-        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
+        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles]; NaN where a temperature is
+            not accepted.
     """
 
     kept: KeptPair | None
@@ -49,13 +50,13 @@ class _Slot:
     neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
 
     @classmethod
-    def make(cls, tiles: int, share: Span, number: int) -> _Slot:
+    def make(cls, launch: PairLaunch, tiles: int, share: Span, number: int) -> _Slot:
         """Allocate a slot for blocks of at most ``tiles`` tiles."""
         kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
         )
-        return cls(kept, MixtureRows.make(tiles), (student_sbuf, teacher_sbuf))
+        return cls(kept, MixtureRows.make(launch, tiles), (student_sbuf, teacher_sbuf))
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ class KeptVisit:
             store,
             ClassSchedule.make(division, core, class_block, bodies),
             blocks,
-            [_Slot.make(tiles, share, number) for number, tiles in enumerate(blocks.slots)],
+            [_Slot.make(launch, tiles, share, number) for number, tiles in enumerate(blocks.slots)],
             terms,
             sums,
             _WaitingProducts(terms, sums),
@@ -297,6 +298,7 @@ class KeptVisit:
         slot.rows.of_tiles(tiles).of_totals(self.launch, totals.student, totals.teacher)
         for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
             nisa.tensor_copy(dst=neg_max_sbuf[:, 0:tiles], src=model.neg_max_sbuf)
+            model.scale.add_nan(neg_max_sbuf[:, 0:tiles])
         self.pending = _Pending(totals.block, tiles, slot)
         self.slot_number += 1
 

@@ -209,7 +209,7 @@ class _RecomputedVisit:
             ),
             PairScores.make(launch, largest),
             MixtureTerms.make(launch, group_tiles(plan.tiles, tiling.class_block), largest),
-            MixtureRows.make(plan.tiles),
+            MixtureRows.make(launch, plan.tiles),
             MixtureSums.make(plan.tiles),
         )
 
@@ -231,7 +231,7 @@ class _RecomputedVisit:
         if opens:
             self.open()
         rows = self.rows.of_tiles(tiles)
-        log_sums = rows.of_vectors(self.launch, self.vectors.of_positions(block))
+        log_sums = rows.of_vectors(self.launch, self.vectors, block)
         if tiles > 1:
             self._load_inputs(1, block.part(PARTITIONS, block.size - PARTITIONS))
         self.sums.clear()

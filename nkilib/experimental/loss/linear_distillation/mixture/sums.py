@@ -24,7 +24,9 @@ from dataclasses import dataclass, field, replace
 from math import log, log1p
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.scale import ONE, ConstantScale, RowScale, Scale
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.experimental.loss.distillation.launch import TEMPERATURE_LIMITS
 from nkilib.experimental.loss.distillation.pair import Exponentials
 from nkilib.experimental.loss.distillation.totals import log_ratio, sum_of_products
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, Step
@@ -80,7 +82,7 @@ def log_odds(beta: float) -> float:
 
 def _exponentials(totals: ModelTotals) -> Exponentials:
     """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
-    return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
+    return Exponentials(ONE, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
 
 
 @dataclass(frozen=True)
@@ -99,30 +101,61 @@ class MixtureRows:
         student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
         ratio_bias_sbuf: b.
         opposite_bias_sbuf: -b.
+        student_scale, teacher_scale: the scales of both models, of all positions or of each.
+        opposite_scale: minus the student's scale.
     """
 
     student_bias_sbuf: nl.NkiTensor
     teacher_bias_sbuf: nl.NkiTensor
     ratio_bias_sbuf: nl.NkiTensor
     opposite_bias_sbuf: nl.NkiTensor
+    student_scale: Scale
+    teacher_scale: Scale
+    opposite_scale: Scale
 
     @classmethod
-    def make(cls, tiles: int) -> MixtureRows:
+    def make(cls, launch: PairLaunch, tiles: int) -> MixtureRows:
         """Allocate the tiles."""
-        return cls(*(nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(4)))
+
+        def tile() -> nl.NkiTensor:
+            return nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
+
+        def scale(number: float) -> Scale:
+            if launch.temperature_hbm is None:
+                return ConstantScale(number)
+            most = abs(number) / TEMPERATURE_LIMITS.least
+            return RowScale(tile(), abs(number) / TEMPERATURE_LIMITS.most, most)
+
+        biases = (tile(), tile(), tile(), tile())
+        student = launch.student.scale
+        return cls(*biases, scale(student), scale(launch.teacher.scale), scale(-student))
 
     def of_tiles(self, tiles: int) -> MixtureRows:
         """Return views of the first tiles."""
-        scalars = (self.student_bias_sbuf, self.teacher_bias_sbuf, self.ratio_bias_sbuf, self.opposite_bias_sbuf)
-        return MixtureRows(*(scalars_sbuf[:, 0:tiles] for scalars_sbuf in scalars))
+        return MixtureRows(
+            self.student_bias_sbuf[:, 0:tiles],
+            self.teacher_bias_sbuf[:, 0:tiles],
+            self.ratio_bias_sbuf[:, 0:tiles],
+            self.opposite_bias_sbuf[:, 0:tiles],
+            self.student_scale.part(0, tiles),
+            self.teacher_scale.part(0, tiles),
+            self.opposite_scale.part(0, tiles),
+        )
+
+    def _keep_scales(self, student: Scale, teacher: Scale) -> None:
+        """Copy the scales of positions into the tiles of the rows; a constant needs no copy."""
+        for kept, given in ((self.student_scale, student), (self.teacher_scale, teacher)):
+            if isinstance(kept, RowScale) and isinstance(given, RowScale):
+                nisa.tensor_copy(dst=kept.rows_sbuf, src=given.rows_sbuf)
+        if isinstance(self.opposite_scale, RowScale) and isinstance(student, RowScale):
+            opposite_sbuf = self.opposite_scale.rows_sbuf
+            nisa.tensor_scalar(dst=opposite_sbuf, data=student.rows_sbuf, op0=nl.multiply, operand0=-1.0)
 
     def of_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
         """Compute the scalars from the statistics of a first visit."""
-        scale = launch.student.scale
-        for bias_sbuf, totals, model in zip(
-            (self.student_bias_sbuf, self.teacher_bias_sbuf), (student, teacher), launch.models, strict=True
-        ):
-            nisa.tensor_scalar(dst=bias_sbuf, data=totals.neg_max_sbuf, op0=nl.multiply, operand0=model.scale)
+        self._keep_scales(student.scale, teacher.scale)
+        for bias_sbuf, totals in ((self.student_bias_sbuf, student), (self.teacher_bias_sbuf, teacher)):
+            totals.scale.multiply(bias_sbuf, totals.neg_max_sbuf)
         # The difference of the maxima in the unit of the student's scores, which is exact where they are close.
         center_sbuf = self.ratio_bias_sbuf
         nisa.scalar_tensor_tensor(
@@ -133,22 +166,18 @@ class MixtureRows:
             op1=nl.add,
             operand1=student.neg_max_sbuf,
         )
-        nisa.scalar_tensor_tensor(
-            dst=center_sbuf,
-            data=center_sbuf,
-            op0=nl.multiply,
-            operand0=scale,
-            op1=nl.add,
-            operand1=log_ratio(_exponentials(teacher), _exponentials(student)),
-        )
+        student.scale.take_sum(center_sbuf, center_sbuf, log_ratio(_exponentials(teacher), _exponentials(student)))
         self._finish(launch)
 
-    def of_vectors(self, launch: PairLaunch, vectors: PairVectors) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Compute the scalars from vectors of the block of positions.
+    def of_vectors(self, launch: PairLaunch, vectors: PairVectors, block: Block) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+        """Compute the scalars of a block of positions from vectors of all.
 
         Returns:
             The log sums of student and teacher, float32 [128, tiles].
         """
+        vectors, temperatures = vectors.of_positions(block), launch.temperatures_of(block)
+        if temperatures is not None:
+            self._keep_scales(launch.student.scale_of(temperatures), launch.teacher.scale_of(temperatures))
         maxima = [
             load_positions(vector_hbm, fill=_FAR_ABOVE)
             for vector_hbm in (vectors.student_maximum_hbm, vectors.teacher_maximum_hbm)
@@ -373,28 +402,32 @@ class MixtureTerms:
         For the difference d of :meth:`take_difference`, x = scale * d + ``rows.ratio_bias_sbuf``; -x is computed
         with ``rows.opposite_bias_sbuf``. The difference is overwritten.
         """
-        scale, of_tile = self.launch.student.scale, slice(pair.tile, pair.tile + 1)
+        of_tile = slice(pair.tile, pair.tile + 1)
         # Both read the differences; the second one overwrites them.
-        for dst_sbuf, factor, bias_sbuf in (
-            (pair.student_logs_sbuf, scale, rows.ratio_bias_sbuf),
-            (pair.teacher_logs_sbuf, -scale, rows.opposite_bias_sbuf),
+        for dst_sbuf, scale, bias_sbuf in (
+            (pair.student_logs_sbuf, rows.student_scale, rows.ratio_bias_sbuf),
+            (pair.teacher_logs_sbuf, rows.opposite_scale, rows.opposite_bias_sbuf),
         ):
             nisa.activation(
-                dst=dst_sbuf, op=nl.softplus, data=pair.teacher_logs_sbuf, scale=factor, bias=bias_sbuf[:, of_tile]
+                dst=dst_sbuf,
+                op=nl.softplus,
+                data=pair.teacher_logs_sbuf,
+                scale=scale.of(pair.tile),
+                bias=bias_sbuf[:, of_tile],
             )
 
     def take_exponentials(self, pair: MixturePair, rows: MixtureRows, sums: MixtureSums, step: Step) -> None:
         """Compute the exponentials of both models, and their sums."""
         of_tile = slice(pair.tile, pair.tile + 1)
-        for model, scores_sbuf, bias_sbuf, which in (
-            (self.launch.student, pair.student_sbuf, rows.student_bias_sbuf, STUDENT_MASS),
-            (self.launch.teacher, pair.teacher_sbuf, rows.teacher_bias_sbuf, TEACHER_MASS),
+        for scale, scores_sbuf, bias_sbuf, which in (
+            (rows.student_scale, pair.student_sbuf, rows.student_bias_sbuf, STUDENT_MASS),
+            (rows.teacher_scale, pair.teacher_sbuf, rows.teacher_bias_sbuf, TEACHER_MASS),
         ):
             nisa.activation(
                 dst=scores_sbuf,
                 op=nl.exp,
                 data=scores_sbuf,
-                scale=model.scale,
+                scale=scale.of(pair.tile),
                 bias=bias_sbuf[:, of_tile],
                 reduce_op=nl.add,
                 reduce_res=sums.place(which, pair.tile, step),
@@ -530,7 +563,8 @@ class MixtureStore:
         Args:
             block: the positions.
             sums_sbuf: float32 [128, sums, tiles].
-            neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
+            neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles]; NaN where a temperature
+                is not accepted.
         """
         divergences = MixtureDivergences.of_sums(self.launch, sums_sbuf)
         add_nan_of_empty(self.launch, divergences.moment_sbuf, neg_maxima)
@@ -549,10 +583,6 @@ class MixtureStore:
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
         """Store the results of a block of positions, with the largest scores derived from the per-row scalars."""
-        student_sbuf, teacher_sbuf = (
-            scaled(bias_sbuf, 1.0 / model.scale)
-            for bias_sbuf, model in zip(
-                (rows.student_bias_sbuf, rows.teacher_bias_sbuf), self.launch.models, strict=True
-            )
-        )
+        student_sbuf = rows.student_scale.quotients(rows.student_bias_sbuf)
+        teacher_sbuf = rows.teacher_scale.quotients(rows.teacher_bias_sbuf)
         self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))

@@ -7,6 +7,9 @@ The skeleton streams the tensors of a loss, all of one shape and each of its own
 cuts each tile into pieces; a weight may also have one value per row or per column (:mod:`.stream`). For a piece a loss
 definition computes the losses, and their derivatives with respect to each of the tensors. The skeleton handles
 streams, sums, upstream gradients, weights and stores (:mod:`.run`, :mod:`.results`).
+
+:class:`LossDefinition` is the interface; it takes a :class:`Piece`, passes losses to :class:`Losses` (as an
+:class:`Activation`, a :class:`Combination` or a product) and returns each :class:`Derivative`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from nkilib.core.rows.arithmetic import product
+from nkilib.core.arithmetic import product
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import Scratch
 from nkilib.nki import nl

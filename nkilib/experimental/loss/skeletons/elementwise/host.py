@@ -4,6 +4,10 @@
 """The host side of an elementwise loss: its registry entry, with guarantees and work, and its float64 results with the
 accepted errors.
 
+:func:`elementwise_loss` makes the entry (:class:`ElementwiseLoss`) from the reference of the loss, an
+:class:`ElementwiseReference`. :func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in
+float64.
+
 An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the
 forms that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and
 bounds are derived here. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is
@@ -53,7 +57,7 @@ from nkilib.core.host.loss import (
     SizedLoss,
     TensorSize,
     gradients_of,
-    options_of,
+    kernel_options,
     sized_launch,
     tensors_of,
 )
@@ -310,7 +314,7 @@ def elementwise_loss(
         formula=formula,
         derivative=derivative,
         differentiated=gradients_of(backward),
-        options=options_of(forward, _OF_EVERY_LOSS),
+        options=kernel_options(forward, _OF_EVERY_LOSS),
         tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions"),
         edges=edges,
         differences=differences,

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from nkilib.core.arithmetic import product, total
 from nkilib.core.cores import PartialSums
 from nkilib.core.hardware import div_ceil
-from nkilib.core.rows.arithmetic import product, total
 from nkilib.core.rows.sbuf import ring_of
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     WEIGHT,

@@ -17,7 +17,7 @@ from math import prod
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import UPSTREAM, Upstream, require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import UPSTREAM, Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
 from nkilib.core.rows.sbuf import dtype_bytes, ring_of
@@ -225,7 +225,7 @@ def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tup
             f"{function}: {name} must have the shape of {first}, {' or '.join(str(each) for each in accepted)}, "
             f"got {tuple(tensor_hbm.shape)}; {'reshape or ' if len(accepted) > 1 else ''}expand it",
         )
-        require_floats(function, f"{name}.dtype", tensor_hbm.dtype)
+        require_float_tensor(function, f"{name}.dtype", tensor_hbm.dtype)
 
 
 def checked_tiling(
@@ -388,7 +388,7 @@ def run_forward(
     require_reduction(function, reduction, further)
     first_hbm = next(iter(present_hbm.values()))
     shape, dtype = tuple(first_hbm.shape), first_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     factor = _factor(reduction, shape)
     streamed = [tensor_hbm.dtype for tensor_hbm in present_hbm.values()] + ([dtype] if factor is None else [])
     tiling = _tiling(function, present_hbm, streamed, definition.scratch_tiles, columns, buffers)
@@ -471,7 +471,7 @@ def run_forward_backward(
     _require_wanted(function, present_hbm, wanted, inplace)
     first_hbm = next(iter(present_hbm.values()))
     shape, dtype = tuple(first_hbm.shape), first_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     factor = _factor(reduction, shape)
     require_upstream(function, grad_loss_hbm, shape, is_each=factor is None)
     names = tuple(name for name, is_wanted in wanted.items() if is_wanted)

@@ -3,6 +3,10 @@
 
 """The choice of the tiles of a launch, from its size alone: arithmetic only.
 
+:func:`choose_elementwise_tiling` makes the :class:`ElementwiseTiling`, and :func:`partition_bytes` counts what it
+takes; :func:`piece_columns` and :func:`run_columns` divide its tiles, :func:`row_groups` and :func:`columns_of_chunk`
+the rows of a matrix.
+
 If a loss has a weight per row or per column, tensors are cut as matrices, into rows and columns.
 """
 

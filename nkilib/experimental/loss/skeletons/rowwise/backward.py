@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of a core, computed from the elements of rows and the coefficients of each row, and rounded once.
+"""The gradients of a core (:func:`backward_of_core`), computed from the elements of rows and the coefficients of each
+row, and rounded once.
 
 A loss definition makes them from terms, each a tile times a number per row (:class:`Term`, :func:`combine`).
 

@@ -8,6 +8,10 @@ The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each ti
 computes the losses, and coefficients of each row for the backward. There it computes the gradients of a piece from the
 coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
 :mod:`.backward`).
+
+The arithmetic is on numbers of rows: :func:`compared`, :func:`mask_of`, :func:`shifted`, :func:`at_least_zero` and
+:func:`combined`; and functions in the whole range of float32: :func:`square_root`, :func:`root`,
+:func:`inverse_or_zero` and :func:`take_logarithm`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@
 """The host side of a row-wise loss: its registry entry, with guarantees and work, and its float64 results with the
 accepted errors.
 
+:func:`rowwise_loss` makes the entry (:class:`RowwiseLoss`) from the reference of the loss, a :class:`RowwiseReference`.
+:func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in float64.
+
 An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of the
 kernels. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is imported only
 when a profile asks for it: on hardware the kernels do not need it.
@@ -48,7 +51,7 @@ from nkilib.core.host.loss import (
     SizedLoss,
     TensorSize,
     gradients_of,
-    options_of,
+    kernel_options,
     sized_launch,
     tensor_bytes,
     tensors_of,
@@ -263,7 +266,7 @@ def rowwise_loss(
         formula=formula,
         derivative=derivative,
         differentiated=gradients_of(backward),
-        options=options_of(forward, _OF_EVERY_LOSS),
+        options=kernel_options(forward, _OF_EVERY_LOSS),
         tests=tests,
         edges=edges,
         differences=differences,

@@ -17,7 +17,7 @@ from typing import Final, Generic
 from nkilib.core.cores import LEAF, PartialSums
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats
+from nkilib.core.loss_arguments import require_float_tensor
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
 from nkilib.core.rows.sbuf import dtype_bytes, ring_of
@@ -69,7 +69,7 @@ def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
             tuple(matrix_hbm.shape) == shape,
             f"{function}: {name} must have the shape of {first}, {shape}, got {tuple(matrix_hbm.shape)}; expand it",
         )
-        require_floats(function, f"{name}.dtype", matrix_hbm.dtype)
+        require_float_tensor(function, f"{name}.dtype", matrix_hbm.dtype)
 
 
 def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers: int, rows: int) -> None:

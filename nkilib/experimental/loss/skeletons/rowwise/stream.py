@@ -6,6 +6,9 @@
 Rows are divided into tiles (:class:`RowTile`) and those of a core into groups (:class:`RowGroup`); a :class:`RowStream`
 loads their chunks and yields pieces (:class:`Piece`), on which loss definitions compute.
 
+:func:`loaded_rows` and :func:`store_rows` move scalars of the rows of a group; :class:`RowLaunch` has the tensors and
+sizes of a launch.
+
 Long rows: each partition of a tile has one row, which is processed in chunks of columns. Short rows: each partition has
 several whole rows, which follow each other in memory. No tile depends on the number of cores.
 
@@ -20,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nkilib.core.arithmetic import product
 from nkilib.core.hardware import div_ceil
-from nkilib.core.rows.arithmetic import product
 from nkilib.core.rows.sbuf import Scratch, ring_of
 from nkilib.experimental.loss.skeletons.rowwise.tiling import (
     RUN_COLUMNS,

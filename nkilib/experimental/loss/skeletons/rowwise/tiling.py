@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of the tiles of rows of a launch: arithmetic only, for host code."""
+"""The choice of the tiles of rows of a launch: arithmetic only, for host code.
+
+:func:`choose_rowwise_tiling` makes the :class:`RowwiseTiling`; :func:`partitions_of_tile`, :func:`width_of_piece` and
+:func:`scratch_bytes` follow from it.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _z(model: ModelProblem, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
     z = model.logit_scale * F.linear(arguments["input"], arguments["weight"], arguments["bias"])
     if model.logit_softcap is not None:
         z = model.logit_softcap * torch.tanh(z / model.logit_softcap)
-    return z / model.temperature
+    return z / float(model.temperature)
 
 
 def _tensors(model: ModelProblem) -> dict[str, torch.Tensor]:

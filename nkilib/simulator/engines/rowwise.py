@@ -3,8 +3,12 @@
 
 """Elementwise instructions and reductions of rows, a few rows at a time: their float32 temporaries stay in cache.
 
-:func:`compute` is the work of an elementwise instruction (:class:`Rowwise`), with the :class:`Reduction` of its
-results; :func:`reduce_rows` is that of a reduction alone.
+- :func:`compute`: the work of an elementwise instruction (:class:`Rowwise`), with the :class:`Accumulation` of its
+  results in the registers of its engine;
+- :func:`reduce_rows`: the work of a reduction of rows alone;
+- :class:`SourceRows`, :class:`ResultRows`, :func:`column`: operands and results, some rows at a time, in the blocks of
+  :func:`blocks_of_rows` or :func:`blocks_of_destination`;
+- :func:`is_worth_deferring`, :func:`is_same_view`, :func:`is_in_16_bits`: how a tile can be computed.
 
 Elementwise results are computed at once, or later, when an instruction reads them. Large results are deferred; see
 memory/deferred.py. A store to HBM has them computed directly in HBM. An instruction that computes with them has each
@@ -68,7 +72,7 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
     return False
 
 
-def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
+def blocks_of_destination(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
     """Return slices of the partitions of ``destination``, each of about ``BLOCK_ELEMENTS`` elements.
 
     A partition counts as ``width`` elements. There is a single slice of all partitions if a source shares the
@@ -174,7 +178,7 @@ def column(value: Any, rows: slice) -> Any:
     return np.float32(value)
 
 
-def rows_of(operand: Any, rows: slice) -> Any:
+def rows_of_operand(operand: Any, rows: slice) -> Any:
     """Return some rows of a scalar operand that :func:`column` returned for all rows."""
     return operand[rows] if isinstance(operand, np.ndarray) else operand
 
@@ -190,7 +194,7 @@ _DEEPEST = 4
 _NOWHERE: Block = (slice(0, 0), slice(0, 0))
 
 
-class Reduction(Protocol):
+class Accumulation(Protocol):
     """The second effect of an instruction: a reduction of each row of its results into an accumulator register.
 
     Attributes:
@@ -227,7 +231,7 @@ class Rowwise(NamedTuple):
     scalars: list[Any]
 
     def __call__(self, tiles: list[Float32s], rows: slice, values: Float32s) -> None:
-        self.apply(tiles, [rows_of(scalar, rows) for scalar in self.scalars], values)
+        self.apply(tiles, [rows_of_operand(scalar, rows) for scalar in self.scalars], values)
 
 
 def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
@@ -402,7 +406,7 @@ class _Results:
 
 
 def _defer_results(
-    core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None
+    core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Accumulation | None
 ) -> None:
     """Defer the results until an instruction reads them: often only a store to HBM does, or none."""
     results = _Results(core, inputs, apply, dst)
@@ -430,7 +434,7 @@ def _defer_results(
 
 
 def _compute_now_or_later(
-    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Rowwise, reduction: Reduction | None
+    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Rowwise, reduction: Accumulation | None
 ) -> None:
     if core.defers_results and is_worth_deferring(dst):
         inputs = _inputs(dst, tiles)
@@ -443,7 +447,7 @@ def _compute_now_or_later(
     result = ResultRows(core, "result", dst)
     is_apart = all([result.is_apart_from(tile) for tile in tiles])
     first, *others = sources
-    for rows in row_blocks(dst, dst.free_size, *tiles):
+    for rows in blocks_of_destination(dst, dst.free_size, *tiles):
         values = result.open(rows)
         apply([first.load(rows, values if is_apart else None), *[source.load(rows) for source in others]], rows, values)
         if reduction is not None:
@@ -456,7 +460,7 @@ def compute(
     dst: NkiTensor,
     tiles: Sequence[NkiTensor],
     apply: Apply,
-    reduction: Reduction | None = None,
+    reduction: Accumulation | None = None,
     columns: Sequence[Any] = (),
 ) -> None:
     """Compute ``apply`` of ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
@@ -521,6 +525,6 @@ def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, 
         reduce(bits, results)
     else:
         source = SourceRows(core, "source", tile)
-        for rows in row_blocks(tile, tile.free_size):
+        for rows in blocks_of_destination(tile, tile.free_size):
             reduce(source.load(rows), results[rows])
     store_float(dst.array, results, dst.dtype)

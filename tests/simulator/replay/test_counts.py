@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.replay.entries``: what became of launches, by kernel and by reason."""
+"""``nkilib.simulator.replay.counts``: what became of launches, by kernel and by reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import LaunchCounts, ReplayCounts, replay_counts
-from nkilib.simulator.replay.entries import MOST_KERNELS, MOST_REASONS, OTHERS, Tallies
+from nkilib.simulator.replay.counts import MOST_KERNELS, MOST_REASONS, OTHERS, Tallies
 
 
 @nki.jit

@@ -3,8 +3,12 @@
 
 """The two ends of a DMA: the location of a view when the DMA runs, and the access to its elements.
 
-Every access of a DMA instruction to memory is a call of :func:`read` or :func:`write`, which also count the bytes
-that cross HBM.
+- :data:`End`: a static view, or :class:`Rows` of one; :func:`resolve`, :func:`rows_of`: the end that a view with a
+  dynamic address selects now; :func:`rows_in_range`: both ends without the rows that one of them does not have;
+- :func:`read`, :func:`write`, :func:`move`: the access to the elements, with :func:`cast_into`;
+- :func:`pass_over`, :func:`pass_over_read`: the same accesses in a launch that leaves out its values.
+
+Every access of a DMA instruction to memory is one of these, so that they also count the bytes that cross HBM.
 """
 
 from __future__ import annotations
@@ -15,21 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...hardware.options import refuse
-from ...isa.indirection import resolve_scalar_offset
-from ...machine.core import Core
-from ...machine.issue import check_written
-from ...machine.partial_writes import PartialWrites, where_unwritten
-from ...memory.deferred import Part, Rectangle, deferred_copy
-from ...memory.storage import may_share, sentinel
-from ...numerics.casts import copy_in_order, saturate_to_integer, store_float
-from ...tensors.tensor import NkiTensor
-from ...tensors.view import Indirect
-from ...terms.dtypes import DType, tfloat32
-from ...terms.enums import HBM
-from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError, kernel_location
-from ...terms.layout import Layout, extent, is_dense, reshape_strides
-from ..elementwise import is_worth_deferring
+from ..hardware.options import refuse
+from ..isa.indirection import resolve_scalar_offset
+from ..machine.core import Core
+from ..machine.issue import check_written
+from ..machine.partial_writes import PartialWrites, where_unwritten
+from ..memory.deferred import Part, Rectangle, deferred_copy
+from ..memory.storage import may_share, sentinel
+from ..numerics.casts import saturate_to_integer, store_float
+from ..numerics.copies import copy_in_order
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import Indirect
+from ..terms.dtypes import DType, tfloat32
+from ..terms.enums import HBM
+from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError, kernel_location
+from ..terms.layout import Layout, extent, is_dense, reshape_strides
+from .rowwise import is_worth_deferring
 
 
 class Rows(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.engines.elementwise import BLOCK_ELEMENTS, ResultRows, SourceRows, column, row_blocks
+from nkilib.simulator.engines.rowwise import BLOCK_ELEMENTS, ResultRows, SourceRows, blocks_of_destination, column
 
 from ..kernels import execute, load, normal, store, tile
 
@@ -42,10 +42,10 @@ def made(array: Any, dtype: Any = None) -> Any:
 
 
 def blocks(*arguments: Any) -> list[tuple[int, int]]:
-    return [(rows.start, rows.stop) for rows in row_blocks(*arguments)]
+    return [(rows.start, rows.stop) for rows in blocks_of_destination(*arguments)]
 
 
-# -- row_blocks ------------------------------------------------------------------------------------------------------
+# -- blocks_of_destination ---------------------------------------------------------------------------------------------
 
 
 def test_free_size() -> None:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on whole tiles, on the engine that has time for it."""
+"""Arithmetic on whole tiles, on the engine that has time for it; the result goes to a tile of the caller.
+
+On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; ``..._on_gpsimd`` is
+the same on GpSimd, and ``..._in_turns`` divides the pieces between both. Arithmetic on numbers of rows, in new tiles,
+is in :mod:`nkilib.core.rows.tiles`.
+"""
 
 from __future__ import annotations
 

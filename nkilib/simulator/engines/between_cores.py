@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Synchronisation and exchange of the two cores: ``core_barrier``, ``sendrecv`` and ``sendrecv_compute``.
+"""The instructions by which the two cores synchronise and exchange tiles.
 
-``sendrecv`` swaps tiles of the cores; ``sendrecv_compute`` reduces each core's own tensor with the received one.
+- :func:`core_barrier`, by :func:`synchronise_on`: the barrier;
+- :func:`sendrecv`: swaps tiles of the cores;
+- :func:`sendrecv_compute`: reduces each core's own tensor with the received one;
+- :class:`Parcel`, with :func:`exchange` and :func:`received_values`: what a core sends, and how it receives what the
+  other one sends; :func:`check_other_core`, :func:`check_pair`: the ranks and tensors of a call.
 
 Sources: docstring of ``sendrecv``; the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. Details that it leaves open
 work as in ``sendrecv`` and, for the arithmetic, as in ``dma_compute``.
@@ -19,18 +23,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.definition import HBM_SHARED, SBUF, Operand, output
-from ...isa.operators import operator_key
-from ...machine.issue import Call, instruction
-from ...machine.overlapping_copies import check_copy
-from ...numerics.operators import ARITHMETIC
-from ...tensors.tensor import NkiTensor
-from ...terms.argument_checks import is_integer
-from ...terms.dtypes import COMPUTABLE, COPYABLE, MOVABLE, float32
-from ...terms.enums import Engine, MemoryRegion, nc_version
-from ...terms.enums import dma_engine as DmaEngine
-from ...terms.errors import BarrierError, NkiValidationError
-from ..dma.endpoints import pass_over, read, write
+from ..isa.definition import HBM_SHARED, SBUF, Operand, output
+from ..isa.operators import operator_key
+from ..machine.issue import Call, instruction
+from ..machine.overlapping_copies import check_copy
+from ..numerics.operators import ARITHMETIC
+from ..tensors.tensor import NkiTensor
+from ..terms.argument_checks import is_integer
+from ..terms.dtypes import COMPUTABLE, COPYABLE, MOVABLE, float32
+from ..terms.enums import Engine, MemoryRegion, nc_version
+from ..terms.enums import dma_engine as DmaEngine
+from ..terms.errors import BarrierError, NkiValidationError
+from .dma_endpoints import pass_over, read, write
 
 _CORES = (0, 1)
 
@@ -104,7 +108,7 @@ class Parcel:
     arrived: list[Any]
 
 
-def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
+def check_other_core(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
     """Check that the launch is on two cores, and that ``send_to_rank`` and ``recv_from_rank`` name the other core.
 
     Raises:
@@ -217,7 +221,7 @@ def sendrecv(
         BarrierError: if the other core ends without calling it, or waits elsewhere: at another ``pipe_id`` or a
             barrier.
     """
-    check_ranks(call, send_to_rank, recv_from_rank)
+    check_other_core(call, send_to_rank, recv_from_rank)
     if not is_integer(pipe_id) or pipe_id < 0:
         raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
     _check_tiles(call, src, dst, dma_engine)
@@ -253,7 +257,7 @@ def sendrecv_compute(
     Raises:
         BarrierError: if the other core ends without calling it, or waits elsewhere.
     """
-    check_ranks(call, send_to_rank, recv_from_rank)
+    check_other_core(call, send_to_rank, recv_from_rank)
     key = operator_key("reduce_op", reduce_op)
     if key not in _REDUCTIONS:
         raise NkiValidationError(f"reduce_op must be nl.add, nl.maximum or nl.minimum, got {reduce_op!r}")

@@ -3,8 +3,8 @@
 
 """The record of a launch from which a profile works out its tensors, instructions and findings on request.
 
-:class:`Recorded` is the record; :func:`lives_of`, :func:`use_over_time` and :func:`listed` tell about the on-chip
-tensors (:class:`TensorLife`).
+:class:`ProfiledLaunch` is the record. :func:`tensor_lives`, :func:`use_over_time` and :func:`listed` tell about its
+on-chip tensors (:class:`TensorLife`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..timing.instruction_log import Event, InstructionLog, events_of
 from ..timing.parameters import NS_PER_US
 from ..timing.trace import Collection, Trace
 from .bounds import stored_by_every_core
-from .why.critical_path import Core, Launch, Model
+from .why.critical_path import AnalysedCore, AnalysedLaunch, TimeModel
 from .why.report import Report, report_of
 
 # A core: its number, its instructions, and its on-chip tensors.
@@ -59,7 +59,7 @@ class TensorLife:
         return f"{self.tensor}, made at {self.place}"
 
 
-def lives_of(
+def tensor_lives(
     core: int, lives: Iterable[LiveRange], log: InstructionLog, *, repeats: bool = True
 ) -> Iterator[TensorLife]:
     """Yield the on-chip tensors of a core, with their times; tensors that are never used are left out.
@@ -120,14 +120,14 @@ def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
     return highest.core, highest.settled.log, lives
 
 
-class Recorded:
+class ProfiledLaunch:
     """The instructions and the on-chip tensors of a launch, each worked out when it is first asked for.
 
     Most profiles are only printed, which needs few of them. The record keeps the logs of the cores instead of their
     traces, because traces hold the tensors in HBM.
     """
 
-    def __init__(self, collection: Collection, model: Model, busy_us: Mapping[str, float]) -> None:
+    def __init__(self, collection: Collection, model: TimeModel, busy_us: Mapping[str, float]) -> None:
         traces = collection.traces
         self._cores: Sequence[_Core] = [(trace.core, trace.settled.log, trace.lives.ranges) for trace in traces]
         self._ends_ns = [trace.settled.timeline.end_ns for trace in traces]
@@ -142,10 +142,10 @@ class Recorded:
         return tuple(event for core, log, _ in self._cores for event in events_of(core, log))
 
     @property
-    def launch(self) -> Launch:
+    def launch(self) -> AnalysedLaunch:
         """The notes of the cores, as the analysis of their critical path and waits takes them."""
-        cores = [Core(*core, end_ns) for core, end_ns in zip(self._cores, self._ends_ns, strict=True)]
-        return Launch(cores, self._model, self._stored_by_every_core)
+        cores = [AnalysedCore(*core, end_ns) for core, end_ns in zip(self._cores, self._ends_ns, strict=True)]
+        return AnalysedLaunch(cores, self._model, self._stored_by_every_core)
 
     @cached_property
     def report(self) -> Report:
@@ -155,7 +155,7 @@ class Recorded:
     @cached_property
     def tensors(self) -> tuple[TensorLife, ...]:
         """The lives of all on-chip tensors that are used: one for each core, tensor and iteration."""
-        return tuple(life for core, log, lives in self._cores for life in lives_of(core, lives, log))
+        return tuple(life for core, log, lives in self._cores for life in tensor_lives(core, lives, log))
 
     @cached_property
     def sbuf_peak_tensors(self) -> tuple[TensorLife, ...]:
@@ -169,14 +169,14 @@ class Recorded:
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
         core, log, lives = self._peaks[region]
-        return tuple(sorted(lives_of(core, lives, log, repeats=False), key=lambda life: -life.nbytes))
+        return tuple(sorted(tensor_lives(core, lives, log, repeats=False), key=lambda life: -life.nbytes))
 
     def _all(self) -> dict[str, Any]:
         names = ("instructions", "report", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")
         return {name: getattr(self, name) for name in names}
 
     def __eq__(self, other: object) -> bool:
-        return self._all() == other._all() if isinstance(other, Recorded) else NotImplemented
+        return self._all() == other._all() if isinstance(other, ProfiledLaunch) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -4,8 +4,10 @@
 """``Stream``: the recorded instructions of a launch, without the data of its arrays.
 
 Their tensors are views of placeholders, storages without memory, until a plan gives these memory
-(:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`Recorded`), or a load or store
-of a register (:class:`Guarded`, :class:`Stored`). Keys (:func:`key_of`) tell streams apart.
+(:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`RecordedCall`), or a load or
+store of a register (:class:`Guarded`, :class:`Stored`). A call has the tensors that it reads or writes
+(:class:`TouchedTensor`), and operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`).
+:func:`placeholder_of` and :func:`views_in` find placeholders and views. Keys (:func:`key_of`) tell streams apart.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.dma.instructions import as_oob_mode
+from ..engines.dma_instructions import as_oob_mode
 from ..hardware.options import Options
 from ..isa.definition import Definition
 from ..isa.indirection import Choice
@@ -29,9 +31,9 @@ from ..memory.written import WrittenMap
 from ..tensors.registers import NkiScalar, VirtualRegister
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
-from ..terms.compilation import NKIObject
 from ..terms.enums import Engine, oob_mode
 from ..terms.layout import Layout
+from ..terms.nki_object import NKIObject
 from ..terms.spec import DataNeeded
 
 Bytes = npt.NDArray[np.uint8]
@@ -121,6 +123,12 @@ def placeholder_of(view: View) -> PlaceholderStorage:
     return storage
 
 
+def _key_of(indirect: Indirect) -> Hashable:
+    base = None if indirect.base is None else key_of(indirect.base)
+    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
+    return *static, key_of(indirect.index), base
+
+
 def key_of(value: Any) -> Hashable:
     """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
     if isinstance(value, View):
@@ -139,12 +147,6 @@ def key_of(value: Any) -> Hashable:
     if isinstance(value, Enum):
         return type(value), value._name_
     return type(value), value
-
-
-def _key_of(indirect: Indirect) -> Hashable:
-    base = None if indirect.base is None else key_of(indirect.base)
-    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
-    return *static, key_of(indirect.index), base
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class Gathered:
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
 
-class Touched(NamedTuple):
+class TouchedTensor(NamedTuple):
     """A tensor that an instruction reads or writes.
 
     Attributes:
@@ -239,7 +241,7 @@ def views_in(value: Any) -> list[View]:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedCall:
     """A call of an instruction.
 
     Attributes:
@@ -279,14 +281,14 @@ class Recorded:
         return [view for view in outputs if view is not None and view.indirect_access is None]
 
     @cached_property
-    def tensors(self) -> list[Touched]:
+    def tensors(self) -> list[TouchedTensor]:
         """All tensors among its parameters."""
         outputs = self.definition.output_names
         touched = []
         for name, value in zip(self.definition.names, self.values, strict=False):
             if value is not None and type(value) not in _PLAIN:
                 is_written = name in outputs or self.is_collective
-                touched += [Touched(view, is_written) for view in views_in(value)]
+                touched += [TouchedTensor(view, is_written) for view in views_in(value)]
         return touched
 
     @property
@@ -295,7 +297,7 @@ class Recorded:
         return self.definition.label, self.engine._name_, tuple(map(key_of, self.values)), indirect
 
 
-Entry = Recorded | Guarded | Stored
+Entry = RecordedCall | Guarded | Stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +341,7 @@ class Stream:
 
     def _written_storages(self) -> Iterator[PlaceholderStorage]:
         for entry in [entry for entries in self.cores for entry in entries]:
-            if isinstance(entry, Recorded):
+            if isinstance(entry, RecordedCall):
                 yield from (placeholder_of(touched.view) for touched in entry.tensors if touched.is_written)
             elif isinstance(entry, Stored):
                 yield placeholder_of(entry.view)

@@ -12,24 +12,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...hardware.generations import Generation
-from ...isa.checks import same_tile_size
-from ...isa.definition import Operand, output, vector
-from ...isa.operators import BYPASS, operator_key
-from ...machine.core import Core
-from ...machine.issue import Call, instruction
-from ...numerics.activations import ACTIVATIONS, PARAMETRIC
-from ...numerics.operators import ARITHMETIC
-from ...tensors.tensor import NkiTensor
-from ...terms import dtypes as dt
-from ...terms.enums import Engine, nc_version, reduce_cmd
-from ...terms.errors import NkiValidationError
-from ...timing import costs
-from ..elementwise import Float32s, compute
+from ..hardware.generations import Generation
+from ..isa.checks import same_tile_size
+from ..isa.definition import Operand, output, vector
+from ..isa.operators import BYPASS, operator_key
+from ..machine.core import Core
+from ..machine.issue import Call, instruction
+from ..numerics.activations import ACTIVATIONS, PARAMETRIC
+from ..numerics.operators import ARITHMETIC
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.enums import Engine, nc_version, reduce_cmd
+from ..terms.errors import NkiValidationError
+from ..timing import costs
 from .accumulators import ScalarAccumulation
+from .rowwise import Float32s, compute
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """A step before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
 
     Attributes:
@@ -43,12 +43,12 @@ class Step(NamedTuple):
     is_reversed: bool = False
 
 
-def activate(
+def _apply_function(
     core: Core,
     dst: NkiTensor,
     key: str,
     data: NkiTensor,
-    steps: Sequence[Step],
+    steps: Sequence[_Step],
     accumulation: ScalarAccumulation,
     parameter: Any = 0.0,
 ) -> None:
@@ -76,7 +76,7 @@ def activate(
 
 
 # The first one is the default.
-ACTIVATION_ENGINES = (Engine.scalar, Engine.gpsimd)
+_ACTIVATION_ENGINES = (Engine.scalar, Engine.gpsimd)
 
 _OPERANDS = (
     output("dst"),
@@ -93,7 +93,7 @@ _OPERANDS = (
 )
 
 
-def activation_engine_rule(engine: Engine, generation: Generation, values: Mapping[str, Any]) -> None:
+def _activation_engine_rule(engine: Engine, generation: Generation, values: Mapping[str, Any]) -> None:
     """Check that an engine has activation functions, and a reduction of their results if the call asks for it.
 
     Raises:
@@ -113,7 +113,7 @@ def activation_engine_rule(engine: Engine, generation: Generation, values: Mappi
         )
 
 
-def activation_key(op: Any) -> str:
+def _activation_key(op: Any) -> str:
     """Return the name of an activation function.
 
     Raises:
@@ -133,7 +133,7 @@ def _check_bias(core: Core, key: str, bias: Any) -> None:
             raise NkiValidationError("op=nl.reciprocal takes no bias on trn1")
 
 
-def _activation(
+def _scaled_activation(
     core: Core,
     dst: NkiTensor,
     op: Any,
@@ -145,23 +145,23 @@ def _activation(
     command: reduce_cmd,
 ) -> None:
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
-    key = activation_key(op)
+    key = _activation_key(op)
     if key in PARAMETRIC:
         raise NkiValidationError(f"op={op!r} has a parameter, which nisa.activate2 (trn3) takes as relu_param")
     _check_bias(core, key, bias)
     accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",), reduce_res)
     steps = []
     if isinstance(scale, NkiTensor) or scale != 1.0:
-        steps.append(Step("multiply", scale))
+        steps.append(_Step("multiply", scale))
     if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
-        steps.append(Step("add", bias))
-    activate(core, dst, key, data, steps, accumulation)
+        steps.append(_Step("add", bias))
+    _apply_function(core, dst, key, data, steps, accumulation)
 
 
 @instruction(
     operands=_OPERANDS,
-    on=ACTIVATION_ENGINES,
-    engine_rule=activation_engine_rule,
+    on=_ACTIVATION_ENGINES,
+    engine_rule=_activation_engine_rule,
     cost=costs.activated,
 )
 def activation(
@@ -183,7 +183,7 @@ def activation(
     twice), ``reset`` only sets them to 0, and ``idle`` leaves them unchanged. ``reduce_res`` receives the registers
     afterwards. From trn3 on the instruction also runs on the GpSimd engine, without the sum.
     """
-    _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
+    _scaled_activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
 @instruction(
@@ -224,7 +224,7 @@ def activation_reduce(
         bias: a number (not on trn1), or a (P, 1) tile with one number for each partition.
         scale: a number, or a (P, 1) float32 tile with one number for each partition.
     """
-    _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
+    _scaled_activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
 
 # The documented combinations of op0 and op1 of ``activate2``.
@@ -239,7 +239,7 @@ _STEP_PAIRS = (
 _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
 
 
-def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
+def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[_Step]:
     """Return the steps before the function, each from its number, operator, immediate and whether it is reversed."""
     keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
     if keys not in _STEP_PAIRS:
@@ -252,7 +252,7 @@ def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
     steps = []
     for key, (number, op, imm, is_reversed) in zip(keys, arguments, strict=True):
         if key != BYPASS:
-            steps.append(Step(key, imm, is_reversed))
+            steps.append(_Step(key, imm, is_reversed))
         elif is_reversed:
             raise NkiValidationError(f"reverse{number}=True needs an operator to reverse, got op{number}={op!r}")
     return steps
@@ -267,9 +267,9 @@ def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
         vector("relu_param", "data", accepts_scalar=True),
         vector("reduce_res", "data", is_output=True, is_optional=True),
     ),
-    on=ACTIVATION_ENGINES,
+    on=_ACTIVATION_ENGINES,
     since=nc_version.gen4,
-    engine_rule=activation_engine_rule,
+    engine_rule=_activation_engine_rule,
     cost=costs.activated,
 )
 def activate2(
@@ -297,9 +297,9 @@ def activate2(
     instruction needs trn3 or newer. It also runs on GpSimd, without the reduction.
     """
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
-    key = activation_key(op)
+    key = _activation_key(op)
     steps = _steps(("0", op0, imm0, reverse0), ("1", op1, imm1, reverse1))
     if key not in PARAMETRIC and (isinstance(relu_param, NkiTensor) or relu_param != 0.0):
         raise NkiValidationError(f"op={op!r} has no parameter: relu_param must be 0.0, got {relu_param!r}")
     accumulation = ScalarAccumulation(call.core, data, reduce_op, reduce_cmd, _REDUCTIONS, reduce_res)
-    activate(call.core, dst, key, data, steps, accumulation, relu_param)
+    _apply_function(call.core, dst, key, data, steps, accumulation, relu_param)

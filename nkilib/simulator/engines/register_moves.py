@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions on registers and on ``NkiScalar``, which every engine's sequencer runs: move, load and store.
+"""The instructions that move, load and store registers and ``NkiScalar``; every engine's sequencer runs them.
+
+- :func:`register_move`, :func:`register_load`, :func:`register_store`: registers;
+- :func:`scalar_load`, :func:`scalar_store`: scalars.
 
 Those on registers are the only documented instructions without ``name=``. The documentation leaves open which sequencer
 runs them; records count them under ``sync``.
@@ -18,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.definition import NkiInstruction, Operand, output
-from ...machine.core import Core
-from ...machine.issue import Call, instruction
-from ...tensors.registers import LoadedFloat, NkiScalar, VirtualRegister, check_scalar_type, wrap_integer
-from ...tensors.tensor import NkiTensor
-from ...terms.argument_checks import call_error
-from ...terms.dtypes import COPYABLE
-from ...terms.enums import Engine, MemoryRegion
-from ...terms.errors import NkiValidationError
-from ..dma.endpoints import pass_over_read, read, write
+from ..isa.definition import NkiInstruction, Operand, output
+from ..machine.core import Core
+from ..machine.issue import Call, instruction
+from ..tensors.registers import LoadedFloat, NkiScalar, VirtualRegister, check_scalar_type, wrap_integer
+from ..tensors.tensor import NkiTensor
+from ..terms.calls import call_error
+from ..terms.dtypes import COPYABLE
+from ..terms.enums import Engine, MemoryRegion
+from ..terms.errors import NkiValidationError
+from .dma_endpoints import pass_over_read, read, write
 
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 

@@ -3,7 +3,9 @@
 
 """The instructions of the DMA engines, each with gather and scatter: ``dma_copy``, ``dma_compute``, ``dma_transpose``.
 
-``dma_compute`` adds tensors up in transit. ``dma_transpose`` reverses the dimensions of a tensor on its way into SBUF.
+- :func:`dma_copy`: copies and casts; with :func:`as_oob_mode` and :func:`check_priority`, which others need too;
+- :func:`dma_compute`: adds tensors up in transit;
+- :func:`dma_transpose`: reverses the dimensions of a tensor on its way into SBUF.
 
 Sources: the docstrings of the three, ``nki/deep-dives/nki-dge.rst``, ``nki/deep-dives/nki-aps.rst`` and
 ``nki/migration/index.rst``. The docstring of ``dma_transpose`` wins where ``nki-dge.rst`` differs.
@@ -18,21 +20,33 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...hardware.generations import PARTITIONS
-from ...isa.checks import no_cast_of_packed
-from ...isa.definition import DMA_REACH, SBUF, Operand, output
-from ...isa.operators import OPERATORS, Operator
-from ...machine.core import Core
-from ...machine.issue import Call, check_operand, instruction
-from ...machine.overlapping_copies import check_copy
-from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import COPYABLE, MOVABLE, float32, int64, uint32
-from ...terms.enums import Engine, MemoryRegion, is_hbm, nc_version
-from ...terms.enums import dge_mode as DgeMode
-from ...terms.enums import oob_mode as OobMode
-from ...terms.errors import NkiValidationError
-from ...terms.layout import Layout
-from .endpoints import End, Rows, as_rows, index_tensor, move, pass_over, read, resolve, rows_in_range, rows_of, write
+from ..hardware.generations import PARTITIONS
+from ..isa.checks import no_cast_of_packed
+from ..isa.definition import DMA_REACH, SBUF, Operand, output
+from ..isa.operators import OPERATORS, Operator
+from ..machine.core import Core
+from ..machine.issue import Call, check_operand, instruction
+from ..machine.overlapping_copies import check_copy
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import COPYABLE, MOVABLE, float32, int64, uint32
+from ..terms.enums import Engine, MemoryRegion, is_hbm, nc_version
+from ..terms.enums import dge_mode as DgeMode
+from ..terms.enums import oob_mode as OobMode
+from ..terms.errors import NkiValidationError
+from ..terms.layout import Layout
+from .dma_endpoints import (
+    End,
+    Rows,
+    as_rows,
+    index_tensor,
+    move,
+    pass_over,
+    read,
+    resolve,
+    rows_in_range,
+    rows_of,
+    write,
+)
 
 _LOWEST_PRIORITY = 3
 _Mode = TypeVar("_Mode", bound=Enum)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Counts of how launches ran, by kernel: from a plan, recorded, or neither and why.
+
+:func:`replay_counts` returns them as :class:`ReplayCounts`, with :class:`LaunchCounts` of each kernel. Launches are
+counted in :data:`TALLIES`, in the :class:`Tally` of their kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+# Beyond this number names and reasons are counted together, so that a long process does not collect them for ever. Any
+# number that is larger than what a program has serves.
+MOST_KERNELS, MOST_REASONS = 1024, 16
+OTHERS = "(others)"
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """Counts of launches by how they ran.
+
+    Attributes:
+        as_today: launches that ran instruction by instruction and were not recorded.
+        recorded: launches that ran instruction by instruction and were recorded.
+        replayed: launches that ran from a plan.
+        planned: plans that were made.
+        failed: launches that had plans, none of which was valid for their values; they are counted in ``as_today`` or
+            ``recorded``, too.
+        reasons: by reason, the number of launches that were not replayed because of it; the first launches of a kernel
+            have none.
+    """
+
+    as_today: int = 0
+    recorded: int = 0
+    replayed: int = 0
+    planned: int = 0
+    failed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.replayed} replayed, {self.recorded} recorded, {self.as_today} as without replay; "
+            f"{self.planned} plans made, {self.failed} failures"
+        )
+        return "".join([text, *(f"\n    {count} x {reason}" for reason, count in self.reasons.items())])
+
+
+@dataclass(frozen=True)
+class ReplayCounts:
+    """Counts of the launches of this process so far.
+
+    Attributes:
+        total: the counts over all kernels.
+        kernels: the counts by the kernel's name.
+    """
+
+    total: LaunchCounts
+    kernels: Mapping[str, LaunchCounts]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {counts}" for name, counts in (*self.kernels.items(), ("total", self.total)))
+
+
+class Tally:
+    """A counter of the launches of one kernel."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def add(self, outcome: str, reason: str = "") -> None:
+        """Count one more launch.
+
+        Args:
+            outcome: the field of :class:`LaunchCounts` to increase.
+            reason: why the launch was not replayed, if there is a reason.
+        """
+        with self._lock:
+            self._counts[outcome] += 1
+            if reason:
+                is_known = reason in self._reasons or len(self._reasons) < MOST_REASONS
+                self._reasons[reason if is_known else OTHERS] += 1
+
+    def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
+        """Add this tally's numbers to ``counts`` and ``reasons``."""
+        with self._lock:
+            counts.update(self._counts)
+            reasons.update(self._reasons)
+
+
+class Tallies:
+    """The tallies of all kernels, by name."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._lock = Lock()
+
+    def of(self, kernel: str) -> Tally:
+        """Return the tally of a kernel."""
+        tally = self._tallies.get(kernel)
+        if tally is None:
+            with self._lock:
+                name = kernel if len(self._tallies) < MOST_KERNELS else OTHERS
+                tally = self._tallies.setdefault(name, Tally())
+        return tally
+
+    def so_far(self) -> ReplayCounts:
+        """Return the counts so far."""
+        counts: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
+        kernels = {}
+        for name, tally in sorted([*self._tallies.items()]):
+            own: Counter[str] = Counter()
+            own_reasons: Counter[str] = Counter()
+            tally.merge_into(own, own_reasons)
+            counts.update(own)
+            reasons.update(own_reasons)
+            kernels[name] = LaunchCounts(**own, reasons=dict(own_reasons))
+        return ReplayCounts(LaunchCounts(**counts, reasons=dict(reasons)), kernels)
+
+
+TALLIES = Tallies()
+
+
+def replay_counts() -> ReplayCounts:
+    """Return how many launches of this process were replayed so far, by kernel, and why others were not.
+
+    Example::
+
+        print(nkilib.simulator.replay_counts())
+    """
+    return TALLIES.so_far()

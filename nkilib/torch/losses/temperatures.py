@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The argument ``temperature`` of losses of logits: a number, or a tensor with one temperature for each position.
+
+A number is an option of the operators and a constant of the compiled kernel. A tensor is the input
+:data:`TEMPERATURES` of the operators, so that no value compiles anew: :func:`number_and_tensor` tells which of the two
+a call has, :func:`temperatures_of_rows` checks the tensor and brings it into the form of the kernels, and
+:func:`check_temperatures` checks its values on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.operator import Call, Input
+
+# [N], or [1] for the same temperature at all positions. At the end of the inputs of an operator, so that graphs that
+# were saved without it stay valid.
+TEMPERATURES: Final = Input(
+    "temperatures", keyword="temperature_hbm", is_optional=True, dimensions=1, dtypes=(torch.float32,)
+)
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def number_and_tensor(temperature: Any) -> tuple[Any, Tensor | None]:
+    """Return the number and the tensor of temperatures that the operators get: 1.0 and the argument if it is a tensor,
+    else the argument and None.
+    """
+    return (1.0, temperature) if isinstance(temperature, Tensor) else (temperature, None)
+
+
+def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
+    """Reject temperatures of positions of which this rank has a part, as the part of a DTensor may be.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    if isinstance(temperature, Tensor) and temperature.numel() > 1 and not has_all_rows:
+        raise NotImplementedError(
+            f"{caller}: temperature must be a number or of one element beside {caller.input}, a DTensor whose "
+            f"positions are spread over ranks, got shape {tuple(temperature.shape)}; pass this rank's positions as "
+            f"plain tensors"
+        )
+
+
+def temperatures_of_rows(
+    caller: Caller, input: Tensor, temperature: Tensor | None, shape: Sequence[int]
+) -> Tensor | None:
+    """Return the temperatures of the rows, float32 [N], or [1] for one element; None without a tensor.
+
+    Args:
+        caller: the function that error messages name.
+        input: the first argument of the function.
+        temperature: the tensor, of one element, or of a shape that broadcasts to ``shape``.
+        shape: the shape of the positions.
+
+    Raises:
+        TypeError: another dtype than float32, bfloat16 or float16.
+        RuntimeError: another shape or device; the tensor requires grad.
+        NotImplementedError: a sharded tensor; forward-mode differentiation.
+    """
+    if temperature is None:
+        return None
+    checks.check_tensors(caller, {"temperature": temperature})
+    checks.check_plain(caller, {"temperature": temperature})
+    checks.check_devices(caller, input, {"temperature": temperature})
+    if temperature.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{caller}: temperature must not require grad, since it gets no gradient; pass temperature.detach(), or "
+            f"divide the logits by it outside of the function"
+        )
+    if temperature.dtype not in _DTYPES:
+        raise TypeError(
+            f"{caller}: temperature must be float32, bfloat16 or float16, got {temperature.dtype}; pass "
+            f"temperature.float()"
+        )
+    numbers = temperature.detach().to(torch.float32)
+    if numbers.numel() == 1:
+        return numbers.reshape(1)
+    if not _broadcasts(numbers.shape, shape):
+        raise RuntimeError(
+            f"{caller}: temperature must have one element, or a shape that broadcasts to that of the positions, "
+            f"{tuple(shape)}, got {tuple(temperature.shape)}; for one of each sample, pass it as [batch, 1]"
+        )
+    return numbers.expand(shape).reshape(-1).contiguous()
+
+
+def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Return whether a tensor of a shape can be expanded to the wanted one."""
+    missing = len(wanted) - len(shape)
+    return missing >= 0 and all(size in (1, of_whole) for size, of_whole in zip(shape, wanted[missing:], strict=True))
+
+
+def check_temperatures(caller: Caller, call: Call, least: float, most: float) -> None:
+    """Check that the temperatures of a call are in the range of the kernels; for the CPU, since it reads them.
+
+    Elsewhere the results of a position whose temperature is not in the range are NaN.
+
+    Raises:
+        ValueError: if one is not.
+    """
+    temperatures = call.tensors.get(TEMPERATURES.name)
+    if temperatures is None:
+        return
+    is_outside = ~((temperatures >= least) & (temperatures <= most))  # NaN is in no range
+    if bool(is_outside.any()):
+        at = int(is_outside.nonzero()[0])
+        raise ValueError(
+            f"{caller}: temperature must be from {least} to {most} at every position, got {float(temperatures[at])} at "
+            f"position {at}; pass 1.0 for none"
+        )
