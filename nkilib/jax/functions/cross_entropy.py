@@ -28,11 +28,13 @@ from nkilib.jax.functions.arguments import (
     check_arguments,
     check_outputs,
     check_range,
+    check_temperatures,
     checked_options,
     class_indices,
+    temperature_array,
+    temperature_rows,
 )
 from nkilib.jax.functions.cross_entropy_derivative import Recipe, loss_of_rows
-from nkilib.jax.functions.temperatures import array_of, check_temperatures, rows_of
 from nkilib.jax.launching import simulator_options
 from nkilib.jax.rows import as_rows, axis_of, rows_shape
 
@@ -156,7 +158,7 @@ def _computed(
     class_weight = None if weight is None else weight.astype(jnp.float32)
     divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
     shape = rows_shape(input.shape, axis)
-    results = loss_of_rows(recipe, logits, rows_target, class_weight, rows_of(temperature, shape))
+    results = loss_of_rows(recipe, logits, rows_target, class_weight, temperature_rows(temperature, shape))
     return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
 
 
@@ -287,7 +289,7 @@ def cross_entropy(
             class indices; a derivative of the gradient, in forward or reverse mode.
     """
     check_flags(CALLER, return_outputs=return_outputs)
-    temperatures = array_of(temperature)
+    temperatures = temperature_array(temperature)
     options = checked_options(
         CALLER,
         cross_entropy,

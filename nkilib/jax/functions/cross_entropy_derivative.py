@@ -28,8 +28,7 @@ from nkilib.core.host.options import values_of
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.jax.derivatives import flags_of, saved_flags
-from nkilib.jax.functions.arguments import CALLER, IGNORED, OUT_OF_RANGE, TILE_DTYPES
-from nkilib.jax.functions.temperatures import refuse_derivative
+from nkilib.jax.functions.arguments import CALLER, IGNORED, OUT_OF_RANGE, TILE_DTYPES, refuse_temperature_derivative
 from nkilib.jax.launching import Kernel, Result, launch
 from nkilib.jax.rows import Arrays, batched_by_rows, required
 from nkilib.simulator.hardware.options import Options
@@ -295,7 +294,7 @@ def _forward(
             f"{CALLER}: weight is differentiated by, and there is a derivative by class weights for class "
             f"probabilities only; pass jax.lax.stop_gradient(weight)"
         )
-    refuse_derivative(CALLER, temperature)
+    refuse_temperature_derivative(CALLER, temperature)
     results = _results(recipe, logits.value, target.value, weight, divisors)
     target_weight = results["position_weight"] if _is_soft(target.value) else None
     saved = Saved(

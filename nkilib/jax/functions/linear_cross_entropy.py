@@ -21,9 +21,11 @@ from nkilib.jax.functions.arguments import (
     check_normalizer,
     check_outputs,
     check_range,
+    check_temperatures,
     check_weight,
     checked_options,
     narrowed,
+    temperature_array,
 )
 from nkilib.jax.functions.cross_entropy import CrossEntropyOutputs, returned_values
 from nkilib.jax.functions.linear_arguments import (
@@ -34,7 +36,6 @@ from nkilib.jax.functions.linear_arguments import (
     checked_scale,
 )
 from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows
-from nkilib.jax.functions.temperatures import array_of, check_temperatures
 from nkilib.jax.launching import simulator_options
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def linear_cross_entropy(
     if unknown:
         refuse_unknown(linear_cross_entropy, unknown)
     check_flags(_CALLER, return_outputs=return_outputs)
-    temperatures = array_of(temperature)
+    temperatures = temperature_array(temperature)
     options = checked_options(
         _CALLER,
         linear_cross_entropy,

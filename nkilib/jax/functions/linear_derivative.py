@@ -32,8 +32,14 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
 from nkilib.jax.derivatives import differing_alike, flags_of, saved_flags
-from nkilib.jax.functions.arguments import IGNORED, OUT_OF_RANGE, TILE_DTYPES, class_indices
-from nkilib.jax.functions.temperatures import refuse_derivative, rows_of
+from nkilib.jax.functions.arguments import (
+    IGNORED,
+    OUT_OF_RANGE,
+    TILE_DTYPES,
+    class_indices,
+    refuse_temperature_derivative,
+    temperature_rows,
+)
 from nkilib.jax.launching import Kernel, Result, launch
 from nkilib.jax.rows import Arrays, as_rows, batched_by_example, batched_by_rows, required
 from nkilib.simulator.hardware.options import Options
@@ -296,7 +302,7 @@ def _forward(
             f"{recipe.caller}: weight is differentiated by, and there is no derivative by class weights; pass "
             f"jax.lax.stop_gradient(weight)"
         )
-    refuse_derivative(recipe.caller, temperature)
+    refuse_temperature_derivative(recipe.caller, temperature)
     bias, weights, divisors = (
         None if argument is None else argument.value for argument in (linear_bias, class_weight, temperature)
     )
@@ -375,7 +381,7 @@ def computed_rows(
         linear_weight: the output layer, in its layout.
         target: class indices in the shape of the positions, or with a further axis of K ids.
         linear_bias, class_weight: [V] floating, or None.
-        temperature: floating, as :func:`.temperatures.check_temperatures` takes it, or None.
+        temperature: floating, as :func:`.arguments.check_temperatures` takes it, or None.
     """
     positions = prod(input.shape[:-1])
     classes = jnp.asarray(class_indices(target, recipe.options.ignore_index, _classes(recipe, linear_weight)))
@@ -386,7 +392,7 @@ def computed_rows(
             "target": classes.reshape(positions, *classes.shape[input.ndim - 1 :]),
             "linear_bias": None if linear_bias is None else linear_bias.astype(jnp.float32),
             "class_weight": None if class_weight is None else class_weight.astype(jnp.float32),
-            "temperature": rows_of(temperature, input.shape[:-1]),
+            "temperature": temperature_rows(temperature, input.shape[:-1]),
         }
     )
     return _results_of_rows(recipe, *arrays.values()), arrays["target"]

@@ -16,7 +16,15 @@ from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import Wanted
 from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import OUTPUTS, checked_outputs
-from nkilib.jax.functions.arguments import IGNORED, Array, check_range, checked_options, narrowed
+from nkilib.jax.functions.arguments import (
+    IGNORED,
+    Array,
+    check_range,
+    check_temperatures,
+    checked_options,
+    narrowed,
+    temperature_array,
+)
 from nkilib.jax.functions.linear_arguments import (
     LinearArguments,
     check_indices,
@@ -25,7 +33,6 @@ from nkilib.jax.functions.linear_arguments import (
     checked_scale,
 )
 from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows
-from nkilib.jax.functions.temperatures import array_of, check_temperatures
 from nkilib.jax.launching import simulator_options
 
 if TYPE_CHECKING:
@@ -176,7 +183,7 @@ def linear_token_scores(
     """
     if unknown:
         refuse_unknown(linear_token_scores, unknown)
-    names, temperatures = checked_outputs(_CALLER, outputs), array_of(temperature)
+    names, temperatures = checked_outputs(_CALLER, outputs), temperature_array(temperature)
     options = checked_options(
         _CALLER,
         linear_token_scores,
