@@ -8,12 +8,16 @@ int32.
   of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
   :func:`check_normalizer` and :func:`check_outputs` check one argument each.
 - :func:`class_indices` and :func:`narrowed` convert targets to int32: a class, :data:`IGNORED` or :data:`OUT_OF_RANGE`.
+- ``temperature`` is an option if it is a number. :func:`temperature_array` tells an array, which the kernels read, from
+  it; :func:`check_temperatures` checks the array, :func:`temperature_rows` gives each position its element, and
+  :func:`refuse_temperature_derivative` raises where it is differentiated by.
 - :data:`TILE_DTYPES` are the types of logits and operands that kernels take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from numbers import Real
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +27,12 @@ import numpy as np
 
 from nkilib.core.host.options import Group, check_reduction, numbers, options_of
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, check_options
+from nkilib.experimental.loss.cross_entropy.launch import (
+    TEMPERATURE_MAX,
+    TEMPERATURE_MIN,
+    LossOptions,
+    check_options,
+)
 from nkilib.jax.launching import check_platforms, is_known
 from nkilib.jax.rows import axis_of, rows_shape
 from nkilib.nki import SIMULATED, nl
@@ -248,13 +257,18 @@ def check_arguments(
     check_normalizer(CALLER, normalizer, reduction)
 
 
+def has_readable_values(array: Array) -> bool:
+    """Tell whether the values of an array are known without waiting for a device."""
+    return isinstance(array, np.ndarray) or (SIMULATED and is_known(array) and array.is_fully_addressable)
+
+
 def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
     """Check that every class exists, where values are known without waiting for a device.
 
     Raises:
         IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
     """
-    if not isinstance(target, np.ndarray) and not (SIMULATED and is_known(target) and target.is_fully_addressable):
+    if not has_readable_values(target):
         return
     position = first_out_of_range(target, ignore_index, num_classes)
     if position is not None:
@@ -273,4 +287,100 @@ def check_outputs(caller: str, num_classes: int) -> None:
     if num_classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
             f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {num_classes}; leave it off"
+        )
+
+
+def temperature_array(temperature: Any) -> Array | None:
+    """Return the argument if it is an array of JAX, or one of numpy with dimensions; else None: it is a number."""
+    is_array = isinstance(temperature, jax.Array) or (isinstance(temperature, np.ndarray) and temperature.ndim > 0)
+    return temperature if is_array else None
+
+
+def _fits(shape: tuple[int, ...], positions: tuple[int, ...]) -> bool:
+    try:
+        return prod(shape) == 1 or np.broadcast_shapes(shape, positions) == positions
+    except ValueError:
+        return False
+
+
+def _check_temperature_shape(caller: str, shape: tuple[int, ...], positions: tuple[int, ...]) -> None:
+    if _fits(shape, positions):
+        return
+    leading = (*shape, *(1 for _ in positions[len(shape) :]))
+    remedy = f"; pass temperature.reshape{leading}" if _fits(leading, positions) else ""
+    raise ValueError(
+        f"{caller}: temperature must have one element, or a shape that broadcasts to that of the positions, "
+        f"{positions}, got {shape}{remedy}"
+    )
+
+
+def _check_temperature_values(caller: str, temperatures: Array) -> None:
+    # In float32, as the kernels compare them: 1e-6 is none of its numbers.
+    with np.errstate(over="ignore"):
+        values = np.asarray(temperatures).astype(np.float32)
+    is_within = (values >= np.float32(TEMPERATURE_MIN)) & (values <= np.float32(TEMPERATURE_MAX))
+    if is_within.all():
+        return
+    position = tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(~is_within)))[: values.ndim]
+    raise ValueError(
+        f"{caller}: temperature at {list(position)} must be from {TEMPERATURE_MIN} to {TEMPERATURE_MAX}, got "
+        f"{np.asarray(temperatures)[position]}; pass 1.0 for none, also at positions that are ignored"
+    )
+
+
+def check_temperatures(caller: str, temperatures: Array | None, positions: tuple[int, ...]) -> None:
+    """Check an array of temperatures, and its values where they are known without waiting for a device.
+
+    Args:
+        caller: the name that errors begin with.
+        temperatures: the array; None passes.
+        positions: the shape of the positions.
+
+    Raises:
+        TypeError: not floating.
+        ValueError: a shape that does not fit; a value outside of the range, NaN among them.
+        NotImplementedError: the array is not where the kernels run.
+    """
+    if temperatures is None:
+        return
+    check_platforms(caller, {"temperature": temperatures})
+    if not jnp.issubdtype(temperatures.dtype, jnp.floating):
+        raise TypeError(
+            f"{caller}: temperature must be a number or a floating array, got an array of {temperatures.dtype}; pass "
+            f"temperature.astype(jnp.float32)"
+        )
+    _check_temperature_shape(caller, temperatures.shape, positions)
+    if has_readable_values(temperatures):
+        _check_temperature_values(caller, temperatures)
+
+
+def temperature_rows(temperatures: jax.Array | None, positions: tuple[int, ...]) -> jax.Array | None:
+    """Return the temperatures of all positions, [N] float32; None without an array.
+
+    A single element is repeated, so that under ``jax.vmap`` each example may have its own in one launch.
+
+    Args:
+        temperatures: a checked array, or None.
+        positions: the shape of the positions.
+    """
+    if temperatures is None:
+        return None
+    element = temperatures.reshape(()) if temperatures.size == 1 else temperatures
+    return jnp.broadcast_to(element.astype(jnp.float32), positions).reshape(-1)
+
+
+def refuse_temperature_derivative(caller: str, temperatures: Any) -> None:
+    """Check that nothing is differentiated by temperatures.
+
+    Args:
+        caller: the name that errors begin with.
+        temperatures: the argument of the forward of a ``jax.custom_vjp`` with ``symbolic_zeros``, or None.
+
+    Raises:
+        NotImplementedError: they are differentiated by.
+    """
+    if temperatures is not None and temperatures.perturbed:
+        raise NotImplementedError(
+            f"{caller}: temperature is differentiated by, and there is no derivative by temperatures; pass "
+            f"jax.lax.stop_gradient(temperature)"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypedDict, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import numpy as np
 
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.options import check_flags, shows
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.jax.functions.arguments import (
     CALLER,
     IGNORED,
@@ -28,8 +28,11 @@ from nkilib.jax.functions.arguments import (
     check_arguments,
     check_outputs,
     check_range,
+    check_temperatures,
     checked_options,
     class_indices,
+    temperature_array,
+    temperature_rows,
 )
 from nkilib.jax.functions.cross_entropy_derivative import Recipe, loss_of_rows
 from nkilib.jax.launching import simulator_options
@@ -37,6 +40,14 @@ from nkilib.jax.rows import as_rows, axis_of, rows_shape
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class _ConstantOptions(TypedDict, total=False):
+    """Options of :class:`.launch.LossOptions` that are constants of the compiled kernels, as keywords."""
+
+    logit_softcap: float | None
+    lse_square_scale: float
+    exact_maximum: bool | None
 
 
 class CrossEntropyOutputs(NamedTuple):
@@ -131,6 +142,7 @@ def _computed(
     target: jax.Array,
     weight: jax.Array | None,
     normalizer: jax.Array | None,
+    temperature: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
     """Compute :func:`cross_entropy` of checked arguments.
 
@@ -145,8 +157,8 @@ def _computed(
         valid = rows_target != IGNORED
     class_weight = None if weight is None else weight.astype(jnp.float32)
     divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
-    results = loss_of_rows(recipe, logits, rows_target, class_weight)
     shape = rows_shape(input.shape, axis)
+    results = loss_of_rows(recipe, logits, rows_target, class_weight, temperature_rows(temperature, shape))
     return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
 
 
@@ -165,7 +177,8 @@ def cross_entropy(
     normalizer: Array | float | None = ...,
     return_outputs: Literal[False] = ...,
     axis: int = ...,
-    **recipe: Unpack[RecipeOptions],
+    temperature: Array | float = ...,
+    **recipe: Unpack[_ConstantOptions],
 ) -> jax.Array: ...
 
 
@@ -181,7 +194,8 @@ def cross_entropy(
     normalizer: Array | float | None = ...,
     return_outputs: Literal[True],
     axis: int = ...,
-    **recipe: Unpack[RecipeOptions],
+    temperature: Array | float = ...,
+    **recipe: Unpack[_ConstantOptions],
 ) -> CrossEntropyOutputs: ...
 
 
@@ -197,11 +211,12 @@ def cross_entropy(
     normalizer: Array | float | None = ...,
     return_outputs: bool = ...,
     axis: int = ...,
-    **recipe: Unpack[RecipeOptions],
+    temperature: Array | float = ...,
+    **recipe: Unpack[_ConstantOptions],
 ) -> jax.Array | CrossEntropyOutputs: ...
 
 
-@shows(RecipeOptions, defaults=LossOptions)
+@shows(_ConstantOptions, defaults=LossOptions)
 def cross_entropy(
     input: Array,
     target: Array,
@@ -213,7 +228,8 @@ def cross_entropy(
     normalizer: Array | float | None = None,
     return_outputs: bool = False,
     axis: int = -1,
-    **recipe: Unpack[RecipeOptions],
+    temperature: Array | float = 1.0,
+    **recipe: Unpack[_ConstantOptions],
 ) -> jax.Array | CrossEntropyOutputs:
     """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -243,7 +259,13 @@ def cross_entropy(
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(input / c), except -inf; None applies no
             cap. Used in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number is a constant of the compiled
+            kernels. A floating array of one element, or of a shape that broadcasts to that of class indices, such as
+            [batch, 1], is an argument of the kernels, used in float32: it may be traced, and no value compiles anew. It
+            has no derivative: pass ``jax.lax.stop_gradient`` of it where it is differentiated by. A number out of range
+            (0, negative, infinite, NaN) raises a ValueError where the values are known (numpy arrays, and on the CPU
+            arrays that are not being traced); else the results of its position but ``argmax`` are NaN, and so is its
+            row of the gradient, even if the position is ignored.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
             advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
             have the same error bounds.
@@ -258,19 +280,26 @@ def cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are not supported), or a
-            number that is a constant of the compiled kernel, such as ``temperature``, is an array of JAX.
-        ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; ``normalizer``
-            without a mean; ``return_outputs`` with more than 2^24 classes; the environment gives two different numbers
-            of cores.
+            number that is a constant of the compiled kernel, such as ``label_smoothing``, is an array of JAX.
+        ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; a temperature of
+            an array is, where its values are known; ``normalizer`` without a mean; ``return_outputs`` with more than
+            2^24 classes; the environment gives two different numbers of cores.
         IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a gradient of ``weight`` with class indices; a derivative
-            of the gradient, in forward or reverse mode.
+        NotImplementedError: arrays are not where kernels run; a gradient of ``temperature``, or of ``weight`` with
+            class indices; a derivative of the gradient, in forward or reverse mode.
     """
     check_flags(CALLER, return_outputs=return_outputs)
+    temperatures = temperature_array(temperature)
     options = checked_options(
-        CALLER, cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe
+        CALLER,
+        cross_entropy,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        temperature=temperature if temperatures is None else 1.0,
+        **recipe,
     )
     check_arguments(input, target, weight, options, reduction, normalizer, axis)
+    check_temperatures(CALLER, temperatures, rows_shape(input.shape, axis))
     classes = input.shape[axis_of(input.shape, axis)]
     if return_outputs:
         check_outputs(CALLER, classes)
@@ -286,4 +315,4 @@ def cross_entropy(
     # Checked here, because JAX wraps errors raised inside a compiled function.
     launch_cores("nkilib.jax.cross_entropy", library_grid())
     recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
-    return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)
+    return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer, temperatures)

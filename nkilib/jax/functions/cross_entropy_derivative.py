@@ -10,6 +10,7 @@ Kernels compute the loss and the gradient of the logits. XLA computes those of c
 weights, in several times the memory of the logits, and only if one of the two is differentiated.
 
 ``rows`` have an entry for each position; ``shared`` holds the array that all positions share: the class weights.
+Temperatures are rows if they are an array; if they are None, the number among the options divides the logits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nkilib.core.host.options import values_of
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.jax.derivatives import flags_of, saved_flags
-from nkilib.jax.functions.arguments import CALLER, IGNORED, OUT_OF_RANGE, TILE_DTYPES
+from nkilib.jax.functions.arguments import CALLER, IGNORED, OUT_OF_RANGE, TILE_DTYPES, refuse_temperature_derivative
 from nkilib.jax.launching import Kernel, Result, launch
 from nkilib.jax.rows import Arrays, batched_by_rows, required
 from nkilib.simulator.hardware.options import Options
@@ -72,6 +73,7 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
         "logits_hbm": rows["logits"],
         "targets_hbm": rows["target"],
         "class_weight_hbm": shared["class_weight"],
+        "temperature_hbm": rows["temperature"],
     }
 
 
@@ -87,7 +89,8 @@ def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, 
 
     Args:
         recipe: the compiled options.
-        rows: ``logits`` [N, V]; ``target``, [N] int32, each a class or ``IGNORED``, or [N, V] class probabilities.
+        rows: ``logits`` [N, V]; ``target``, [N] int32, each a class or ``IGNORED``, or [N, V] class probabilities;
+            ``temperature``, [N] float32 or None.
         shared: ``class_weight``, [V] float32 or None.
 
     Returns:
@@ -141,25 +144,62 @@ def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str,
     )
 
 
-def _scaled_distances(
-    logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, options: LossOptions
-) -> jax.Array:
+@dataclass(frozen=True)
+class Needed:
+    """The arguments of the loss whose gradients are needed."""
+
+    logits: bool
+    target: bool
+    class_weight: bool
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The values that the forward saves for the backward.
+
+    Attributes:
+        logits: [N, V].
+        target: [N] int32, as :func:`class_indices` gives them, or [N, V] class probabilities.
+        class_weight: [V] float32, or None.
+        temperature: [N] float32, or None.
+        maximum, log_sum: [N] float32.
+        target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
+        entropy: [N] float32; None where it was not requested.
+        needed: flags of the needed gradients, from ``saved_flags``.
+    """
+
+    logits: jax.Array
+    target: jax.Array
+    class_weight: jax.Array | None
+    temperature: jax.Array | None
+    maximum: jax.Array
+    log_sum: jax.Array
+    target_weight: jax.Array | None
+    entropy: jax.Array | None
+    needed: jax.Array
+
+
+# JAX treats it as a container of arrays.
+jax.tree_util.register_dataclass(Saved)
+
+
+def _scaled_distances(saved: Saved, grad_loss: jax.Array, options: LossOptions) -> jax.Array:
     """Compute ``grad_loss * (lse - z)``, [N, V] float32, from which both gradients are computed.
 
     z are the logits after cap and temperature, and lse is their log-sum-exp.
 
     Args:
-        logits: [N, V], before cap and temperature.
-        maximum, log_sum: [N] float32, the summands of lse.
+        saved: the values that the forward saved.
         grad_loss: [N] float32, the upstream gradient of every position's loss.
         options: the options of the loss.
     """
-    z, softcap = logits.astype(jnp.float32), options.logit_softcap
+    z, softcap, log_sum = saved.logits.astype(jnp.float32), options.logit_softcap, saved.log_sum
     if softcap is not None:
         z = jnp.where(jnp.isneginf(z), z, softcap * jnp.tanh(z / softcap))
-    z = z / options.temperature
+    # Temperatures of positions are inverted as in the kernel: without a cap, its maximum is the same product.
+    z = z / options.temperature if saved.temperature is None else z * (1.0 / saved.temperature)[:, None]
     log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
-    return ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
+    return ((saved.maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
 
 
 def _target_gradient(distances: jax.Array, class_weight: jax.Array | None, options: LossOptions) -> jax.Array:
@@ -185,42 +225,6 @@ def _weight_gradient(distances: jax.Array, target: jax.Array, options: LossOptio
     kept, spread = 1.0 - options.label_smoothing, options.label_smoothing / target.shape[1]
     return ((kept * target.astype(jnp.float32) + spread) * distances).sum(0)
 
-
-@dataclass(frozen=True)
-class Needed:
-    """The arguments of the loss whose gradients are needed."""
-
-    logits: bool
-    target: bool
-    class_weight: bool
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The values that the forward saves for the backward.
-
-    Attributes:
-        logits: [N, V].
-        target: [N] int32, as :func:`class_indices` gives them, or [N, V] class probabilities.
-        class_weight: [V] float32, or None.
-        maximum, log_sum: [N] float32.
-        target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
-        entropy: [N] float32; None where it was not requested.
-        needed: flags of the needed gradients, from ``saved_flags``.
-    """
-
-    logits: jax.Array
-    target: jax.Array
-    class_weight: jax.Array | None
-    maximum: jax.Array
-    log_sum: jax.Array
-    target_weight: jax.Array | None
-    entropy: jax.Array | None
-    needed: jax.Array
-
-
-# JAX treats it as a container of arrays.
-jax.tree_util.register_dataclass(Saved)
 
 # :func:`launched_forward` or :func:`launched_backward`.
 _KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
@@ -259,10 +263,14 @@ def _nan_where(is_wrong: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _results(
-    recipe: Recipe, logits: jax.Array, target: jax.Array, class_weight: jax.Array | None
+    recipe: Recipe,
+    logits: jax.Array,
+    target: jax.Array,
+    class_weight: jax.Array | None,
+    temperature: jax.Array | None,
 ) -> dict[str, jax.Array]:
     """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
-    rows = {"logits": logits, "target": _kernel_target(target)}
+    rows = {"logits": logits, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(launched_forward, recipe, rows, {"class_weight": class_weight})
     target_logit = results.pop("target_logit")
     if _is_soft(target):
@@ -272,24 +280,28 @@ def _results(
     return {**results, "loss": _nan_where(is_wrong, results["loss"]), "logprob": _nan_where(is_wrong, logprob)}
 
 
-def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tuple[dict[str, jax.Array], Saved]:
+def _forward(
+    recipe: Recipe, logits: Any, target: Any, class_weight: Any, temperature: Any
+) -> tuple[dict[str, jax.Array], Saved]:
     """Compute the results and the saved values.
 
     With ``symbolic_zeros``, JAX tells which arguments are differentiated.
     """
-    weight = None if class_weight is None else class_weight.value
+    weight, divisors = (None if argument is None else argument.value for argument in (class_weight, temperature))
     needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)
     if needed.class_weight and not _is_soft(target.value):
         raise NotImplementedError(
             f"{CALLER}: weight is differentiated by, and there is a derivative by class weights for class "
             f"probabilities only; pass jax.lax.stop_gradient(weight)"
         )
-    results = _results(recipe, logits.value, target.value, weight)
+    refuse_temperature_derivative(CALLER, temperature)
+    results = _results(recipe, logits.value, target.value, weight, divisors)
     target_weight = results["position_weight"] if _is_soft(target.value) else None
     saved = Saved(
         logits=logits.value,
         target=target.value,
         class_weight=weight,
+        temperature=divisors,
         maximum=results["maximum"],
         log_sum=results["log_sum"],
         target_weight=target_weight,
@@ -300,7 +312,7 @@ def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tup
 
 
 def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Compute the gradients of logits, target and class weights; None for no gradient."""
+    """Compute the gradients of logits, target, class weights and temperatures; None for no gradient."""
     upstream = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]
         for name in ("loss", "lse", "logprob", "entropy")
@@ -309,18 +321,19 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
     needed = Needed(*flags_of(saved.needed))
     grad_target = grad_weight = None
     if needed.target or needed.class_weight:
-        distances = _scaled_distances(saved.logits, saved.maximum, saved.log_sum, grad_loss, recipe.options)
+        distances = _scaled_distances(saved, grad_loss, recipe.options)
         if needed.target:
             grad_target = _target_gradient(distances, saved.class_weight, recipe.options).astype(saved.target.dtype)
         if needed.class_weight:
             grad_weight = _weight_gradient(distances, saved.target, recipe.options)
     if not needed.logits or all(grad is None for grad in upstream.values()):
-        return None, grad_target, grad_weight
+        return None, grad_target, grad_weight, None
     if not _is_soft(saved.target):
         grad_loss = _nan_where(saved.target == OUT_OF_RANGE, grad_loss)
     rows = {
         "logits": saved.logits,
         "target": _kernel_target(saved.target),
+        "temperature": saved.temperature,
         "maximum": saved.maximum,
         "log_sum": saved.log_sum,
         "target_weight": saved.target_weight,
@@ -331,10 +344,11 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
         "grad_entropy": upstream["entropy"],
     }
     results = _kernel_results(launched_backward, recipe, rows, {"class_weight": saved.class_weight})
-    return results["grad_logits"], grad_target, grad_weight
+    return results["grad_logits"], grad_target, grad_weight, None
 
 
-# From the recipe, logits [N, V], targets and class weights to the forward's results by name, [N] each: loss, lse,
-# logprob (not of class probabilities), position_weight, maximum, log_sum, and with outputs argmax and entropy.
+# From the recipe, logits [N, V], targets, class weights and temperatures to the forward's results by name, [N] each:
+# loss, lse, logprob (not of class probabilities), position_weight, maximum, log_sum, and with outputs argmax and
+# entropy.
 loss_of_rows: Final = jax.custom_vjp(_results, nondiff_argnums=(0,))
 loss_of_rows.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -21,9 +21,11 @@ from nkilib.jax.functions.arguments import (
     check_normalizer,
     check_outputs,
     check_range,
+    check_temperatures,
     check_weight,
     checked_options,
     narrowed,
+    temperature_array,
 )
 from nkilib.jax.functions.cross_entropy import CrossEntropyOutputs, returned_values
 from nkilib.jax.functions.linear_arguments import (
@@ -53,12 +55,13 @@ def _computed(
     linear_bias: jax.Array | None,
     weight: jax.Array | None,
     normalizer: jax.Array | None,
+    temperature: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
     """Compute :func:`linear_cross_entropy` of checked arguments.
 
     It is compiled, because each small operation would be its own program otherwise.
     """
-    results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight)
+    results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight, temperature)
     valid = classes != IGNORED
     if weight is None:  # no kernel is needed for it
         results = {**results, "position_weight": valid.astype(jnp.float32)}
@@ -82,7 +85,7 @@ def linear_cross_entropy(
     ignore_index: int = ...,
     label_smoothing: float = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: Array | float = ...,
     logit_scale: float = ...,
     compute_dtype: Any = ...,
     lse_square_scale: float = ...,
@@ -104,7 +107,7 @@ def linear_cross_entropy(
     ignore_index: int = ...,
     label_smoothing: float = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: Array | float = ...,
     logit_scale: float = ...,
     compute_dtype: Any = ...,
     lse_square_scale: float = ...,
@@ -126,7 +129,7 @@ def linear_cross_entropy(
     ignore_index: int = ...,
     label_smoothing: float = ...,
     logit_softcap: float | None = ...,
-    temperature: float = ...,
+    temperature: Array | float = ...,
     logit_scale: float = ...,
     compute_dtype: Any = ...,
     lse_square_scale: float = ...,
@@ -148,7 +151,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: Array | float = 1.0,
     logit_scale: float = 1.0,
     compute_dtype: Any = None,
     lse_square_scale: float = 0.0,
@@ -185,8 +188,11 @@ def linear_cross_entropy(
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
             cap. Used in Gemma 2, arXiv 2408.00118.
-        temperature: divides the logits after the cap; from 1e-6 to 1e6. It is a Python number, which like
-            ``logit_scale`` is a constant of the compiled kernel: each new value compiles a new kernel.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. A Python number is a constant of the compiled
+            kernel, as ``logit_scale`` is: each new value compiles a new kernel. A floating array of one element, or of
+            a shape that broadcasts to that of the targets, is an argument of the kernel, used in float32, and may be
+            traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array makes the results of
+            its position NaN, and with them all of the gradients of ``linear_weight`` and ``linear_bias``.
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
@@ -204,17 +210,19 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type or dtype (float64 is not supported, nor are different types
-            without ``compute_dtype``), or a number that is a constant of the compiled kernel, such as ``temperature``,
+            without ``compute_dtype``), or a number that is a constant of the compiled kernel, such as ``logit_scale``,
             is an array of JAX.
         ValueError: shapes do not fit; unknown ``reduction``, ``weight_layout`` or ``compute_dtype``; an option is out
-            of range; ``normalizer`` without a mean; the environment gives two different numbers of cores.
+            of range; a temperature of an array is, where its values are known; ``normalizer`` without a mean; the
+            environment gives two different numbers of cores.
         IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a gradient of ``weight``; a derivative of the gradients,
-            in forward or reverse mode.
+        NotImplementedError: arrays are not where kernels run; a gradient of ``weight`` or ``temperature``; a derivative
+            of the gradients, in forward or reverse mode.
     """
     if unknown:
         refuse_unknown(linear_cross_entropy, unknown)
     check_flags(_CALLER, return_outputs=return_outputs)
+    temperatures = temperature_array(temperature)
     options = checked_options(
         _CALLER,
         linear_cross_entropy,
@@ -222,13 +230,14 @@ def linear_cross_entropy(
         label_smoothing=label_smoothing,
         logit_softcap=logit_softcap,
         lse_square_scale=lse_square_scale,
-        temperature=temperature,
+        temperature=temperature if temperatures is None else 1.0,
     )
     scale = checked_scale(_CALLER, linear_cross_entropy, logit_scale)
     dtype = checked_compute_dtype(_CALLER, compute_dtype)
     arguments = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
     check_operands(_CALLER, arguments, dtype, weight=weight)
     check_indices(_CALLER, arguments, arguments.positions)
+    check_temperatures(_CALLER, temperatures, arguments.positions)
     check_reduction(_CALLER, reduction)
     if weight is not None:
         check_weight(_CALLER, weight, arguments.classes)
@@ -256,4 +265,5 @@ def linear_cross_entropy(
         ),
         simulator=simulator_options(),
     )
-    return _compiled(recipe, reduction, return_outputs, input, linear_weight, target, linear_bias, weight, normalizer)
+    arrays = (input, linear_weight, target, linear_bias, weight, normalizer, temperatures)
+    return _compiled(recipe, reduction, return_outputs, *arrays)

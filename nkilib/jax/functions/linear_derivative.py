@@ -7,7 +7,8 @@
 :func:`launched_backward` launch its kernels.
 
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
-class weights.
+class weights. Temperatures are rows if they are an array; if they are None, the number among the options divides the
+logits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
 from nkilib.jax.derivatives import differing_alike, flags_of, saved_flags
-from nkilib.jax.functions.arguments import IGNORED, OUT_OF_RANGE, TILE_DTYPES, class_indices
+from nkilib.jax.functions.arguments import (
+    IGNORED,
+    OUT_OF_RANGE,
+    TILE_DTYPES,
+    class_indices,
+    refuse_temperature_derivative,
+    temperature_rows,
+)
 from nkilib.jax.launching import Kernel, Result, launch
 from nkilib.jax.rows import Arrays, as_rows, batched_by_example, batched_by_rows, required
 from nkilib.simulator.hardware.options import Options
@@ -102,6 +110,7 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
         "targets_hbm": rows["target"],
         "bias_hbm": shared["linear_bias"],
         "class_weight_hbm": shared["class_weight"],
+        "temperature_hbm": rows["temperature"],
     }
 
 
@@ -110,7 +119,8 @@ def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict
 
     Args:
         recipe: the compiled options.
-        rows: ``input`` [N, D]; ``target`` int32, each a class or ``IGNORED``, [N], or [N, K] for K ids per position.
+        rows: ``input`` [N, D]; ``target`` int32, each a class or ``IGNORED``, [N], or [N, K] for K ids per position;
+            ``temperature``, [N] float32 or None.
         shared: ``linear_weight`` in its layout; ``linear_bias`` and ``class_weight``, [V] float32 or None.
 
     Returns:
@@ -187,6 +197,7 @@ class Saved:
         linear_weight: the output layer, in its layout.
         target: int32, as :func:`.arguments.class_indices` gives them.
         linear_bias, class_weight: [V] float32, or None.
+        temperature: [N] float32, or None.
         maximum, log_sum: [N] float32.
         entropy: [N] float32; None where it was not requested.
         needed: flags of the needed gradients, from ``saved_flags``.
@@ -197,6 +208,7 @@ class Saved:
     target: jax.Array
     linear_bias: jax.Array | None
     class_weight: jax.Array | None
+    temperature: jax.Array | None
     maximum: jax.Array
     log_sum: jax.Array
     entropy: jax.Array | None
@@ -254,9 +266,10 @@ def _results(
     target: jax.Array,
     linear_bias: jax.Array | None,
     class_weight: jax.Array | None,
+    temperature: jax.Array | None,
 ) -> dict[str, jax.Array]:
     """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
-    rows = {"input": input, "target": _kernel_target(target)}
+    rows = {"input": input, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
     if recipe.wanted.target:
         logprob = (results.pop("target_logit") - results["maximum"]) - results["log_sum"]
@@ -271,7 +284,13 @@ def _results(
 
 
 def _forward(
-    recipe: LinearRecipe, input: Any, linear_weight: Any, target: Any, linear_bias: Any, class_weight: Any
+    recipe: LinearRecipe,
+    input: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    class_weight: Any,
+    temperature: Any,
 ) -> tuple[dict[str, jax.Array], Saved]:
     """Compute the results and the saved values.
 
@@ -283,14 +302,18 @@ def _forward(
             f"{recipe.caller}: weight is differentiated by, and there is no derivative by class weights; pass "
             f"jax.lax.stop_gradient(weight)"
         )
-    bias, weights = (None if argument is None else argument.value for argument in (linear_bias, class_weight))
-    results = _results(recipe, input.value, linear_weight.value, target.value, bias, weights)
+    refuse_temperature_derivative(recipe.caller, temperature)
+    bias, weights, divisors = (
+        None if argument is None else argument.value for argument in (linear_bias, class_weight, temperature)
+    )
+    results = _results(recipe, input.value, linear_weight.value, target.value, bias, weights, divisors)
     saved = Saved(
         input=input.value,
         linear_weight=linear_weight.value,
         target=target.value,
         linear_bias=bias,
         class_weight=weights,
+        temperature=divisors,
         maximum=results["maximum"],
         log_sum=results["log_sum"],
         entropy=results.get("entropy"),
@@ -300,13 +323,13 @@ def _forward(
 
 
 def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Compute the gradients of input, weight, target, bias and class weights; None for no gradient."""
+    """Compute the gradients of input, weight, target, bias, class weights and temperatures; None for no gradient."""
     upstream: dict[str, jax.Array | None] = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
     }
     needed = Needed(*flags_of(saved.needed))
     if needed == Needed(False, False, False) or all(grad is None for grad in upstream.values()):
-        return None, None, None, None, None
+        return None, None, None, None, None, None
     of_logprob = upstream["logprob"]
     if not recipe.is_loss and saved.target.ndim == 1 and of_logprob is not None:
         # As the negative of a loss, whose gradient costs nothing more.
@@ -319,6 +342,7 @@ def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> t
     rows = {
         "input": saved.input,
         "target": _kernel_target(saved.target),
+        "temperature": saved.temperature,
         "maximum": saved.maximum,
         "log_sum": saved.log_sum,
         "entropy": None if upstream["entropy"] is None else saved.entropy,
@@ -326,11 +350,12 @@ def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> t
     }
     shared = _shared(saved.linear_weight, saved.linear_bias, saved.class_weight)
     results = _kernel_results(recipe, needed, rows, shared)
-    return results.get("input"), results.get("linear_weight"), None, results.get("linear_bias"), None
+    return results.get("input"), results.get("linear_weight"), None, results.get("linear_bias"), None, None
 
 
-# From the recipe, hidden states [N, D], the weight, targets, bias and class weights to results by name, [N] each
-# but for logprob of K ids, [N, K]: the loss, or of scores logprob; lse, maximum, log_sum and what the recipe wants.
+# From the recipe, hidden states [N, D], the weight, targets, bias, class weights and temperatures to results by name,
+# [N] each but for logprob of K ids, [N, K]: the loss, or of scores logprob; lse, maximum, log_sum and what the recipe
+# wants.
 _results_of_rows: Final = jax.custom_vjp(_results, nondiff_argnums=(0,))
 _results_of_rows.defvjp(_forward, _backward, symbolic_zeros=True)
 
@@ -346,6 +371,7 @@ def computed_rows(
     target: jax.Array,
     linear_bias: jax.Array | None,
     class_weight: jax.Array | None = None,
+    temperature: jax.Array | None = None,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Compute the results by row from checked arguments, and return them with the int32 targets of the rows.
 
@@ -355,6 +381,7 @@ def computed_rows(
         linear_weight: the output layer, in its layout.
         target: class indices in the shape of the positions, or with a further axis of K ids.
         linear_bias, class_weight: [V] floating, or None.
+        temperature: floating, as :func:`.arguments.check_temperatures` takes it, or None.
     """
     positions = prod(input.shape[:-1])
     classes = jnp.asarray(class_indices(target, recipe.options.ignore_index, _classes(recipe, linear_weight)))
@@ -365,6 +392,7 @@ def computed_rows(
             "target": classes.reshape(positions, *classes.shape[input.ndim - 1 :]),
             "linear_bias": None if linear_bias is None else linear_bias.astype(jnp.float32),
             "class_weight": None if class_weight is None else class_weight.astype(jnp.float32),
+            "temperature": temperature_rows(temperature, input.shape[:-1]),
         }
     )
     return _results_of_rows(recipe, *arrays.values()), arrays["target"]

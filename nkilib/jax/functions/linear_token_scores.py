@@ -16,7 +16,15 @@ from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import Wanted
 from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import OUTPUTS, checked_outputs
-from nkilib.jax.functions.arguments import IGNORED, Array, check_range, checked_options, narrowed
+from nkilib.jax.functions.arguments import (
+    IGNORED,
+    Array,
+    check_range,
+    check_temperatures,
+    checked_options,
+    narrowed,
+    temperature_array,
+)
 from nkilib.jax.functions.linear_arguments import (
     LinearArguments,
     check_indices,
@@ -82,12 +90,13 @@ def _computed(
     linear_weight: jax.Array,
     target: jax.Array,
     linear_bias: jax.Array | None,
+    temperature: jax.Array | None,
 ) -> LinearTokenScores:
     """Compute :func:`linear_token_scores` of checked arguments.
 
     It is compiled, because each small operation would be its own program otherwise.
     """
-    results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias)
+    results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias, temperature=temperature)
     scores = {name: results[name].reshape(input.shape[:-1]) if name in names else None for name in OUTPUTS}
     return LinearTokenScores(results["logprob"].reshape(target.shape), **scores)
 
@@ -103,7 +112,7 @@ def linear_token_scores(
     *,
     linear_bias: Array | None = None,
     ignore_index: int = -100,
-    temperature: float = 1.0,
+    temperature: Array | float = 1.0,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
     outputs: Iterable[str] = ("entropy",),
@@ -144,9 +153,13 @@ def linear_token_scores(
         linear_bias: [V], of the type of ``input`` or float32; used in float32, without rounding. -inf masks a class.
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
             gradient is not read; the other scores are computed, and have gradients.
-        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a
-            Python number, which like ``logit_scale`` is a constant of the compiled kernel: each new value compiles a
-            new kernel.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
+            Python number is a constant of the compiled kernel, as ``logit_scale`` is: each new value compiles a new
+            kernel. A floating array of one element, or of a shape that broadcasts to that of the positions, such as
+            [batch, 1] for a temperature of each sample, is an argument of the kernel, used in float32, and may be
+            traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array makes the scores of
+            its position but ``argmax`` NaN, and with them all of the gradients of ``linear_weight`` and
+            ``linear_bias``.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
         outputs: names of the scores besides ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
@@ -161,28 +174,29 @@ def linear_token_scores(
 
     Raises:
         TypeError: an argument has the wrong Python type or dtype, or a number that is a constant of the compiled
-            kernel, such as ``temperature``, is an array of JAX.
-        ValueError: an unknown name in ``outputs``; shapes do not fit; an option is out of range; the environment gives
-            two different numbers of cores.
+            kernel, such as ``logit_scale``, is an array of JAX.
+        ValueError: an unknown name in ``outputs``; shapes do not fit; an option is out of range; a temperature of an
+            array is, where its values are known; the environment gives two different numbers of cores.
         IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a derivative of the gradients, in forward or reverse
-            mode.
+        NotImplementedError: arrays are not where kernels run; a gradient of ``temperature``; a derivative of the
+            gradients, in forward or reverse mode.
     """
     if unknown:
         refuse_unknown(linear_token_scores, unknown)
-    names = checked_outputs(_CALLER, outputs)
+    names, temperatures = checked_outputs(_CALLER, outputs), temperature_array(temperature)
     options = checked_options(
         _CALLER,
         linear_token_scores,
         ignore_index=ignore_index,
         logit_softcap=logit_softcap,
-        temperature=temperature,
+        temperature=temperature if temperatures is None else 1.0,
     )
     scale = checked_scale(_CALLER, linear_token_scores, logit_scale)
     dtype = checked_compute_dtype(_CALLER, compute_dtype)
     arguments = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
     check_operands(_CALLER, arguments, dtype)
     check_indices(_CALLER, arguments, _checked_target_shape(arguments))
+    check_temperatures(_CALLER, temperatures, arguments.positions)
     check_range(_CALLER, target, options.ignore_index, arguments.classes)
     target, is_narrowed = narrowed(target, options.ignore_index, arguments.classes)
     # Checked here, because JAX wraps errors raised inside a compiled function.
@@ -197,4 +211,4 @@ def linear_token_scores(
         wanted=Wanted(log_sum=True, **{name: True for name in names if name != "lse"}),
         simulator=simulator_options(),
     )
-    return _compiled(recipe, names, input, linear_weight, target, linear_bias)
+    return _compiled(recipe, names, input, linear_weight, target, linear_bias, temperatures)

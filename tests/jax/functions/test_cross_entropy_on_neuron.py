@@ -73,8 +73,9 @@ def neuron(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
 def test_a_step_calls_the_kernels_on_arrays_that_are_traced(neuron: dict[str, StandIn]) -> None:
     x, target, weight = make_logits(dtype=jnp.bfloat16), make_targets(ignored=-100), make_weight()
     step = jax.jit(jax.value_and_grad(cross_entropy), static_argnames="label_smoothing")
-    loss, gradient = step(x, target, weight, label_smoothing=0.1)
-    exact = of_reference(x, target, weight, label_smoothing=0.1)
+    temperatures = np.array([2.0, 0.5, 1.0, 0.7, 3.0, 0.9], np.float32)
+    loss, gradient = step(x, target, weight, label_smoothing=0.1, temperature=temperatures)
+    exact = of_reference(x, target, weight, label_smoothing=0.1, temperature=temperatures)
     counted = np.asarray(target)[np.asarray(target) != -100]
     divisor = np.asarray(weight, np.float64)[counted].sum()
     assert_loss(loss, exact.losses.sum() / divisor)
@@ -85,6 +86,7 @@ def test_a_step_calls_the_kernels_on_arrays_that_are_traced(neuron: dict[str, St
         arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
         assert all(isinstance(array, jax.core.Tracer) for array in arrays.values())
         assert arrays["logits_hbm"].shape == (POSITIONS, CLASSES) and arrays["targets_hbm"].dtype == jnp.int32
+        assert arrays["temperature_hbm"].shape == (POSITIONS,) and arguments["temperature"] == 1.0
         assert None not in arrays.values() and arguments["label_smoothing"] == 0.1
 
 

@@ -145,9 +145,9 @@ SCORED = np.asarray(TARGET)
         (TARGET, {"outputs": ("variance",)}, ValueError, r"outputs must be among entropy, lse, .*, got 'variance'"),
         (
             TARGET,
-            {"temperature": jnp.asarray(np.float32(1.0))},
+            {"logit_scale": jnp.asarray(np.float32(1.0))},
             TypeError,
-            r"temperature must be a Python number, which is compiled",
+            r"logit_scale must be a Python number, which is compiled",
         ),
         (TARGET, {"temperature": 1e-7}, ValueError, r"temperature must be a number from 1e-06 to"),
         (TARGET, {"logit_scale": -1.0}, ValueError, r"logit_scale must be a number from 1e-06 to .* got -1.0"),

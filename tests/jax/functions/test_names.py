@@ -25,9 +25,10 @@ def test_no_module_has_a_public_name() -> None:
 def test_every_option_is_a_keyword() -> None:
     shown = inspect.signature(nkilib.jax.cross_entropy).parameters
     help_text = pydoc.plain(pydoc.render_doc(nkilib.jax.cross_entropy))
+    types = {**LossOptions.__annotations__, "temperature": "Array | float"}
     for name, default in vars(LossOptions()).items():
         assert shown[name].default == default
-        assert f"{name}: '{LossOptions.__annotations__[name]}' = {default}" in help_text
+        assert f"{name}: '{types[name]}' = {default}" in help_text
 
 
 def test_linear_functions_have_the_names_of_those_of_torch() -> None:
