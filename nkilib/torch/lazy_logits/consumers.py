@@ -29,7 +29,7 @@ from nkilib.torch.functions.linear_token_scores.functional import linear_token_s
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits, whole
-from nkilib.torch.lazy_logits.transformations import registering
+from nkilib.torch.lazy_logits.transformations import divided_by_tensor, registering
 
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
@@ -146,6 +146,7 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
             memory_limit=None if loss.reduction == "none" or return_outputs else options.memory_limit,
             logit_scale=form.scale,
             logit_softcap=form.cap,
+            temperature=form.temperature_of_positions(),
             normalizer=loss.normalizer,
             return_outputs=return_outputs,
         )
@@ -194,6 +195,16 @@ def _nll_loss(
     return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction))
 
 
+def _divided(form: Form, temperature: Tensor) -> Form | None:
+    """Return the form divided by a tensor of one element or of a shape that broadcasts to the positions."""
+    if temperature.numel() == 1:
+        return divided_by_tensor(form, temperature.reshape(()))
+    missing = form.ndim - 1 - temperature.dim()
+    if missing < 0:
+        return None
+    return divided_by_tensor(form, temperature.reshape((1,) * missing + temperature.shape).unsqueeze(form.class_dim))
+
+
 @_consumes("nkilib_cross_entropy")
 def _own_cross_entropy(
     input: LazyLogits,
@@ -208,15 +219,16 @@ def _own_cross_entropy(
     class_dim: int = 1,
     lse_square_scale: float = 0.0,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor | CrossEntropyOutputs | None:
     """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
     recorded = input.form
     is_known = recorded.kind is Kind.LOGITS and class_dim % recorded.ndim == recorded.class_dim
-    if not is_known or not _are_indices(recorded, target) or None not in (recorded.cap, logit_softcap):
+    is_capped = recorded.cap is not None or recorded.temperatures is not None
+    if not is_known or not _are_indices(recorded, target) or (is_capped and logit_softcap is not None):
         return None
     capped = recorded if logit_softcap is None else replace(recorded, cap=logit_softcap)
-    form = capped.scaled(1.0 / temperature)
+    form = _divided(capped, temperature) if isinstance(temperature, Tensor) else capped.scaled(1.0 / temperature)
     if form is None:
         return None
     loss = _Loss(weight, ignore_index, reduction, label_smoothing, lse_square_scale, normalizer)
@@ -243,6 +255,7 @@ def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
             compute_dtype=_compute_dtype(logits),
             logit_scale=form.scale,
             logit_softcap=form.cap,
+            temperature=form.temperature_of_positions(),
         )
         return result.logprob, getattr(result, name)
 
@@ -324,7 +337,7 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
         return (summed if bias is None else summed + bias.float().sum(),)
 
     (result,) = _results(logits, torch.zeros((), dtype=torch.int64, device=logits.device), total)
-    return logits.form.scale * result
+    return logits.form.scale * result / logits.form.temperature_of_positions()
 
 
 @_consumes("sum")
@@ -360,6 +373,7 @@ def _kl_div(
         return None
     student, teacher = input.form, target.form
     is_known = _is_log_softmax(student) and _is_log_softmax(teacher) and student.shape == teacher.shape
+    is_known = is_known and student.temperatures is None is teacher.temperatures
     is_known = is_known and student.is_last and teacher.is_last and len(student.terms) == len(teacher.terms) == 1
     if not is_known or reduction not in ("mean", "sum", "batchmean") or target.requires_grad:
         return None
