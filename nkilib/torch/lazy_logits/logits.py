@@ -45,9 +45,10 @@ _IN_PLACE: Final = frozenset(
 # The functions of which a scale in place is recorded as its other form.
 _OUT_OF_PLACE: Final = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "div"}
 # Functions whose argument beside the logits may be a tensor of temperatures.
-_SCALES: Final = ("mul", "multiply", "__mul__", "__rmul__", "div", "divide", "true_divide", "__truediv__")
+_PRODUCTS: Final = ("mul", "multiply", "__mul__", "__rmul__")
+_SCALES: Final = (*_PRODUCTS, "div", "divide", "true_divide", "__truediv__", "__rdiv__")
 # Functions of two tensors of which either may be lazy.
-_OF_EITHER: Final = ("mul", "multiply", "__mul__", "__rmul__", "add", "__add__", "__radd__")
+_OF_EITHER: Final = (*_PRODUCTS, "add", "__add__", "__radd__", "__rdiv__")
 # What is true of the logits if it is of the hidden states, which have their device, their kind and their layout.
 _FLAGS: Final = ("cuda", "cpu", "meta", "xla", "sparse", "quantized", "nested", "contiguous", "complex", "conj")
 _OF_HIDDEN: Final = frozenset((*(f"is_{name}" for name in _FLAGS), "is_floating_point", "layout", "get_device"))

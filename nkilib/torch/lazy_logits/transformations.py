@@ -350,6 +350,13 @@ def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form
     return form.scaled(1.0 / other) if _is_number(other) and other != 0 else None
 
 
+@_records("__rdiv__")
+def _divisor_first(divisor: Any, form: Any) -> Form | None:
+    """A division by a tensor, as a graph of ``torch.compile`` has it."""
+    is_known = isinstance(divisor, Tensor) and isinstance(form, Form)
+    return divided_by_tensor(form, divisor) if is_known else None
+
+
 @_records("neg", "negative", "__neg__")
 def _negated(form: Form) -> Form | None:
     return form.scaled(-1.0)
