@@ -304,6 +304,8 @@ def _product(first: Form, second: Form) -> Form | None:
 def divided_by_tensor(form: Form, divisor: Tensor, is_inverse: bool = False) -> Form | None:
     """Return the form divided by a tensor of one element, or of one for each position; None for other tensors.
 
+    On the CPU this reads the values, see :meth:`Form.divided`.
+
     Args:
         form: logits.
         divisor: a tensor that broadcasts to the logits, with one element along the classes.
