@@ -50,10 +50,10 @@ def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tu
         return ()
     if given in (of_positions, (*of_positions, 1), (count,), (count, 1), (1, count)):
         return of_positions
-    batch, further = of_positions[0], len(of_positions) - 1
-    if given[0] == batch and len(given) <= len(of_positions) + 1 and math.prod(given[1:]) == 1:
-        return (batch, *(1,) * further)
-    return None
+    is_of_samples = given[:1] == of_positions[:1] and math.prod(given[1:]) == 1
+    if not is_of_samples or len(given) > len(of_positions) + 1:
+        return None
+    return (given[0], *(1,) * (len(of_positions) - 1))
 
 
 def _is_temperature(temperature: object, hidden: Tensor) -> bool:

@@ -281,7 +281,8 @@ def test_temperatures_of_padding_are_finite_and_leave_no_gradient() -> None:
 
 
 def test_other_temperatures_are_refused_by_the_functions() -> None:
-    for temperature in (OF_SAMPLES.clone().requires_grad_(), torch.ones(LENGTH, BATCH), torch.ones(CLASSES)):
+    with_gradient, complex_number = OF_SAMPLES.clone().requires_grad_(), torch.tensor(1.0j)
+    for temperature in (with_gradient, complex_number, torch.ones(LENGTH, BATCH), torch.ones(CLASSES)):
         for function in (linear_cross_entropy, fused_linear_for_ppo):
             with pytest.raises(
                 RuntimeError, match=rf"verl\.{function.__name__}: temperature must be a number or a real"

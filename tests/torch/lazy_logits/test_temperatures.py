@@ -75,7 +75,7 @@ LAZY: dict[str, Use] = {
     "in place": lambda z: z.div_(OF_TOKENS),
     "/=": lambda z: z.__itruediv__(OF_SAMPLES),
     "detached": lambda z: (z / OF_TOKENS).detach(),
-    "under no_grad of the divisor": lambda z: z / OF_TOKENS.clone().requires_grad_().detach(),
+    "of a detached tensor": lambda z: z / OF_TOKENS.clone().requires_grad_().detach(),
 }
 
 
