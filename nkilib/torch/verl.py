@@ -12,6 +12,7 @@ worker of verl calls :func:`install`: docs/reference/torch.md#which-function-for
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MIN
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
@@ -32,6 +34,61 @@ _FUSED: Final = "verl.utils.experimental.torch_functional"
 _REDUCTIONS: Final = ("none", "sum", "mean")
 # Widths of hidden states that the kernels take.
 _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
+
+
+def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape that broadcasts to the positions, for temperatures in a form of verl; None for any other.
+
+    Args:
+        shape: the shape of the temperatures. These forms are known: one element; one of each position, in the shape of
+            the positions or packed, [N] or [1, N]; one of each sample of positions [batch, ...], [batch]; and each of
+            the last two with one element for all classes or positions behind it, as they divide logits.
+        positions: the shape of the positions.
+    """
+    given, of_positions, count = tuple(shape), tuple(positions), math.prod(positions)
+    if math.prod(given) == 1:
+        return ()
+    if given in (of_positions, (*of_positions, 1), (count,), (count, 1), (1, count)):
+        return of_positions
+    is_of_samples = given[:1] == of_positions[:1] and math.prod(given[1:]) == 1
+    if not is_of_samples or len(given) > len(of_positions) + 1:
+        return None
+    return (given[0], *(1,) * (len(of_positions) - 1))
+
+
+def _is_temperature(temperature: object, hidden: Tensor) -> bool:
+    """Return whether a temperature is one that the kernels take: no tensor, or one in a form of verl, without grad."""
+    if not isinstance(temperature, Tensor):
+        return True
+    if temperature.is_nested or temperature.is_complex() or temperature.requires_grad:
+        return False
+    is_here = temperature.device == hidden.device or temperature.dim() == 0
+    return is_here and _shape_of_temperatures(temperature.shape, hidden.shape[:-1]) is not None
+
+
+def _temperature_of_positions(caller: str, temperature: float | Tensor, hidden: Tensor) -> float | Tensor:
+    """Return a temperature as nkilib takes it: the number, or float32 of the shape of the positions, or of one element.
+
+    Values of tensors below the least of the kernels become that one: verl pads with temperatures of 0, and its engines
+    raise them to 1e-8.
+
+    Raises:
+        RuntimeError: a tensor that the kernels do not take.
+    """
+    if not isinstance(temperature, Tensor):
+        return temperature
+    positions = hidden.shape[:-1]
+    shape = _shape_of_temperatures(temperature.shape, positions)
+    if shape is None or not _is_temperature(temperature, hidden):
+        raise RuntimeError(
+            f"{caller}: temperature must be a number or a real tensor on {hidden.device} that does not require grad, "
+            f"of one element, of one for each position {tuple(positions)} or of one for each sample, got shape "
+            f"{tuple(temperature.shape)}, {temperature.dtype}, on {temperature.device}, requires_grad="
+            f"{temperature.requires_grad}; pass it detached, in one of these shapes"
+        )
+    # An element without dimensions may be on the CPU, as in PyTorch's own functions.
+    numbers = temperature.to(hidden.device, torch.float32).clamp(min=TEMPERATURE_MIN).reshape(shape)
+    return numbers.expand(positions) if shape else numbers
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
@@ -58,7 +115,7 @@ def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     reduction: str = "none",
     dist_process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -75,7 +132,10 @@ def linear_cross_entropy(
         weight: the weight [V, D]; with a group, this rank's rows of it, equally many on each rank.
         labels: integers [...], of the shape of ``hidden`` without the last dimension, counted over the classes of all
             ranks. -100 has log-probability 0.
-        temperature: divides the logits; from 1e-6 to 1e6. Each new value compiles a new kernel.
+        temperature: divides the logits; from 1e-6 to 1e6. Each new number compiles a new kernel, and no tensor does. A
+            tensor, which has no gradient, has one element; or one for each of the N positions, of the shape of
+            ``labels``, [N], or [1, N]; or for labels [batch, ...] one for each sample, [batch]. Behind these, sizes of
+            1 may follow. Values of tensors below 1e-6, such as 0 at padding, are taken as 1e-6.
         reduction: the reduction of the log-probabilities: ``"none"``, ``"sum"`` or ``"mean"`` over all positions, in
             upper or lower case.
         dist_process_group: the ranks that share the vocabulary. As in verl, the gradient of ``hidden`` is then a
@@ -102,6 +162,9 @@ def linear_cross_entropy(
         group = None
     if group is not None:
         hidden = _gradient_on_first_rank(hidden, dist.get_rank(group) == 0)
+    temperature = _temperature_of_positions("nkilib.torch.verl.linear_cross_entropy", temperature, hidden)
+    if isinstance(temperature, Tensor):
+        temperature = temperature.reshape(-1)
     rows, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     scores = linear_token_scores(rows, weight, targets, group, temperature=temperature)
     logprobs: Tensor = scores.logprob if lowered == "none" else getattr(scores.logprob, lowered)()
@@ -109,7 +172,7 @@ def linear_cross_entropy(
 
 
 def fused_linear_for_ppo(
-    hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+    hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probability and entropy of every position, like the ``forward`` of verl's ``FusedLinearForPPO``.
 
@@ -119,7 +182,8 @@ def fused_linear_for_ppo(
         hidden_states: [..., D], bfloat16, float16 or float32.
         vocab_weights: the weight [V, D].
         input_ids: [...], the tokens to score, already shifted; -100 has log-probability 0.
-        temperature: divides the logits; from 1e-6 to 1e6. Each new value compiles a new kernel.
+        temperature: divides the logits, see :func:`linear_cross_entropy`; a tensor of one for each position has the
+            shape of ``input_ids``, [N] or [1, N].
 
     Returns:
         Two float32 differentiable tensors of the shape of ``input_ids``: log-probabilities and entropies, in nats.
@@ -128,6 +192,7 @@ def fused_linear_for_ppo(
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
             :func:`nkilib.torch.linear_token_scores`.
     """
+    temperature = _temperature_of_positions("nkilib.torch.verl.fused_linear_for_ppo", temperature, hidden_states)
     scores = linear_token_scores(hidden_states, vocab_weights, input_ids, temperature=temperature)
     return scores.logprob, cast(Tensor, scores.entropy)
 
@@ -138,7 +203,7 @@ def _is_taken(hidden: Tensor, weight: Tensor, temperature: object, devices: froz
         and hidden.dtype in TILE_DTYPES
         and weight.dtype in TILE_DTYPES
         and hidden.shape[-1] in _WIDTHS
-        and not isinstance(temperature, Tensor)
+        and _is_temperature(temperature, hidden)
     )
 
 
@@ -147,7 +212,7 @@ def _scores_of_kernel(theirs: Callable[..., Any], devices: frozenset[str]) -> Ca
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
-        temperature: float = 1.0,
+        temperature: float | Tensor = 1.0,
         reduction: str = "none",
         dist_process_group: dist.ProcessGroup | None = None,
     ) -> Any:
@@ -161,7 +226,7 @@ def _scores_of_kernel(theirs: Callable[..., Any], devices: frozenset[str]) -> Ca
 
 def _forward_of_module(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
     def forward(
-        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float | Tensor = 1.0
     ) -> Any:
         if _is_taken(hidden_states, vocab_weights, temperature, devices):
             return fused_linear_for_ppo(hidden_states, vocab_weights, input_ids, temperature)
@@ -176,9 +241,9 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     After the installation ``verl.utils.kernel.linear_cross_entropy.linear_cross_entropy`` is
     :func:`linear_cross_entropy` for tensors on one of these devices, in every module of verl that has imported it by
     name too; and ``FusedLinearForPPO`` is :func:`fused_linear_for_ppo`, for any backend. Tensors on other devices,
-    float64, hidden states with fewer than 16 or more than 16,384 features and a temperature for each sample go to
-    verl's own code. Models built before and after the installation are served alike; verl calls both functions only
-    with ``use_fused_kernels``.
+    float64, hidden states with fewer than 16 or more than 16,384 features, and temperatures that
+    :func:`linear_cross_entropy` does not take go to verl's own code. Models built before and after the installation are
+    served alike; verl calls both functions only with ``use_fused_kernels``.
 
     Args:
         devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. If the Neuron SDK is

@@ -124,10 +124,15 @@ def backward(results: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor) -> 
     return torch.autograd.grad(results, (hidden, weight), upstream)
 
 
-def assert_scores(results: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
-    """Values and gradients of both are the formula's in float64, of operands as rounded as these."""
+def assert_scores(
+    results: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor, dtype: torch.dtype, temperature: Any = T
+) -> None:
+    """Values and gradients of both are the formula's in float64, of operands as rounded as these.
+
+    Tensors of temperatures broadcast to the logits.
+    """
     x, w = (array.detach().double().requires_grad_() for array in (hidden, weight))
-    exact = scores(x, w, LABELS, T)
+    exact = scores(x, w, LABELS, temperature)
     for ours, theirs in zip(results, exact, strict=True):
         assert ours.dtype == torch.float32
         assert_telling(ours.detach(), theirs.detach().view(ours.shape), 0.0, LOSS_UNITS * UNIT * 8.0)
@@ -197,7 +202,8 @@ NARROW = (HIDDEN[..., :8], WEIGHT[:, :8])
         pytest.param(("neuron",), HIDDEN, WEIGHT, T, id="another device"),
         pytest.param(("cpu",), HIDDEN.double(), WEIGHT.double(), T, id="float64"),
         pytest.param(("cpu",), *NARROW, T, id="few features"),
-        pytest.param(("cpu",), HIDDEN, WEIGHT, torch.full((BATCH, LENGTH, 1), T), id="a temperature for each"),
+        pytest.param(("cpu",), HIDDEN, WEIGHT, torch.tensor(T, requires_grad=True), id="a temperature with gradient"),
+        pytest.param(("cpu",), HIDDEN, WEIGHT, torch.full((1, LENGTH, 1), T), id="temperatures of no form of verl"),
     ],
 )
 def test_what_the_kernels_do_not_take_goes_to_verl(
@@ -207,10 +213,81 @@ def test_what_the_kernels_do_not_take_goes_to_verl(
     with install(devices):
         module = verl[FUSED].FusedLinearForPPO()
         assert torch.equal(module(hidden, weight, LABELS, temperature)[0], expected)
-        if not isinstance(temperature, Tensor):
+        if not isinstance(temperature, Tensor):  # verl's function asserts a float
             assert torch.equal(verl[KERNEL].linear_cross_entropy(hidden, weight, LABELS, T)[0], expected.flatten())
             assert LinearCrossEntropy.calls == 1
     assert FusedLinearForPPO.calls == 1
+
+
+OF_SAMPLES = torch.tensor([0.7, 1.3])
+OF_TOKENS = torch.tensor([[0.7, 1.3, 0.9], [2.0, 0.5, 1.1]])
+BY_SAMPLE, BY_TOKEN = OF_SAMPLES.view(BATCH, 1, 1).double(), OF_TOKENS.unsqueeze(-1).double()
+# Temperatures in the forms of verl, with the float64 ones that broadcast to logits [BATCH, LENGTH, CLASSES]. Engines
+# of verl expand [batch] of rollouts to [total_nnz] of packed tokens, and unsqueeze both.
+FORMS = {
+    "one without dimensions": (torch.tensor(0.75), torch.tensor(0.75)),
+    "one, integer": (torch.tensor([2]), torch.tensor(2.0)),
+    "one of float64": (torch.tensor([[0.75]], dtype=torch.float64), torch.tensor(0.75)),
+    "of samples": (OF_SAMPLES, BY_SAMPLE),
+    "of samples, a column": (OF_SAMPLES[:, None], BY_SAMPLE),
+    "of samples, beside logits": (OF_SAMPLES[:, None, None], BY_SAMPLE),
+    "of tokens": (OF_TOKENS, BY_TOKEN),
+    "of tokens, beside logits": (OF_TOKENS[..., None], BY_TOKEN),
+    "of tokens, packed": (OF_TOKENS.flatten(), BY_TOKEN),
+    "of tokens, packed in a row": (OF_TOKENS.view(1, -1), BY_TOKEN),
+    "of tokens, packed beside logits": (OF_TOKENS.view(-1, 1), BY_TOKEN),
+    "of bfloat16": (OF_TOKENS.bfloat16(), BY_TOKEN.bfloat16().double()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_temperatures_in_the_forms_of_verl(form: str, verl: dict[str, Any]) -> None:
+    temperature, beside_logits = FORMS[form]
+    hidden, weight = leaves()
+    with install(devices=("cpu",)):
+        of_function = verl[BY_NAME].linear_cross_entropy(hidden, weight, LABELS, temperature)
+        of_module = verl[FUSED].FusedLinearForPPO()(hidden, weight, LABELS, temperature)
+    assert LinearCrossEntropy.calls == FusedLinearForPPO.calls == 0
+    assert of_function[0].shape == (BATCH * LENGTH,) and of_module[0].shape == LABELS.shape
+    assert all(torch.equal(*pair) for pair in zip(of_function, (item.flatten() for item in of_module), strict=True))
+    assert_scores(of_module, hidden, weight, torch.float32, beside_logits)
+
+
+@pytest.mark.parametrize("rows", [(BATCH * LENGTH,), (1, BATCH * LENGTH)])
+def test_temperatures_of_packed_hidden_states(rows: tuple[int, ...], verl: dict[str, Any]) -> None:
+    hidden, weight = leaves()
+    labels = LABELS.view(rows)
+    with install(devices=("cpu",)):
+        module = verl[FUSED].FusedLinearForPPO()
+        packed = hidden.view(*rows, WIDTH)
+        flat, *others = [
+            module(packed, weight, labels, OF_TOKENS.view(shape)) for shape in ((-1,), (1, -1), rows, (-1, 1))
+        ]
+    assert FusedLinearForPPO.calls == 0
+    assert all(torch.equal(flat[0], other[0]) for other in others)
+    assert_scores((flat[0].view(LABELS.shape), flat[1].view(LABELS.shape)), hidden, weight, torch.float32, BY_TOKEN)
+
+
+def test_temperatures_of_padding_are_finite_and_leave_no_gradient() -> None:
+    temperature = OF_TOKENS.clone()
+    temperature[:, -1] = 0.0
+    hidden, weight = leaves()
+    logprob, entropy = fused_linear_for_ppo(hidden, weight, LABELS, temperature)
+    assert logprob.isfinite().all() and entropy.isfinite().all()
+    expected, _ = fused_linear_for_ppo(hidden, weight, LABELS, OF_TOKENS)
+    assert torch.equal(logprob[:, :-1], expected[:, :-1])
+    ours, theirs = (torch.autograd.grad(item[:, :-1].sum(), weight)[0] for item in (logprob, expected))
+    assert torch.equal(ours, theirs)
+
+
+def test_other_temperatures_are_refused_by_the_functions() -> None:
+    with_gradient, complex_number = OF_SAMPLES.clone().requires_grad_(), torch.tensor(1.0j)
+    for temperature in (with_gradient, complex_number, torch.ones(LENGTH, BATCH), torch.ones(CLASSES)):
+        for function in (linear_cross_entropy, fused_linear_for_ppo):
+            with pytest.raises(
+                RuntimeError, match=rf"verl\.{function.__name__}: temperature must be a number or a real"
+            ):
+                function(HIDDEN, WEIGHT, LABELS, temperature)
 
 
 def test_a_group_shares_the_vocabulary_and_the_first_rank_has_the_gradient_of_the_sum() -> None:

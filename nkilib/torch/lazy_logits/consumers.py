@@ -31,7 +31,7 @@ from nkilib.torch.functions.token_scores import TokenScores
 from nkilib.torch.functions.vocab_parallel.linear_functional import vocab_parallel_linear_cross_entropy
 from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import CONSUMERS, OWN_LOSS, LazyLogits, replicated, whole
-from nkilib.torch.lazy_logits.transformations import registering
+from nkilib.torch.lazy_logits.transformations import divided_by_tensor, registering
 
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
@@ -151,6 +151,7 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
             compute_dtype=_compute_dtype(logits),
             logit_scale=form.scale,
             logit_softcap=form.cap,
+            temperature=form.temperature_of_positions(),
             normalizer=loss.normalizer,
             return_outputs=return_outputs,
             **limit,
@@ -200,6 +201,16 @@ def _nll_loss(
     return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction))
 
 
+def _divided(form: Form, temperature: Tensor) -> Form | None:
+    """Return the form divided by a tensor of one element or of a shape that broadcasts to the positions."""
+    if temperature.numel() == 1:
+        return divided_by_tensor(form, temperature.reshape(()))
+    missing = form.ndim - 1 - temperature.dim()
+    if missing < 0:
+        return None
+    return divided_by_tensor(form, temperature.reshape((1,) * missing + temperature.shape).unsqueeze(form.class_dim))
+
+
 @_consumes(OWN_LOSS)
 def _own_cross_entropy(
     input: LazyLogits,
@@ -214,7 +225,7 @@ def _own_cross_entropy(
     class_dim: int = 1,
     lse_square_scale: float = 0.0,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor | CrossEntropyOutputs | None:
     """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
     recorded = input.form
@@ -227,12 +238,13 @@ def _own_cross_entropy(
     return CrossEntropyOutputs(*results) if return_outputs else results[0]
 
 
-def _capped(form: Form, logit_softcap: float | None, temperature: float) -> Form | None:
+def _capped(form: Form, logit_softcap: float | None, temperature: float | Tensor) -> Form | None:
     """Return the form of logits with a cap, and a temperature after it, that a function of nkilib brings."""
-    if form.kind is not Kind.LOGITS or None not in (form.cap, logit_softcap):
+    is_capped = form.cap is not None or form.temperatures is not None
+    if form.kind is not Kind.LOGITS or (is_capped and logit_softcap is not None):
         return None
     capped = form if logit_softcap is None else replace(form, cap=logit_softcap)
-    return capped.scaled(1.0 / temperature)
+    return _divided(capped, temperature) if isinstance(temperature, Tensor) else capped.scaled(1.0 / temperature)
 
 
 # The index that is ignored where only scores of positions are asked for, and one that no gather can have.
@@ -261,6 +273,7 @@ def _scores(
             compute_dtype=_compute_dtype(logits),
             logit_scale=form.scale,
             logit_softcap=form.cap,
+            temperature=form.temperature_of_positions(),
         )
         return (result.logprob, *(getattr(result, name) for name in outputs))
 
@@ -275,7 +288,7 @@ def _token_scores(
     *,
     ignore_index: int = _IGNORED,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     entropy: bool = True,
     exact_maximum: bool | None = None,
     **shards: Any,
@@ -376,7 +389,7 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
         return (summed if bias is None else summed + bias.float().sum(),)
 
     (result,) = _results(logits, torch.zeros((), dtype=torch.int64, device=logits.device), total)
-    return logits.form.scale * result
+    return logits.form.scale * result / logits.form.temperature_of_positions()
 
 
 @_consumes("sum")
@@ -462,6 +475,7 @@ def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any
     """
     mine, theirs = student.form, teacher.form
     is_known = mine.shape == theirs.shape and mine.is_last and theirs.is_last and mine.mesh is None
+    is_known = is_known and mine.temperatures is None is theirs.temperatures
     if not is_known or not len(mine.terms) == len(theirs.terms) == 1 or teacher.requires_grad:
         return None
     layer = theirs.terms[0].layer

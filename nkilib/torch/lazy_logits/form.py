@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The form of logits that are not computed: products of hidden states with weights, a scale, a cap, and a dtype.
+"""The form of logits that are not computed: products of hidden states with weights, a scale, a cap, temperatures, and
+a dtype.
 
-:class:`Form` is the sum of its products (:class:`Term`), or a function of that (:class:`Kind`).
+:class:`Form` is the sum of its products (:class:`Term`), or a function of that (:class:`Kind`); :class:`Placed` says
+how the computed logits lie on the ranks of a mesh.
 """
 
 from __future__ import annotations
@@ -11,13 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.cross_entropy.launch import (
+    OPTION_MAX,
+    SOFTCAP_MIN,
+    TEMPERATURE_MAX,
+    TEMPERATURE_MIN,
+)
 from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+from nkilib.torch.dispatch.memory import is_traced
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -68,7 +76,8 @@ def _near(number: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Logits z = softcap(scale * x) of x, the sum of the terms, or a function of them and of p = softmax(z).
+    """Logits z = softcap(scale * x) / temperatures of x, the sum of the terms, or a function of them and of
+    p = softmax(z).
 
     Attributes:
         terms: the products whose sum x is.
@@ -77,6 +86,8 @@ class Form:
         scale: multiplies x.
         cap: None for z = scale * x; else z = cap * tanh(scale / cap * x), as ``logit_softcap`` of
             :func:`nkilib.torch.linear_cross_entropy`; 1 / scale if tanh was the last function so far.
+        temperatures: None; or float32 without gradient, of no dimensions; or one for each position, in the shape of the
+            logits with one class.
         dtype: the dtype that the computed logits have.
         kind: the function of the logits over the classes.
         factor: multiplies that function; 1 for the logits themselves.
@@ -91,6 +102,7 @@ class Form:
     dtype: torch.dtype
     scale: float = 1.0
     cap: float | None = None
+    temperatures: Tensor | None = None
     kind: Kind = Kind.LOGITS
     factor: float = 1.0
     is_detached: bool = False
@@ -128,10 +140,19 @@ class Form:
         """Whether the classes are the last dimension."""
         return self.class_dim == self.ndim - 1
 
+    @property
+    def has_own_temperatures(self) -> bool:
+        """Whether each position has a temperature of its own."""
+        return self.temperatures is not None and self.temperatures.dim() > 0
+
     def mapped(self, function: Callable[[Tensor], Tensor], class_dim: int | None = None) -> Form:
-        """Return the form with a function applied to the hidden states of each term."""
+        """Return the form with a function applied to the hidden states of each term, and to temperatures."""
         terms = tuple(replace(term, hidden=function(term.hidden)) for term in self.terms)
-        return replace(self, terms=terms, class_dim=self.class_dim if class_dim is None else class_dim)
+        temperatures = self.temperatures
+        if temperatures is not None and self.has_own_temperatures:
+            temperatures = function(temperatures)
+        class_dim = self.class_dim if class_dim is None else class_dim
+        return replace(self, terms=terms, temperatures=temperatures, class_dim=class_dim)
 
     def scaled(self, factor: float) -> Form | None:
         """Return the form multiplied by a number; None if no kernel takes the product."""
@@ -145,12 +166,46 @@ class Form:
             return None
         return replace(self, scale=scale, cap=cap)
 
+    def divided(self, temperatures: Tensor) -> Form | None:
+        """Return the form divided by temperatures, float32 and shaped as those of a form; None if no kernel takes them.
+
+        On the CPU this reads their values, except in a graph that is traced: there the kernel raises an error for a
+        value out of range. On devices the results of its position are NaN.
+        """
+        if self.kind is not Kind.LOGITS:
+            return None
+        if self.temperatures is not None:
+            temperatures = self.temperatures * temperatures
+        if temperatures.device.type == "cpu" and not is_traced(temperatures):
+            is_known = (temperatures >= TEMPERATURE_MIN) & (temperatures <= TEMPERATURE_MAX)  # NaN is in no range
+            if not bool(is_known.all()):
+                return None
+        return replace(self, temperatures=temperatures)
+
+    def temperature_of_positions(self) -> float | Tensor:
+        """Return what functions of nkilib take as ``temperature``: 1, or a tensor of one element or of the shape of the
+        positions.
+        """
+        if self.temperatures is None:
+            return 1.0
+        return self.temperatures.squeeze(self.class_dim) if self.temperatures.dim() else self.temperatures
+
+    def spread_temperatures(self) -> Tensor:
+        """Return the temperatures, of which there are, in the shape of the logits with one class."""
+        sizes = list(self.shape)
+        sizes[self.class_dim] = 1
+        return cast(Tensor, self.temperatures).expand(sizes)
+
     def is_alike(self, other: Form) -> bool:
-        """Return whether the two differ in nothing but their hidden states, and may be joined along positions."""
+        """Return whether the two differ in nothing but hidden states and values of temperatures, and may be joined
+        along positions.
+        """
         mine, theirs = ([(term.layer, term.factor) for term in form.terms] for form in (self, other))
-        return mine == theirs and replace(self, terms=()).__dict__ == replace(other, terms=()).__dict__
+        rest, of_other = (replace(form, terms=(), temperatures=None).__dict__ for form in (self, other))
+        return mine == theirs and rest == of_other and (self.temperatures is None) == (other.temperatures is None)
 
     def is_same(self, other: Form) -> bool:
         """Return whether the two are one form of the same hidden states."""
         pairs = zip(self.terms, other.terms, strict=False)
-        return self.is_alike(other) and all(mine.hidden is theirs.hidden for mine, theirs in pairs)
+        is_of_both = self.is_alike(other) and self.temperatures is other.temperatures
+        return is_of_both and all(mine.hidden is theirs.hidden for mine, theirs in pairs)

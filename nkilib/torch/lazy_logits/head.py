@@ -413,6 +413,10 @@ def fuse_linear_loss(
         -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax
         F.kl_div(logits.log_softmax(-1), of_teacher.log_softmax(-1), log_target=True)   of two fused models
 
+    Temperatures may be tensors of one element or of one for each position, by which the logits are divided, from 1e-6
+    to 1e6: on the CPU another value computes the logits, or raises an error in a graph of ``torch.compile``; on devices
+    no value is read, and it makes the results of its position NaN.
+
     Everything else computes the logits as the layer alone would, and goes on with them: results are always those of the
     stock model, and only the memory is not saved. A warning names the function and its place, once a place;
     :func:`fused_calls` lists all. Results of kernels are computed in float32 and rounded to the dtype that the stock

@@ -49,11 +49,12 @@ _IN_PLACE: Final = frozenset(
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or")
 )
 # The functions of which a scale in place is recorded as its other form.
-# The functions of which a scale in place is recorded as its other form.
-# The functions of which a scale in place is recorded as its other form.
 _OUT_OF_PLACE: Final = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "div"}
+# Functions whose argument beside the logits may be a tensor of temperatures.
+_PRODUCTS: Final = ("mul", "multiply", "__mul__", "__rmul__")
+_SCALES: Final = (*_PRODUCTS, "div", "divide", "true_divide", "__truediv__", "__rdiv__")
 # Functions of two tensors of which either may be lazy.
-_OF_EITHER: Final = ("mul", "multiply", "__mul__", "__rmul__", "add", "__add__", "__radd__")
+_OF_EITHER: Final = (*_PRODUCTS, "add", "__add__", "__radd__", "__rdiv__")
 # What is true of the logits if it is of the hidden states, which have their device, their kind and their layout.
 _FLAGS: Final = ("cuda", "cpu", "meta", "xla", "sparse", "quantized", "nested", "contiguous", "complex", "conj")
 _OF_HIDDEN: Final = frozenset((*(f"is_{name}" for name in _FLAGS), "is_floating_point", "layout", "get_device"))
@@ -198,10 +199,10 @@ class Made:
 class LazyLogits:
     """Logits that are computed only if something needs them.
 
-    In place of a tensor [..., V], code may carry it to a loss: views and selections of positions, scales, caps, casts
-    and ``log_softmax`` are recorded; ``cross_entropy``, ``log_softmax`` with ``gather``, ``logsumexp`` and ``argmax``
-    run kernels on hidden states and weights. Everything else computes the logits and goes on with them, so results are
-    those of the stock model. It is no ``torch.Tensor``: ``isinstance`` is False.
+    In place of a tensor [..., V], code may carry it to a loss: views and selections of positions, scales, caps,
+    temperatures, casts and ``log_softmax`` are recorded; ``cross_entropy``, ``log_softmax`` with ``gather``,
+    ``logsumexp`` and ``argmax`` run kernels on hidden states and weights. Everything else computes the logits and goes
+    on with them, so results are those of the stock model. It is no ``torch.Tensor``: ``isinstance`` is False.
 
     Attributes:
         form: the products, the scale and so on that the logits are.
@@ -430,6 +431,17 @@ def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
     return is_named_so or name == "__setitem__" or name in _IN_PLACE or kwargs.get("out") is not None
 
 
+def _kept(name: str, value: Any) -> Any:
+    """Return the arguments of a recorded function with copies of tensors of temperatures, which may change in place
+    before the logits are computed.
+    """
+    if name not in _SCALES:
+        return value
+    if isinstance(value, dict):
+        return {key: item.clone() if isinstance(item, Tensor) else item for key, item in value.items()}
+    return tuple(item.clone() if isinstance(item, Tensor) else item for item in value)
+
+
 def _compute_all(call: HeadCall, function: str) -> None:
     """Compute all objects that came of a call, before one of them changes in place: some share memory as tensors."""
     for logits in call.live_results():
@@ -473,11 +485,11 @@ def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     elif len(call.live_results()) > 1:
         return None
     form = RECORDED[name](_forms(args), kwargs)
-    if not isinstance(form, Form):
+    if not isinstance(form, Form) or form.dtype != logits.form.dtype:  # in place, the dtype stays
         return None
     before = LazyLogits(logits.form, call, logits.made)
     mode = Mode.current(logits.device)
-    logits.made = Made(getattr(torch, name), (before, *args[1:]), kwargs, None, mode)
+    logits.made = Made(getattr(torch, name), (before, *_kept(name, args[1:])), _kept(name, kwargs), None, mode)
     logits.form = form
     logits.known.clear()
     return logits
@@ -506,7 +518,7 @@ def _without_logits(
     if name in RECORDED:
         result = RECORDED[name](_forms(args), _forms(kwargs))
         if result is not None:
-            made = _made(lazy[0], function, args, kwargs, result)
+            made = _made(lazy[0], function, _kept(name, args), _kept(name, kwargs), result)
             if name == "unbind":
                 _share_known(lazy[0], made, *args[1:], **kwargs)
             return made

@@ -4,9 +4,9 @@
 """The functions of torch that turn a form of logits into another form, so that the logits are still not computed.
 
 The registry :data:`RECORDED` has a :class:`Handler` for each function whose result is a form again: views and
-selections of positions, a cut of the vocabulary, scales, caps, casts, softmax and log-softmax. Each of them returns
-None for arguments with which the result is no form; the logits are then computed. :func:`registering` fills such a
-registry.
+selections of positions, a cut of the vocabulary, scales, caps, temperatures, casts, softmax and log-softmax. Each of
+them returns None for arguments with which the result is no form; the logits are then computed. :func:`registering`
+fills such a registry.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.checks import autocast_dtype
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 from nkilib.torch.lazy_logits.form import Form, Kind, Placed
 
@@ -233,13 +234,13 @@ def _split(name: str) -> Function:
         at = dim % form.ndim
         if at == form.class_dim or isinstance(parts, Tensor):
             return None
-        pieces = [getattr(term.hidden, name)(parts, at) for term in form.terms]
-        return tuple(
-            replace(
-                form, terms=tuple(replace(term, hidden=part) for term, part in zip(form.terms, hidden, strict=True))
-            )
-            for hidden in zip(*pieces, strict=True)
-        )
+        hidden = zip(*(getattr(term.hidden, name)(parts, at) for term in form.terms), strict=True)
+        rows = [tuple(replace(term, hidden=part) for term, part in zip(form.terms, row, strict=True)) for row in hidden]
+        temperatures: Sequence[Tensor | None] = [form.temperatures] * len(rows)
+        if form.has_own_temperatures:
+            temperatures = getattr(form.temperatures, name)(parts, at)
+        pairs = zip(rows, temperatures, strict=True)
+        return tuple(replace(form, terms=terms, temperatures=divisors) for terms, divisors in pairs)
 
     return split
 
@@ -300,19 +301,62 @@ def _product(first: Form, second: Form) -> Form | None:
     return replace(first, kind=kind, factor=first.factor * second.factor, dtype=dtype)
 
 
+def divided_by_tensor(form: Form, divisor: Tensor, is_inverse: bool = False) -> Form | None:
+    """Return the form divided by a tensor of one element, or of one for each position; None for other tensors.
+
+    On the CPU this reads the values, see :meth:`Form.divided`.
+
+    Args:
+        form: logits.
+        divisor: a tensor that broadcasts to the logits, with one element along the classes.
+        is_inverse: whether the tensor multiplies.
+    """
+    if divisor.requires_grad or divisor.is_complex() or divisor.dtype == torch.bool or divisor.dim() > form.ndim:
+        return None
+    if divisor.layout != torch.strided or dtensor(divisor) is not None:
+        return None
+    if divisor.device != form.hidden.device and divisor.dim() > 0:
+        return None
+    dtype = form.dtype if divisor.dim() == 0 else torch.promote_types(form.dtype, divisor.dtype)
+    sizes = (*(1,) * (form.ndim - divisor.dim()), *divisor.shape)
+    of_one_class = (*form.shape[: form.class_dim], 1, *form.shape[form.class_dim + 1 :])
+    is_known = all(size in (1, whole) for size, whole in zip(sizes, of_one_class, strict=True))
+    if not is_known or dtype not in FLOAT_DTYPES:
+        return None
+    # A copy, which stays when the caller's tensor changes.
+    numbers = divisor.detach().to(form.hidden.device, torch.float32, copy=True)
+    numbers = numbers.reciprocal() if is_inverse else numbers
+    numbers = numbers.reshape(()) if numbers.numel() == 1 else numbers.reshape(sizes).expand(of_one_class)
+    divided = form.divided(numbers)
+    return None if divided is None else replace(divided, dtype=dtype)
+
+
 @_records("mul", "multiply", "__mul__", "__rmul__")
 def _multiplied(form: Any, other: Any) -> Form | None:
+    """Scales; a tensor of one for each position may be a mask, whose zeros are no temperature."""
     if isinstance(form, Form) and isinstance(other, Form):
         return _product(form, other)
     if not isinstance(form, Form):
         form, other = other, form
+    if isinstance(other, Tensor):
+        return divided_by_tensor(form, other, is_inverse=True) if other.numel() == 1 else None
     return form.scaled(float(other)) if _is_number(other) else None
 
 
 @_records("div", "divide", "true_divide", "__truediv__")
 def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form | None:
-    is_known = isinstance(form, Form) and rounding_mode is None and _is_number(other) and other != 0
-    return form.scaled(1.0 / other) if is_known else None
+    if not isinstance(form, Form) or rounding_mode is not None:
+        return None
+    if isinstance(other, Tensor):
+        return divided_by_tensor(form, other)
+    return form.scaled(1.0 / other) if _is_number(other) and other != 0 else None
+
+
+@_records("__rdiv__")
+def _divisor_first(divisor: Any, form: Any) -> Form | None:
+    """A division by a tensor, as a graph of ``torch.compile`` has it."""
+    is_known = isinstance(divisor, Tensor) and isinstance(form, Form)
+    return divided_by_tensor(form, divisor) if is_known else None
 
 
 @_records("neg", "negative", "__neg__")
@@ -320,9 +364,14 @@ def _negated(form: Form) -> Form | None:
     return form.scaled(-1.0)
 
 
+def _is_linear(form: Form) -> bool:
+    """Return whether a form is its scaled products, and no function of them."""
+    return form.kind is Kind.LOGITS and form.cap is None and form.temperatures is None
+
+
 @_records("tanh")
 def _capped(form: Form) -> Form | None:
-    return None if form.cap is not None or form.kind is not Kind.LOGITS else replace(form, cap=1.0)
+    return replace(form, cap=1.0) if _is_linear(form) else None
 
 
 @_records("add", "__add__", "__radd__")
@@ -331,7 +380,7 @@ def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
     if not isinstance(form, Form) or not isinstance(other, Form) or alpha != 1:
         return None
     is_alike = form.shape == other.shape and form.class_dim == other.class_dim
-    if not is_alike or any(item.cap is not None or item.kind is not Kind.LOGITS for item in (form, other)):
+    if not is_alike or not _is_linear(form) or not _is_linear(other):
         return None
     terms = (replace(term, factor=item.scale * term.factor) for item in (form, other) for term in item.terms)
     return replace(form, terms=tuple(terms), scale=1.0, dtype=torch.promote_types(form.dtype, other.dtype))
@@ -445,7 +494,11 @@ def _joining(name: str) -> Function:
         function = torch.stack if name == "stack" else torch.cat
         columns = zip(*(form.terms for form in forms), strict=True)
         terms = (replace(column[0], hidden=function([term.hidden for term in column], at)) for column in columns)
-        return replace(first, terms=tuple(terms), class_dim=first.class_dim + further)
+        temperatures = first.temperatures
+        if any(form.has_own_temperatures or form.temperatures is not temperatures for form in forms):
+            temperatures = function([form.spread_temperatures() for form in forms], at)
+        class_dim = first.class_dim + further
+        return replace(first, terms=tuple(terms), temperatures=temperatures, class_dim=class_dim)
 
     return join
 

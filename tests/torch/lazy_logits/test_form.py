@@ -99,6 +99,8 @@ def dense(form: Form) -> Tensor:
     scaled = form.scale * sum(parts)
     logits = scaled if form.cap is None else form.cap * torch.tanh(scaled / form.cap)
     logits = logits[..., : form.classes]
+    if form.temperatures is not None:
+        logits = logits / form.spread_temperatures().movedim(form.class_dim, -1)
     by_kind = {
         Kind.LOGITS: lambda: logits,
         Kind.LOG_SOFTMAX: lambda: logits.log_softmax(-1),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
 from nkilib.torch.losses.temperatures import temperatures_of_rows
+
+# The tensors among the arguments that may be None.
+OPTIONAL_TENSORS: Final = ("linear_bias", "weight", "normalizer", "grad_weight_sum", "temperature")
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,7 @@ def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: in
             differentiation.
     """
     tensors = arguments.tensors()
-    checks.check_tensors(caller, tensors, optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    checks.check_tensors(caller, tensors, optional=OPTIONAL_TENSORS)
     check_reduction(caller, arguments.reduction)
     checks.check_plain(caller, tensors)
     checks.check_devices(

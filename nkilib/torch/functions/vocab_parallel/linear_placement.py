@@ -20,7 +20,7 @@ from torch import Tensor
 from nkilib.torch.dispatch.checks import Caller, check_tensors
 from nkilib.torch.dispatch.dtensors import Spread, check_member, dtensor, replicated, shards_of, spread_of, without_rule
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.checks import OPTIONAL_TENSORS, LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
 from nkilib.torch.functions.vocab_parallel.linear_autograd import ShardOperands
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
@@ -102,9 +102,7 @@ def local_layer(
         NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
         ValueError: this rank is not in the mesh.
     """
-    check_tensors(
-        caller, layer_arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum")
-    )
+    check_tensors(caller, layer_arguments.tensors(), optional=OPTIONAL_TENSORS)
     spread = spread_of_classes(caller, of_weight, linear_weight)
     arguments = LinearArguments(
         same_everywhere(caller, "input", layer_arguments.input),
