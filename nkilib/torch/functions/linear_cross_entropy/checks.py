@@ -78,6 +78,15 @@ class LinearArguments:
             "temperature": self.temperature,
         }
 
+    def check_tensors(self, caller: Caller) -> None:
+        """Reject arguments that are no tensors, except None where it stands for an argument that is left out.
+
+        Raises:
+            TypeError, NotImplementedError: see :func:`nkilib.torch.dispatch.checks.check_tensors`.
+        """
+        optional = ("linear_bias", "weight", "normalizer", "grad_weight_sum", "temperature")
+        checks.check_tensors(caller, self.tensors(), optional)
+
     def temperatures(self, caller: Caller) -> Tensor | None:
         """Return the temperatures of the rows, see :func:`temperatures_of_rows`, which checks them."""
         return temperatures_of_rows(caller, self.input, self.temperature, self.input.shape[:-1])
@@ -260,7 +269,7 @@ def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: in
             differentiation.
     """
     tensors = arguments.tensors()
-    checks.check_tensors(caller, tensors, optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    arguments.check_tensors(caller)
     check_reduction(caller, arguments.reduction)
     checks.check_plain(caller, tensors)
     checks.check_devices(
