@@ -30,6 +30,7 @@ from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits, whole
 from nkilib.torch.lazy_logits.transformations import registering
+from nkilib.torch.losses.temperatures import number_and_tensor
 
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
@@ -109,6 +110,7 @@ class _Loss:
     label_smoothing: float = 0.0
     lse_square_scale: float = 0.0
     normalizer: Tensor | None = None
+    temperature: Tensor | None = None
 
 
 def _is_log_softmax(form: Form) -> bool:
@@ -146,6 +148,7 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
             memory_limit=None if loss.reduction == "none" or return_outputs else options.memory_limit,
             logit_scale=form.scale,
             logit_softcap=form.cap,
+            temperature=1.0 if loss.temperature is None else loss.temperature,
             normalizer=loss.normalizer,
             return_outputs=return_outputs,
         )
@@ -208,7 +211,7 @@ def _own_cross_entropy(
     class_dim: int = 1,
     lse_square_scale: float = 0.0,
     logit_softcap: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor | CrossEntropyOutputs | None:
     """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
     recorded = input.form
@@ -216,10 +219,11 @@ def _own_cross_entropy(
     if not is_known or not _are_indices(recorded, target) or None not in (recorded.cap, logit_softcap):
         return None
     capped = recorded if logit_softcap is None else replace(recorded, cap=logit_softcap)
-    form = capped.scaled(1.0 / temperature)
+    number, tensor = number_and_tensor(temperature)
+    form = capped.scaled(1.0 / number)
     if form is None:
         return None
-    loss = _Loss(weight, ignore_index, reduction, label_smoothing, lse_square_scale, normalizer)
+    loss = _Loss(weight, ignore_index, reduction, label_smoothing, lse_square_scale, normalizer, tensor)
     results = _loss(input, form, target, loss, return_outputs)
     return CrossEntropyOutputs(*results) if return_outputs else results[0]
 

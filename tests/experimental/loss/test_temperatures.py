@@ -141,7 +141,7 @@ def test_one_temperature_for_all_positions(one_core: bool) -> None:
 
 
 def test_a_power_of_two_is_that_number() -> None:
-    """Its inverse is exact: the results are those of the constant, bit for bit."""
+    """The inverse is exact, so the results are those of the constant, bit for bit."""
     logits, targets = batch(23, 200, np.float32)
     launch = extended_checks.Launch(FP32, 2, 8, 64)
     number, tensor = ExtendedLoss(temperature=0.5), ExtendedLoss(temperature=np.full(23, 0.5, np.float32))
@@ -153,7 +153,7 @@ def test_a_power_of_two_is_that_number() -> None:
 
 
 def test_other_temperatures_are_no_numbers() -> None:
-    """What is outside of the range makes the position NaN, and no other one; an ignored position has no loss."""
+    """A value outside of the range makes its position NaN, and no other one; an ignored position has no loss."""
     temperatures = np.array([1.0, *OUTSIDE, 2.0, 0.0], np.float32)
     logits, targets = normal_batch(9, 64)
     targets[-1] = -100

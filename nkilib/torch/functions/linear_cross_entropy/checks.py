@@ -89,7 +89,7 @@ class LinearArguments:
 
     def temperatures(self, caller: Caller) -> Tensor | None:
         """Return the temperatures of the rows, see :func:`temperatures_of_rows`, which checks them."""
-        return temperatures_of_rows(caller, self.input, self.temperature, self.input.shape[:-1])
+        return temperatures_of_rows(caller, self.temperature, self.input.shape[:-1], self.input.device)
 
     @property
     def logits_shape(self) -> tuple[int, ...]:
