@@ -30,6 +30,7 @@ from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.temperatures import (
     TEMPERATURES,
     check_temperatures,
+    keep_temperature,
     number_and_tensor,
     temperatures_of_rows,
 )
@@ -127,7 +128,7 @@ _SAVED: Final = ("moment", "student_shift", "student_sum", "teacher_shift", "tea
 
 def _check_temperatures(call: Call) -> None:
     """Reject temperatures out of range."""
-    check_temperatures(DISTILLATION, call, LEAST_TEMPERATURE, MOST_TEMPERATURE)
+    check_temperatures(DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
 
 
 _FORWARD: Final = register(
@@ -252,7 +253,7 @@ def distillation_loss(
     number, tensor = number_and_tensor(temperature)
     number, ignore_index = checked_numbers(DISTILLATION, number, ignore_index)
     positions = tuple(student_logits.shape[:-1])
-    temperatures = temperatures_of_rows(DISTILLATION, student_logits, tensor, positions)
+    temperatures = temperatures_of_rows(DISTILLATION, tensor, positions, student_logits.device)
     check_flags(DISTILLATION, temperature_squared=temperature_squared, inplace=inplace)
     if inplace:
         others = {"teacher_logits": teacher_logits, "labels": labels}
@@ -285,7 +286,7 @@ class DistillationLoss(LossModule):
 
     def __init__(
         self,
-        temperature: float = 1.0,
+        temperature: float | Tensor = 1.0,
         direction: str = "forward",
         beta: float | None = None,
         ignore_index: int = -100,
@@ -295,7 +296,7 @@ class DistillationLoss(LossModule):
         inplace: bool = False,
     ) -> None:
         super().__init__(reduction, inplace)
-        self.temperature = temperature
+        keep_temperature(self, temperature)
         self.direction = direction
         self.beta = beta
         self.ignore_index = ignore_index

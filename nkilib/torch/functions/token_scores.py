@@ -122,7 +122,7 @@ def token_scores(
     if inplace:
         check_inplace_logits(_CALLER, logits, -1, target=target)
     shape = rows_shape(logits, -1)
-    temperatures = temperatures_of_rows(_CALLER, logits, tensor, shape)
+    temperatures = temperatures_of_rows(_CALLER, tensor, shape, logits.device)
     rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
     if group is None:
         check_whole(_CALLER, num_classes, shard_sizes)

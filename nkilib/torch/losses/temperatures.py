@@ -6,7 +6,7 @@
 A number is an option of the operators and a constant of the compiled kernel. A tensor is the input
 :data:`TEMPERATURES` of the operators, so that no value compiles anew: :func:`number_and_tensor` tells which of the two
 a call has, :func:`temperatures_of_rows` checks the tensor and brings it into the form of the kernels, and
-:func:`check_temperatures` checks its values on the CPU.
+:func:`check_temperatures` checks its values on the CPU. Modules keep either by :func:`keep_temperature`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.operator import Call, Input
+from nkilib.torch.dispatch.operator import Input
 
 # [N], or [1] for the same temperature at all positions. At the end of the inputs of an operator, so that graphs that
 # were saved without it stay valid.
@@ -34,6 +34,16 @@ def number_and_tensor(temperature: Any) -> tuple[Any, Tensor | None]:
     else the argument and None.
     """
     return (1.0, temperature) if isinstance(temperature, Tensor) else (temperature, None)
+
+
+def keep_temperature(module: nn.Module, temperature: Any) -> None:
+    """Set the attribute ``temperature`` of a module: a tensor is a buffer, which moves with the module, but is not in
+    the state dict.
+    """
+    if isinstance(temperature, Tensor):
+        module.register_buffer("temperature", temperature, persistent=False)
+    else:
+        module.temperature = temperature
 
 
 def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
@@ -51,15 +61,15 @@ def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
 
 
 def temperatures_of_rows(
-    caller: Caller, input: Tensor, temperature: Tensor | None, shape: Sequence[int]
+    caller: Caller, temperature: Tensor | None, shape: Sequence[int], device: torch.device
 ) -> Tensor | None:
     """Return the temperatures of the rows, float32 [N], or [1] for one element; None without a tensor.
 
     Args:
         caller: the function that error messages name.
-        input: the first argument of the function.
         temperature: the tensor, of one element, or of a shape that broadcasts to ``shape``.
         shape: the shape of the positions.
+        device: the device of the function's first argument.
 
     Raises:
         TypeError: another dtype than float32, bfloat16 or float16.
@@ -70,7 +80,11 @@ def temperatures_of_rows(
         return None
     checks.check_tensors(caller, {"temperature": temperature})
     checks.check_plain(caller, {"temperature": temperature})
-    checks.check_devices(caller, input, {"temperature": temperature})
+    if temperature.device != device:
+        raise RuntimeError(
+            f"{caller}: temperature must be on the device of {caller.input}, {device}, got {temperature.device}; "
+            f"move it there"
+        )
     if temperature.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             f"{caller}: temperature must not require grad, since it gets no gradient; pass temperature.detach(), or "
@@ -98,15 +112,15 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return missing >= 0 and all(size in (1, of_whole) for size, of_whole in zip(shape, wanted[missing:], strict=True))
 
 
-def check_temperatures(caller: Caller, call: Call, least: float, most: float) -> None:
-    """Check that the temperatures of a call are in the range of the kernels; for the CPU, since it reads them.
+def check_temperatures(caller: Caller, temperatures: Tensor | None, least: float, most: float) -> None:
+    """Check that the temperatures of a call, if it has any, are in the range of the kernels; for the CPU, since the
+    check reads them.
 
     Elsewhere the results of a position whose temperature is not in the range are NaN.
 
     Raises:
         ValueError: if one is not.
     """
-    temperatures = call.tensors.get(TEMPERATURES.name)
     if temperatures is None:
         return
     is_outside = ~((temperatures >= least) & (temperatures <= most))  # NaN is in no range

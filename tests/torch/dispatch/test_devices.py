@@ -353,7 +353,7 @@ def test_a_typed_function_hands_on_inputs_and_options() -> None:
     calls: list[Any] = []
     function = typed_function(OPERATORS["cross_entropy_forward"], False, lambda *args, **options: calls.append(args))
     function("logits", target="target", lse_square_scale=0.5)
-    assert calls == [("logits", "target", None)]
+    assert calls == [("logits", "target", None, None)]
     assert function.__name__ == "cross_entropy_forward"
     assert operator_signature(doubled(None), overwrites=True).return_annotation is None
 

@@ -274,6 +274,12 @@ def test_cross_entropy_of_nkilib_takes_them_with_all_its_options() -> None:
         assert value.shape == exact.shape and (value - exact).abs().max() <= 64 * UNIT * 40, name
     expected, ours = models.results(lambda z: cross_entropy(z, target, normalizer=torch.tensor(7.0), class_dim=-1))
     assert abs(ours.item() - expected.item()) <= VALUE_BUDGET
+    of_positions = torch.linspace(0.5, 2.0, TARGET.numel()).reshape(TARGET.shape)
+    expected, ours = models.results(
+        lambda z: cross_entropy(z * 0.5, target, reduction="none", class_dim=-1, temperature=of_positions)
+    )
+    assert (ours - expected).abs().max() <= 64 * UNIT * 40, "a temperature for each position"
+    assert not fused_calls(models.ours).computed
     ignoring = both(on_compute="ignore")
     expected, ours = ignoring.results(lambda z: cross_entropy(z.tanh(), target, class_dim=-1, logit_softcap=2.0))
     assert torch.equal(ours, expected) and fused_calls(ignoring.ours).computed, "two caps"

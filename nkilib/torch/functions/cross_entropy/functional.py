@@ -35,7 +35,7 @@ from nkilib.torch.functions.cross_entropy.checks import (
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows, reduced
-from nkilib.torch.losses.temperatures import check_rows, number_and_tensor, temperatures_of_rows
+from nkilib.torch.losses.temperatures import check_rows, keep_temperature, number_and_tensor, temperatures_of_rows
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -335,7 +335,7 @@ def cross_entropy(
     options = checked_options(caller, cross_entropy, **numbers)
     check_arguments(caller, input, target, weight, options, reduction, normalizer, class_dim)
     shape = rows_shape(input, class_dim)
-    temperatures = temperatures_of_rows(caller, input, tensor, shape)
+    temperatures = temperatures_of_rows(caller, tensor, shape, input.device)
     soft, classes = target.shape == input.shape, row_length(input, class_dim)
     check_weight(caller, weight, classes, soft)
     if soft and torch.is_grad_enabled() and (target.requires_grad or (weight is not None and weight.requires_grad)):
@@ -376,10 +376,12 @@ class CrossEntropyLoss(nn.Module):
         normalizer: a buffer that moves with the module, but is not in the state dict. Prefer an integer: a floating
             tensor is rounded when the module is cast, as by ``model.to(torch.bfloat16)``. Pass a normalizer that
             changes from step to step to the call of the module instead.
+        temperature: a tensor is such a buffer, too.
     """
 
     weight: Tensor | None
     normalizer: Tensor | None
+    temperature: float | Tensor
 
     @shows(RecipeOptions, defaults=LossOptions)
     def __init__(
@@ -405,8 +407,10 @@ class CrossEntropyLoss(nn.Module):
         self.inplace = inplace
         self.return_outputs = return_outputs
         self.class_dim = class_dim
+        keep_temperature(self, recipe.pop("temperature", 1.0))
         for name in RECIPE:
-            setattr(self, name, recipe.get(name, getattr(LossOptions, name)))
+            if name != "temperature":
+                setattr(self, name, recipe.get(name, getattr(LossOptions, name)))
 
     def forward(
         self, input: Tensor, target: Tensor, *, normalizer: Tensor | None = None

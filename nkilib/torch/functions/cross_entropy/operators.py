@@ -162,7 +162,7 @@ def _check_classes(call: Call) -> None:
     caller = CROSS_ENTROPY if call.options.get("num_classes") is None else VOCAB_PARALLEL
     vocabulary = _vocabulary(call)
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary)
-    check_temperatures(caller, call, TEMPERATURE_MIN, TEMPERATURE_MAX)
+    check_temperatures(caller, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 _LOGITS: Final = Input("logits", dimensions=2, dtypes=tuple(TILE_DTYPES))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +37,6 @@ from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
 from nkilib.torch.losses.temperatures import temperatures_of_rows
-
-# The tensors among the arguments that may be None.
-OPTIONAL_TENSORS: Final = ("linear_bias", "weight", "normalizer", "grad_weight_sum", "temperature")
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,18 @@ class LinearArguments:
             "grad_weight_sum": self.grad_weight_sum,
         }
 
+    def check_tensors(self, caller: Caller) -> None:
+        """Reject arguments that are no tensors, except None where it stands for an argument that is left out.
+
+        Raises:
+            TypeError, NotImplementedError: see :func:`nkilib.torch.dispatch.checks.check_tensors`.
+        """
+        optional = ("linear_bias", "weight", "normalizer", "grad_weight_sum", "temperature")
+        checks.check_tensors(caller, self.tensors(), optional)
+
     def temperatures(self, caller: Caller) -> Tensor | None:
         """Return the temperatures of the rows, see :func:`temperatures_of_rows`, which checks them."""
-        return temperatures_of_rows(caller, self.input, self.temperature, self.input.shape[:-1])
+        return temperatures_of_rows(caller, self.temperature, self.input.shape[:-1], self.input.device)
 
     @property
     def logits_shape(self) -> tuple[int, ...]:
@@ -262,7 +268,7 @@ def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: in
             differentiation.
     """
     tensors = arguments.tensors()
-    checks.check_tensors(caller, tensors, optional=OPTIONAL_TENSORS)
+    arguments.check_tensors(caller)
     check_reduction(caller, arguments.reduction)
     checks.check_plain(caller, tensors)
     checks.check_devices(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.output_layer import is_fully_sharded
+from nkilib.torch.losses.temperatures import keep_temperature
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -33,6 +34,7 @@ class LinearCrossEntropyLoss(nn.Module):
         weight: [V] floating, the class weights, kept as a buffer; None means 1.
         normalizer: a buffer too, but not in the state dict. Pass a normalizer that changes from step to step to the
             call of the module instead.
+        temperature: a tensor is a buffer that is not in the state dict.
 
     Attributes:
         linear: the layer, ``torch.nn.Linear``.
@@ -43,6 +45,7 @@ class LinearCrossEntropyLoss(nn.Module):
 
     weight: Tensor | None
     normalizer: Tensor | None
+    temperature: float | Tensor
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: float = 0.0,
         options: object = None,
         logit_softcap: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | Tensor = 1.0,
         logit_scale: float = 1.0,
         compute_dtype: torch.dtype | None = None,
         lse_square_scale: float = 0.0,
@@ -86,7 +89,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
         self.options = options
         self.logit_softcap = logit_softcap
-        self.temperature = temperature
+        keep_temperature(self, temperature)
         self.logit_scale = logit_scale
         self.compute_dtype = compute_dtype
         self.lse_square_scale = lse_square_scale

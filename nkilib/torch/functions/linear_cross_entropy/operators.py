@@ -111,7 +111,7 @@ def _check_classes(call: Call) -> None:
     """Reject class indices and temperatures out of range."""
     caller = LINEAR if call.options.get("num_classes") is None else VOCAB_PARALLEL_LINEAR
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
-    check_temperatures(caller, call, TEMPERATURE_MIN, TEMPERATURE_MAX)
+    check_temperatures(caller, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from nkilib.torch.functions.linear_distillation.shards import DistillationOperan
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows
-from nkilib.torch.losses.temperatures import number_and_tensor, temperatures_of_rows
+from nkilib.torch.losses.temperatures import keep_temperature, number_and_tensor, temperatures_of_rows
 
 
 class LinearDistillationOutputs(NamedTuple):
@@ -83,7 +83,7 @@ def _operands(arguments: DistillationArguments) -> DistillationOperands:
         None if teacher_bias is None else teacher_bias.detach(),
         None if arguments.row_weight is None else arguments.row_weight.detach().to(torch.float32).reshape(-1),
         summed,
-        temperatures_of_rows(_CALLER, student.input, arguments.temperature, student.positions),
+        temperatures_of_rows(_CALLER, arguments.temperature, student.positions, student.input.device),
     )
 
 
@@ -325,7 +325,7 @@ class LinearDistillationLoss(nn.Module):
         *,
         direction: str = "forward",
         beta: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | Tensor = 1.0,
         temperature_squared: bool = False,
         reduction: str = "mean",
         ignore_index: int = -100,
@@ -340,7 +340,7 @@ class LinearDistillationLoss(nn.Module):
         super().__init__()
         self.direction = direction
         self.beta = beta
-        self.temperature = temperature
+        keep_temperature(self, temperature)
         self.temperature_squared = temperature_squared
         self.reduction = reduction
         self.ignore_index = ignore_index

@@ -38,7 +38,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     vocabulary,
 )
 from nkilib.torch.losses.indexed import check_range
-from nkilib.torch.losses.temperatures import check_temperatures
+from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _check_classes(call: Call) -> None:
     """Reject class indices and temperatures out of range."""
     target = call.tensor("target").reshape(-1)
     check_range(str(LINEAR_TOKEN_SCORES), target, call.options["ignore_index"], vocabulary(call))
-    check_temperatures(LINEAR_TOKEN_SCORES, call, TEMPERATURE_MIN, TEMPERATURE_MAX)
+    check_temperatures(LINEAR_TOKEN_SCORES, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:

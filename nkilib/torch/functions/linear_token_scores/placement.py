@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
 
-from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.dtensors import check_member, dtensor
-from nkilib.torch.functions.linear_cross_entropy.checks import OPTIONAL_TENSORS, LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged, local_layer
 from nkilib.torch.functions.vocab_parallel.shards import (
@@ -94,7 +94,7 @@ def plain_arguments(
         NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
         ValueError: a group or sizes together with a DTensor; sizes without a group.
     """
-    check_tensors(caller, arguments.tensors(), optional=OPTIONAL_TENSORS)
+    arguments.check_tensors(caller)
     weight, input = dtensor(arguments.linear_weight), dtensor(arguments.input)
     if weight is None:
         if input is not None:

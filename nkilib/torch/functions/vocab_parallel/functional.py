@@ -196,7 +196,7 @@ def vocab_parallel_cross_entropy(
     check_arguments(_CALLER, logits_shard, target, weight, options, reduction, normalizer, class_dim)
     check_known(_CALLER, options, "for a vocabulary in shards")
     shape = rows_shape(logits_shard, class_dim)
-    temperatures = temperatures_of_rows(_CALLER, logits_shard, tensor, shape)
+    temperatures = temperatures_of_rows(_CALLER, tensor, shape, logits_shard.device)
     place = group_place(_CALLER, group)
     shards = shards_of_ranks(_CALLER, row_length(logits_shard, class_dim), place, num_classes, shard_sizes)
     soft = target.shape == logits_shard.shape

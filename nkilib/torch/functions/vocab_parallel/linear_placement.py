@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.dtensors import Spread, check_member, dtensor, replicated, shards_of, spread_of, without_rule
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.functions.linear_cross_entropy.checks import OPTIONAL_TENSORS, LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
 from nkilib.torch.functions.vocab_parallel.linear_autograd import ShardOperands
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
@@ -99,10 +99,10 @@ def local_layer(
 
     Raises:
         TypeError: an argument is not a tensor.
-        NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
+        NotImplementedError: an unsupported placement; class weights, a normalizer or temperatures that require grad.
         ValueError: this rank is not in the mesh.
     """
-    check_tensors(caller, layer_arguments.tensors(), optional=OPTIONAL_TENSORS)
+    layer_arguments.check_tensors(caller)
     spread = spread_of_classes(caller, of_weight, linear_weight)
     arguments = LinearArguments(
         same_everywhere(caller, "input", layer_arguments.input),
@@ -113,6 +113,7 @@ def local_layer(
         layer_arguments.reduction,
         replicated(caller, "normalizer", layer_arguments.normalizer),
         as_weight(caller, "grad_weight_sum", layer_arguments.grad_weight_sum, linear_weight),
+        replicated(caller, "temperature", layer_arguments.temperature),
     )
     return LocalLayer(arguments, spread)
 

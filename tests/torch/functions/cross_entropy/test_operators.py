@@ -176,9 +176,9 @@ SQUARE, COLUMNS = "float lse_square_scale=0.", ("int first_class=0", "int? num_c
 GRADIENTS = (
     *("Tensor target", "Tensor maximum", "Tensor log_sum", "Tensor grad_loss", "Tensor? grad_lse=None"),
     *("Tensor? grad_logprob=None", "Tensor? class_weight=None", "Tensor? target_weight=None"),
-    *("Tensor? entropy=None", "Tensor? grad_entropy=None"),
+    *("Tensor? entropy=None", "Tensor? grad_entropy=None", "Tensor? temperatures=None"),
 )
-FORWARD = ("Tensor logits", "Tensor target", "Tensor? class_weight=None")
+FORWARD = ("Tensor logits", "Tensor target", "Tensor? class_weight=None", "Tensor? temperatures=None")
 ASKED = ("bool with_argmax=False", "bool with_entropy=False")
 BACKWARD = (*OPTIONS_OF_LOSS, SQUARE, *COLUMNS, "float? weight_sum=None")
 SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {

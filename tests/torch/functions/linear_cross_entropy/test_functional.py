@@ -329,7 +329,7 @@ def test_a_graph_takes_another_temperature() -> None:
         (-1.0, ValueError, "must be a number from"),
         (float("nan"), ValueError, "must be a number from"),
         (True, TypeError, "must be float, not bool"),
-        (torch.tensor(0.5, requires_grad=True), TypeError, r"must be float, not Tensor; pass \w+\.item\(\)"),
+        ([0.5], TypeError, "must be float, not list"),
     ],
 )
 def test_what_is_no_temperature_and_no_scale(name: str, value: Any, error: type[Exception], message: str) -> None:
@@ -338,10 +338,18 @@ def test_what_is_no_temperature_and_no_scale(name: str, value: Any, error: type[
         linear_cross_entropy(problem.input, problem.linear_weight, problem.target, **{name: value})
 
 
+def test_a_scale_is_no_tensor() -> None:
+    problem, scale = make_problem(POSITIONS), torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(TypeError, match=r"'logit_scale' must be float, not Tensor; pass logit_scale.item\(\)"):
+        linear_cross_entropy(problem.input, problem.linear_weight, problem.target, logit_scale=scale)  # type: ignore[call-overload]
+
+
 def test_pytorchs_own_operators_have_neither() -> None:
     x, w, target = torch.randn(4, 8), torch.randn(5, 8), torch.tensor([1, 2, 0, 2])
     with pytest.raises(NotImplementedError, match="temperature is not supported where there are 8 features"):
         linear_cross_entropy(x, w, target, temperature=0.5)
+    with pytest.raises(NotImplementedError, match="temperature is not supported where there are 8 features"):
+        linear_cross_entropy(x, w, target, temperature=torch.tensor(0.5))
 
 
 CONSTRUCTORS: dict[str, dict[str, Any]] = {

@@ -121,19 +121,20 @@ GIVEN = ("Tensor maximum", "Tensor log_sum", "Tensor grad_loss")
 UPSTREAM = ("Tensor? grad_lse=None", "Tensor? grad_logprob=None", *OPTIONAL)
 REQUIRED = ("Tensor? grad_lse", "Tensor? grad_logprob", "Tensor? linear_bias", "Tensor? class_weight")
 # Which came later, at the end.
-OF_ENTROPY = ("Tensor? entropy=None", "Tensor? grad_entropy=None")
+TEMPERATURES = "Tensor? temperatures=None"
+AT_END = ("Tensor? entropy=None", "Tensor? grad_entropy=None", TEMPERATURES)
 WANTED = tuple(f"bool grad_{name}_wanted=True" for name in ("input", "weight", "bias"))
 ASKED = ("bool with_logprob=False", "bool with_argmax=False", "bool with_entropy=False")
 SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
-    "forward": ((*OPERANDS, *OPTIONAL, "Tensor? grad_weight_sum=None"), (*OPTIONS_OF_LOSS, *ASKED), 8),
-    "backward": ((*OPERANDS, *GIVEN, *UPSTREAM, *OF_ENTROPY), (*OPTIONS_OF_LOSS, *WANTED), 3),
+    "forward": ((*OPERANDS, *OPTIONAL, "Tensor? grad_weight_sum=None", TEMPERATURES), (*OPTIONS_OF_LOSS, *ASKED), 8),
+    "backward": ((*OPERANDS, *GIVEN, *UPSTREAM, *AT_END), (*OPTIONS_OF_LOSS, *WANTED), 3),
     "backward_adding": (
-        (*OPERANDS, *GIVEN, *REQUIRED, "Tensor(a!) grad_weight_sum", *OF_ENTROPY),
+        (*OPERANDS, *GIVEN, *REQUIRED, "Tensor(a!) grad_weight_sum", *AT_END),
         (*OPTIONS_OF_LOSS, WANTED[0], WANTED[2]),
         2,
     ),
     "with_gradients": (
-        (*OPERANDS, "Tensor grad_scale", *OPTIONAL),
+        (*OPERANDS, "Tensor grad_scale", *OPTIONAL, TEMPERATURES),
         ("int scratch_bytes=536870912", *OPTIONS_OF_LOSS, *WANTED),
         4,
     ),

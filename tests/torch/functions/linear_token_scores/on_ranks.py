@@ -32,6 +32,7 @@ def score_problems() -> dict[str, ScoreProblem]:
         "masked": make_scores(6, bias=True, ignored=3, temperature=1.5, logit_scale=0.5, compute_dtype=torch.bfloat16),
         "ids": make_scores(2, 3, bias=True, ids=4, ignored=-100, temperature=0.75, logit_scale=0.5, logit_softcap=4.0),
         "ids, bfloat16": make_scores(6, dtype=torch.bfloat16, ids=3),
+        "temperatures": make_scores(2, 3, bias=True, ignored=-100, temperature=torch.tensor([[0.25], [1.5]])),
     }
     bias = problems["masked"].operands.linear_bias
     assert bias is not None

@@ -65,7 +65,7 @@ class ScoreProblem:
         }
         y = F.linear(leaves["input"], leaves["linear_weight"], leaves.get("linear_bias"))
         y.retain_grad()
-        z = capped(self.factor * y, self.options.get("logit_softcap"), self.options.get("temperature", 1.0))
+        z = capped(self.factor * y, self.options.get("logit_softcap")) / self.temperature[..., None]
         scores = self._exact_scores(z)
         upstream = self.gradients_of_scores()
         torch.autograd.backward(
@@ -93,7 +93,13 @@ class ScoreProblem:
     @property
     def logit_error(self) -> float:
         """The bound of a logit's error after the temperature."""
-        return max(1.0, self.factor / self.options.get("temperature", 1.0)) * self.operands.logit_error()
+        return max(1.0, self.factor / self.temperature.min().item()) * self.operands.logit_error()
+
+    @property
+    def temperature(self) -> Tensor:
+        """The temperatures, float64 of the shape of the positions."""
+        value = torch.as_tensor(self.options.get("temperature", 1.0), dtype=torch.float64)
+        return value.expand(self.operands.input.shape[:-1])
 
     def _exact_scores(self, z: Tensor) -> dict[str, Tensor]:
         target = self.operands.target
@@ -127,7 +133,7 @@ class ScoreProblem:
             (gradient.double().abs().reshape(*z.shape[:-1], -1, 1) * terms[name]).sum(-2)
             for name, gradient in upstream.items()
         )
-        factor = self.factor / self.options.get("temperature", 1.0)
+        factor = self.factor / self.temperature[..., None]
         off = 2.0 * (2.0 * self.logit_error + 16.0 * UNIT) * factor * size
         off = (off + 1.01 * ROUNDOFF[self.compute_dtype] * of_logits.abs()).flatten(0, -2)
         x, w = leaves["input"].detach().abs(), leaves["linear_weight"].detach().abs()

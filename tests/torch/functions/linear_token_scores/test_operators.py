@@ -85,14 +85,15 @@ def test_results_have_the_names_of_the_operators() -> None:
 INPUTS = ("Tensor input", "Tensor linear_weight", "Tensor target")
 GIVEN = ("Tensor maximum", "Tensor log_sum")
 OPTIONAL = ("Tensor? grad_logprob", "Tensor? grad_lse", "Tensor? linear_bias")
-OF_ENTROPY = ("Tensor? entropy=None", "Tensor? grad_entropy=None")
+TEMPERATURES = "Tensor? temperatures=None"
+AT_END = ("Tensor? entropy=None", "Tensor? grad_entropy=None", TEMPERATURES)
 SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
-    "forward": ((*INPUTS, "Tensor? linear_bias=None", "Tensor? grad_weight_sum=None"), 8),
-    "backward": ((*INPUTS, *GIVEN, *(f"{item}=None" for item in OPTIONAL), *OF_ENTROPY), 3),
-    "backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
-    "shard_statistics": ((*INPUTS, "Tensor? linear_bias=None"), 7),
-    "shard_backward": ((*INPUTS, *GIVEN, *(f"{item}=None" for item in OPTIONAL), *OF_ENTROPY), 3),
-    "shard_backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
+    "forward": ((*INPUTS, "Tensor? linear_bias=None", "Tensor? grad_weight_sum=None", TEMPERATURES), 8),
+    "backward": ((*INPUTS, *GIVEN, *(f"{item}=None" for item in OPTIONAL), *AT_END), 3),
+    "backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *AT_END), 2),
+    "shard_statistics": ((*INPUTS, "Tensor? linear_bias=None", TEMPERATURES), 7),
+    "shard_backward": ((*INPUTS, *GIVEN, *(f"{item}=None" for item in OPTIONAL), *AT_END), 3),
+    "shard_backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *AT_END), 2),
 }
 
 

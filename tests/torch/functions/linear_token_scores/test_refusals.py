@@ -46,8 +46,8 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "temperature True": (TypeError, lambda f: f(X, W, T, temperature=True), "'temperature' must be float, not bool"),
     "a tensor": (
         TypeError,
-        lambda f: f(X, W, T, temperature=torch.tensor([0.9])),
-        r"'temperature' must be float, not Tensor; pass temperature.item\(\)",
+        lambda f: f(X, W, T, logit_scale=torch.tensor([0.9])),
+        r"'logit_scale' must be float, not Tensor; pass logit_scale.item\(\)",
     ),
     "scale 0": (ValueError, lambda f: f(X, W, T, logit_scale=0.0), "logit_scale must be a number from"),
     "cap 0": (ValueError, lambda f: f(X, W, T, logit_softcap=0.0), "logit_softcap must be a number from"),

@@ -144,15 +144,16 @@ def reference(case: Case) -> dict[str, Tensor]:
     else:
         y = torch.where(target == arguments.get("ignore_index", IGNORED), IGNORED, target).reshape(-1)
         valid = y != IGNORED
-    kept = {name: arguments[name] for name in ("weight", "label_smoothing", "temperature") if name in arguments}
+    kept = {name: arguments[name] for name in ("weight", "label_smoothing") if name in arguments}
+    temperature = torch.as_tensor(arguments.get("temperature", 1.0), dtype=torch.float64).reshape(-1, 1)
     softcap, scale = arguments.get("logit_softcap"), arguments.get("lse_square_scale", 0.0)
     normalizer, reduction = arguments.get("normalizer"), case.reduction
     reduced = reduction if normalizer is None else "sum"
-    loss, without = (formula(x, y, softcap, item, reduced, **kept) for item in (scale, 0.0))
+    loss, without = (formula(x, y, softcap, item, reduced, temperature=temperature, **kept) for item in (scale, 0.0))
     if normalizer is not None:
         loss, without = loss / normalizer.double(), without / normalizer.double()
     loss, without = (item.reshape(case.shape) if reduction == "none" else item for item in (loss, without))
-    z = capped(x, softcap, arguments.get("temperature", 1.0))
+    z = capped(x, softcap) / temperature
     lse = z.logsumexp(1).reshape(case.shape)
     results = {"loss": loss, "z_loss": loss - without, "lse": lse, "argmax": x.argmax(1).reshape(case.shape)}
     results["entropy"] = entropy_of(z).reshape(case.shape)
@@ -181,6 +182,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "softcap": {"logit_softcap": 4.0},
     "z-loss": {"lse_square_scale": 0.05},
     "temperature": {"temperature": 1.7},
+    "temperatures": {"temperature": torch.tensor([0.5, 1.0, 0.7, 3.0, 40.0, 1.5]), "reduction": "none"},
     "normalizer": {"normalizer": True},
     "everything": {
         "weight": True,
