@@ -284,6 +284,8 @@ class DistillationLoss(LossModule):
         temperature, direction, beta, ignore_index, reduction, temperature_squared, inplace: see the function.
     """
 
+    temperature: float | Tensor
+
     def __init__(
         self,
         temperature: float | Tensor = 1.0,

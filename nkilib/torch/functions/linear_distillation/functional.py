@@ -320,6 +320,8 @@ class LinearDistillationLoss(nn.Module):
             teacher_logit_scale, teacher_logit_softcap, outputs, compute_dtype, memory_limit: see the function.
     """
 
+    temperature: float | Tensor
+
     def __init__(
         self,
         *,
