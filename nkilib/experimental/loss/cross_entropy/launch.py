@@ -14,7 +14,9 @@ The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` an
 constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
 forms.
 
-Range checks of options are here, since torch and jax use them; those of tensors are in :mod:`.validation`.
+Range checks of options, :func:`check_options` and :func:`check_recipe`, with the limits (:data:`OPTION_MAX`,
+:data:`SOFTCAP_MIN`, :data:`TEMPERATURE_LIMITS`) are here, since torch and jax use them; those of tensors are in
+:mod:`.validation`.
 """
 
 from __future__ import annotations
