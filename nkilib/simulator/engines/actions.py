@@ -3,8 +3,8 @@
 
 """Effects of instructions on whole arrays, applied at once or recorded as a step of a plan, and constants for them.
 
-- :func:`fill_element`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an
-  element of a tensor;
+- :func:`fill_element`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an element
+  of a tensor;
 - :func:`act`: any effect, given as a function of arrays;
 - :func:`put`, :func:`fill`, :func:`copy_elements`: known elements, one number everywhere, copies.
 """

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Literal
 
-from nkilib.base.statements import Work, stated_trips, stated_work
+from nkilib.base.statements import Work, trips_stated_for, work_stated_for
 
 from ..hardware.generations import Generation, generation
 from ..hardware.options import current_options, preferring
@@ -407,7 +407,7 @@ def _arguments_by_name(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _work_of(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
-    work = stated_work(kernel.func)
+    work = work_stated_for(kernel.func)
     if work is None:
         return None
     return work(**_arguments_by_name(kernel, args, kwargs))
@@ -456,7 +456,7 @@ def profile(
     single = kernel.kernel if isinstance(kernel, RankedKernel) else kernel
     own_args, own_kwargs = kernel.arguments_of(0, args, kwargs) if isinstance(kernel, RankedKernel) else (args, kwargs)
     is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of((own_args, own_kwargs)))
-    most = stated_trips(single.func)
+    most = trips_stated_for(single.func)
     to_run = _TripsToRun.checked(
         trips, most and (lambda: most(**_arguments_by_name(single, own_args, own_kwargs))), is_abstract=is_abstract
     )

@@ -5,8 +5,8 @@
 
 In a chain every link waits for the previous one, and the time of the launch itself cancels between two lengths. Each
 kernel returns something of its last link, because a compiler may drop a result that nothing reads. The published ones
-are :func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, the chains ``chain_of_...``; :func:`rows_loaded`
-has loads that do not wait for each other.
+are :func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, the chains ``chain_of_...``; :func:`rows_loaded` has
+loads that do not wait for each other.
 """
 
 from __future__ import annotations
