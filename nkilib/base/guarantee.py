@@ -4,7 +4,7 @@
 """The guarantees of a kernel, stated next to the kernel as data. Tests check each claim; pages and commands print them.
 
 :func:`states_guarantee` attaches a :class:`Guarantee`, with a :class:`TermError` as a bound of errors, and
-:func:`stated_guarantee` returns it. This module imports nothing of this library, so that a statement of guarantees
+:func:`guarantee_stated_for` returns it. This module imports nothing of this library, so that a statement of guarantees
 depends on nothing.
 """
 
@@ -108,11 +108,11 @@ def states_guarantee(guarantee: Guarantee) -> Callable[[Function], Function]:
     return state
 
 
-def stated_guarantee(function: Callable[..., Any]) -> Guarantee | None:
+def guarantee_stated_for(function: Callable[..., Any]) -> Guarantee | None:
     """Return the guarantee attached to a kernel function, or to the function that it wraps; None if there is none."""
     try:
         stated = _GUARANTEES.get(function)
     except TypeError:  # a callable without a hash, or that no weak reference can point to
         return None
     wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
-    return stated if stated is not None or wrapped is None else stated_guarantee(wrapped)
+    return stated if stated is not None or wrapped is None else guarantee_stated_for(wrapped)

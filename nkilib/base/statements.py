@@ -8,6 +8,9 @@
 - :func:`states_trips` states the most iterations of loops that only the device counts.
 - :func:`replayable` states that launches may be replayed; in a block of :func:`unreplayed` none is.
 
+The simulator reads them: :func:`work_stated_for` returns a :data:`StatesWork`, :func:`trips_stated_for` a
+:data:`StatesTrips`; :func:`is_replayable` and :func:`is_unreplayed` tell about replay.
+
 This module imports nothing of this library, so that kernels make statements also on a device, without a simulator.
 """
 
@@ -54,7 +57,7 @@ _REPLAYABLE: WeakSet[Callable[..., Any]] = WeakSet()
 _UNREPLAYED: list[None] = []
 
 
-def _states(
+def _attach(
     known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
 ) -> Callable[[Function], Function]:
     def state(function: Function) -> Function:
@@ -77,7 +80,7 @@ def states_work(work: StatesWork) -> Callable[[Function], Function]:
         @states_work(lambda x, **_: Work(hbm_bytes=2 * x.size * x.dtype.itemsize))
         def double(x): ...
     """
-    return _states(_WORK, work)
+    return _attach(_WORK, work)
 
 
 def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
@@ -99,7 +102,7 @@ def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
         most: a function of the kernel's parameters, by name, that returns one number for all such loops, or a mapping
             with a number for each loop, named by the function that is its body or by its line, ``"file.py:12"``.
     """
-    return _states(_TRIPS, most)
+    return _attach(_TRIPS, most)
 
 
 def replayable(function: Function) -> Function:
@@ -152,20 +155,20 @@ def is_unreplayed() -> bool:
     return bool(_UNREPLAYED)
 
 
-def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
+def _found(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
     try:
         stated = known.get(function)
     except TypeError:  # a callable without a hash, or that no weak reference can point to
         return None
     wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
-    return stated if stated is not None or wrapped is None else _stated(known, wrapped)
+    return stated if stated is not None or wrapped is None else _found(known, wrapped)
 
 
-def stated_work(function: Callable[..., Any]) -> StatesWork | None:
+def work_stated_for(function: Callable[..., Any]) -> StatesWork | None:
     """Return the statement of work of a kernel function, or of the function that it wraps; None if there is none."""
-    return _stated(_WORK, function)
+    return _found(_WORK, function)
 
 
-def stated_trips(function: Callable[..., Any]) -> StatesTrips | None:
+def trips_stated_for(function: Callable[..., Any]) -> StatesTrips | None:
     """Return the iteration counts stated for a kernel function, or for the function that it wraps; None without any."""
-    return _stated(_TRIPS, function)
+    return _found(_TRIPS, function)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments that commands share: the parser, the arguments of a modelled launch, and checks of output files.
+"""Arguments that commands share: the parser, names of types, the arguments of a modelled launch, and output files.
 
-:class:`Parser` is the parser of all commands, and :func:`fail` ends one with an error. :func:`add_launch_arguments`
-adds the arguments of a launch, and :func:`reason_against_profiles` tells whether one can be modelled.
-:func:`output_file` and :func:`picture_file` check output files before the run, which may take a while.
+:class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code.
+:func:`dtype_name` and :func:`positive` read single values: a type, also by a short name (:data:`SHORT_DTYPES`), and a
+positive integer. :func:`add_launch_arguments` adds the arguments of a launch, among them its type (:data:`DTYPES`), and
+:func:`reason_against_profiles` tells whether one can be modelled. :func:`output_file` and :func:`picture_file` check
+output files before the run, which may take a while; :func:`picture_formats` lists the suffixes of pictures.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
+# The types of the tensors of a launch.
 DTYPES = ("bfloat16", "float32", "float16")
 # Short names of types, which every argument of a command accepts.
 SHORT_DTYPES = {

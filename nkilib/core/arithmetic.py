@@ -3,9 +3,10 @@
 
 """Arithmetic on whole tiles, on the engine that has time for it; the result goes to a tile of the caller.
 
-On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; ``..._on_gpsimd`` is
-the same on GpSimd, and ``..._in_turns`` divides the pieces between both. Arithmetic on numbers of rows, in new tiles,
-is in :mod:`nkilib.core.rows.tiles`.
+On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; ``..._on_gpsimd``
+(:func:`subtract_on_gpsimd`, :func:`add_on_gpsimd`, :func:`multiply_on_gpsimd`) is on GpSimd, and ``..._in_turns``
+(:func:`subtract_in_turns`, :func:`multiply_in_turns`) divides the pieces between both. Arithmetic on numbers of rows,
+in new tiles, is in :mod:`nkilib.core.rows.tiles`.
 """
 
 from __future__ import annotations

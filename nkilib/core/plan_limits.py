@@ -5,10 +5,11 @@
 a small size.
 
 A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. It asks
-:func:`usable_sbuf_bytes` or one of the ``limited_...`` functions for each. Many branches of a plan are only taken at
-sizes that are too expensive to simulate with data. Under :func:`shrunk`, the plans of host code and of kernels read
-smaller limits (:class:`PlanLimits`), and the kernel runs the same code on fewer elements. :func:`shrunk` is for tests
-of this library only: on a device, and without :func:`shrunk`, this module changes no plan.
+:func:`usable_sbuf_bytes` or one of the ``limited_...`` functions, such as :func:`limited_sbuf_bytes`, for each;
+:func:`limits_in_force` has all. Many branches of a plan are only taken at sizes that are too expensive to simulate with
+data. Under :func:`shrunk`, the plans of host code and of kernels read smaller limits (:class:`PlanLimits`), and the
+kernel runs the same code on fewer elements. :func:`shrunk` is for tests of this library only: on a device, and without
+:func:`shrunk`, this module changes no plan.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from nkilib.base.guarantee import Guarantee, stated_guarantee
+from nkilib.base.guarantee import Guarantee, guarantee_stated_for
 from nkilib.experimental import loss, softmax
 
 _DIRECTIONS: Final = ("_forward", "_backward", "_mixture")
@@ -27,4 +27,4 @@ def public_kernels() -> dict[str, Callable[..., Any]]:
 
 def guarantee_of(kernel: Callable[..., Any]) -> Guarantee | None:
     """Return the :class:`Guarantee` that is registered for a kernel's function; None if there is none."""
-    return stated_guarantee(getattr(kernel, "func", kernel))
+    return guarantee_stated_for(getattr(kernel, "func", kernel))

@@ -4,8 +4,9 @@
 """A step of ``python -m nkilib verify``: a launch, its outcome, and the judgement of the outcome.
 
 :class:`Step` is the interface, :class:`Observation` the outcome, which is kept in files between the process that
-launches and the process that judges (:class:`Stage`), and :class:`Verdict` the judgement. :func:`observed` launches a
-kernel, on a device and on the simulator alike.
+launches and the process that judges (:class:`Stage`), and :class:`Verdict` the judgement, with a :class:`Status`.
+:func:`observed` launches a kernel, on a device and on the simulator alike; :func:`on_cores` asks for a number of cores,
+and :data:`ON_SIMULATOR` is a place in reports. :data:`Array` is the type of all arrays of the checks.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from nkilib.base.statements import (
     is_replayable,
     is_unreplayed,
     replayable,
-    stated_work,
     states_work,
     unreplayed,
+    work_stated_for,
 )
 from nkilib.nki import nki
 from tests.fresh_python import run_fresh
@@ -41,8 +41,8 @@ def test_the_function_itself_stays_as_it_is() -> None:
     kernel = made()
     before = dict(vars(kernel))
     assert states_work(of_rows)(kernel) is kernel
-    assert vars(kernel) == before and stated_work(kernel) is of_rows
-    assert stated_work(made()) is None
+    assert vars(kernel) == before and work_stated_for(kernel) is of_rows
+    assert work_stated_for(made()) is None
 
 
 def test_what_wraps_a_function_works_on_the_same() -> None:
@@ -52,14 +52,14 @@ def test_what_wraps_a_function_works_on_the_same() -> None:
     def wrapper(rows: int) -> Any:
         return kernel(rows)
 
-    assert stated_work(wrapper) is of_rows
+    assert work_stated_for(wrapper) is of_rows
     states_work(lambda **_: Work(0))(wrapper)
-    assert stated_work(wrapper) is not of_rows and stated_work(kernel) is of_rows
+    assert work_stated_for(wrapper) is not of_rows and work_stated_for(kernel) is of_rows
 
 
 @pytest.mark.parametrize("callable_", [functools.partial(of_rows, 1), len, [].append])
 def test_of_other_callables_nothing_is_stated(callable_: Any) -> None:
-    assert stated_work(callable_) is None
+    assert work_stated_for(callable_) is None
 
 
 def test_the_statement_keeps_no_function_alive() -> None:

@@ -43,7 +43,7 @@ def _without_some(program: Program, size: int, fails: Callable[[Program], bool])
     return program
 
 
-_LOWERED: Final = {"SMALLEST": 1, "BLOCK_ELEMENTS": 48}
+_LOWERED: Final = {"_SMALLEST": 1, "BLOCK_ELEMENTS": 48}
 
 
 @contextmanager

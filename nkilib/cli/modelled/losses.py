@@ -5,8 +5,9 @@
 
 Each family is a :class:`LossKernels`: the registry entry gives the sizes of the tensors of a launch, and the tensors
 themselves are found from the signature of the kernel. Elementwise and row-wise losses share the loops of their skeleton
-(:class:`ElementwiseKernels`, :class:`RowwiseKernels`). The others have loops of their own: margins, NLL, CTC and
-distillation.
+(:class:`ElementwiseKernels`, :class:`RowwiseKernels`). The others have loops of their own: margins
+(:class:`MultiMarginKernels`, :class:`MultilabelMarginKernels`), :class:`NllLossKernels`, :class:`CtcKernels` and
+:class:`DistillationKernels`. :data:`SEQUENCES` and :data:`LABELS` are default sizes of CTC.
 """
 
 from __future__ import annotations

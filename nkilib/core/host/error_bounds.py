@@ -6,8 +6,10 @@ functions, and the sum of both. The references themselves are with each loss.
 
 A reference computes in float64 (:func:`as_float64`, :func:`reduction_factor`) and states its errors as
 :class:`Derived`, which becomes :class:`Exact` for given errors of the activation functions (:class:`FunctionErrors`):
-those of correct rounding, of the simulator, or granted to the hardware. :func:`rounding`, :data:`HALF_ULP` and
-:func:`within_range` are about the type of a result.
+those of correct rounding (:data:`CORRECT`), of the simulator (:data:`SIMULATED`), or granted to the hardware
+(:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the least number that is not flushed to zero, :data:`WEIGHT_UNITS` the
+error of a product with a weight. :func:`rounding`, :data:`HALF_ULP` and :func:`within_range` are about the type of a
+result.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a
 number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function is off by u / 2.

@@ -7,11 +7,12 @@ Public functions share them as keywords by ``**options: Unpack[...]`` (PEP 692) 
 know the keywords from the TypedDict, readers from the signature that ``help`` shows; a call with an unknown keyword
 raises a TypeError.
 
-- values of any kind as those of Python: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`;
+- values of any kind as those of Python: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
+  :func:`is_integer`, :func:`is_number`;
 - a field as an :class:`Option`: :func:`options_of`; from and to keywords: :func:`numbers`, :func:`options_from`,
   :func:`values_of`;
 - the signature of a public function: :func:`shows`, :func:`hides_unknown`, and :func:`refuse_unknown` for keywords that
-  are not in it;
+  are not in it, :class:`NoKeywords` where there are none;
 - the reductions of losses: :data:`REDUCTIONS`, :func:`check_reduction`.
 """
 

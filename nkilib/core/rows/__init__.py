@@ -4,7 +4,7 @@
 """Building blocks of kernels over the rows of a matrix. NKI code may call everything here.
 
 A row occupies a partition, ``batches`` of rows are processed at a time, in ``chunks`` of their columns, so that no
-kernel needs a whole row on chip. From the bottom up:
+kernel needs a whole row on chip. Its modules:
 
 - ``checks``: checks of arguments and numeric options, as assertions that ``python -O`` keeps;
 - ``tiles``: small tiles, a number or a few sums for each row, and arithmetic that makes them;

@@ -3,8 +3,9 @@
 
 """Checks of the arguments and the numeric options of kernels, before the first instruction.
 
-The ``require_...`` functions check flags, types, vectors, batches and chunks, and :func:`require_option` a number;
-:func:`require` is the check that all of them consist of. The limits that they check are constants of this module.
+The ``require_...`` functions check flags, types, vectors, batches and chunks, :func:`require_indirect_dma` the
+hardware, and :func:`require_option` a number; :func:`require` is the check that all of them consist of. The limits that
+they check, or that their callers give them (:data:`LEAST_ARGUMENT_OF_LOG`), are constants of this module.
 
 A kernel is traced as Python, and ``python -O`` drops every ``assert`` of it; so a call raises the error. Each message
 names the function, the requirement, the argument's value and the remedy.

@@ -4,6 +4,9 @@
 """The host side of softmax and log-softmax: the kernels to launch, with guarantees and work, float64 references and
 bounds.
 
+For each of :data:`.kernels`, such as ``softmax_forward``, there are an entry (``SOFTMAX_FORWARD``), a reference
+(``softmax_reference``) and a bound of its error (``softmax_bound``); ``..._backward_...`` are those of the gradients.
+
 Bounds: u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x
 of C elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
 result of the backward.

@@ -40,7 +40,7 @@ from ..engines.vector.selection import affine_select, range_select, tensor_copy_
 from ..engines.vector.shuffle import nc_stream_shuffle
 from ..isa.definition import NkiInstruction
 from ..language.programs import get_nc_sub_version, get_nc_version, register_alloc
-from ..tensors.registers import NkiScalar, VirtualRegister
+from ..tensors.device_integers import NkiScalar, VirtualRegister
 from ..terms.enums import dependency, dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
 from ..terms.errors import NkiValidationError
 from .stand_ins import alias, offer

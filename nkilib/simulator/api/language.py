@@ -37,9 +37,9 @@ from ..language.reductions import prod_over as prod
 from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
 from ..language.trigonometry import cos, tan
 from ..language.trigonometry import sin as sine
+from ..tensors.device_integers import DeviceInteger
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexed_views import DynamicSlice
-from ..tensors.registers import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import (
     DType,

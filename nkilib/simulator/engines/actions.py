@@ -3,11 +3,10 @@
 
 """Effects of instructions on whole arrays, applied at once or recorded as a step of a plan, and constants for them.
 
-- :func:`filling`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an element of a
-  tensor;
+- :func:`fill_element`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an element
+  of a tensor;
 - :func:`act`: any effect, given as a function of arrays;
-- :func:`put`, :func:`fill`, :func:`copy_elements`: known elements, one number everywhere, copies;
-- :func:`compute_integers`, where :func:`are_integers` holds: the exact integer arithmetic of the GpSimd engine.
+- :func:`put`, :func:`fill`, :func:`copy_elements`: known elements, one number everywhere, copies.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.core import Core
-from ..numerics.casts import store_float, store_integer
-from ..numerics.operators import ARITHMETIC
+from ..numerics.casts import store_float
 from ..tensors.tensor import NkiTensor
-from ..terms.dtypes import int32, int64, uint32
+from ..terms.dtypes import int64
 from ..terms.errors import NkiValidationError
 
 
@@ -52,8 +50,8 @@ def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
     return cast
 
 
-def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
-    """Return the constant ``value`` cast to an element of ``tensor``, in an array of size 1.
+def fill_element(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
+    """Return the constant ``value`` of :func:`fill`, cast to an element of ``tensor``, in an array of size 1.
 
     Integer types take only integers, which stay exact; for float types ``value`` is cast as on the engines.
 
@@ -132,40 +130,11 @@ def fill(core: Core, tensor: NkiTensor, value: Any) -> None:
     """Write the number ``value`` into every element of ``tensor``.
 
     Raises:
-        NkiValidationError: see :func:`filling`.
+        NkiValidationError: see :func:`fill_element`.
     """
-    put(core, tensor, filling(tensor, value))
+    put(core, tensor, fill_element(tensor, value))
 
 
 def copy_elements(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
     """Copy elements bit by bit, in row-major order, between arrays of one type that may differ in shape."""
     into[...] = elements if elements.shape == into.shape else elements.reshape(into.shape)
-
-
-Integers = npt.NDArray[Any]
-
-_INTEGERS = frozenset({int32, uint32})
-# Operators whose 32-bit result is the wrapped wide result. A magnitude is not: the lowest int32 has one of 33 bits.
-_CLOSED = frozenset(ARITHMETIC) - {"power", "abs_max", "abs_min"}
-
-
-def are_integers(*tiles: NkiTensor) -> bool:
-    """Return whether all tiles have types with which GpSimd computes exactly."""
-    return _INTEGERS.issuperset([tile.dtype for tile in tiles])
-
-
-def compute_integers(core: Core, key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
-    """Compute ``dst = data1 <key> data2`` on tiles that are all int32 or uint32: exactly, and wrapped to 32 bits."""
-    function, dtype = ARITHMETIC[key], dst.dtype
-    is_closed = dtype == data1.dtype == data2.dtype and key in _CLOSED
-
-    def combine(into: Integers, first: Integers, second: Integers) -> None:
-        left, right = first.reshape(into.shape), second.reshape(into.shape)
-        if is_closed:
-            function(left, right, into)
-            return
-        exact = np.empty(into.shape, np.int64)
-        function(left.astype(np.int64), right.astype(np.int64), exact)
-        store_integer(into, exact, dtype)
-
-    act(core, combine, writes=(dst,), reads=(data1, data2))

@@ -24,7 +24,7 @@ import numpy as np
 from ..isa.definition import NkiInstruction, Operand, output
 from ..machine.core import Core
 from ..machine.issue import Call, instruction
-from ..tensors.registers import LoadedFloat, NkiScalar, VirtualRegister, check_scalar_type, wrap_integer
+from ..tensors.device_integers import LoadedFloat, NkiScalar, VirtualRegister, check_scalar_type, wrap_integer
 from ..tensors.tensor import NkiTensor
 from ..terms.calls import call_error
 from ..terms.dtypes import COPYABLE

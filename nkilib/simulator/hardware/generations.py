@@ -3,9 +3,10 @@
 
 """The hardware generations: the limits that all share, and the sizes and constants of the model of time of each.
 
-- ``PARTITIONS`` to ``GPSIMD_CORE_PARTITIONS``: the limits;
+- ``PARTITIONS`` to ``GPSIMD_CORE_PARTITIONS``: the limits, such as :data:`PSUM_BANKS`, :data:`PSUM_BANK_BYTES` and
+  :data:`FREE_AXIS_MAX`;
 - :class:`Generation`, with its :class:`Timing` and :class:`DmaTiming`: ``TRN1``, ``TRN2``, ``TRN3`` and ``TRN3_A0``;
-- :func:`generation`: the one that a target names.
+- :func:`generation`: the one that a target names, of :data:`TARGETS`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import numpy as np
 from ..hardware.current import is_traced
 from ..machine.core import Core, current_core, current_core_or_none
 from ..machine.loops import LoopRun, RunTimeLoop, name_of_body
-from ..tensors.registers import DeviceInteger, NkiScalar, VirtualRegister, int32_of
+from ..tensors.device_integers import DeviceInteger, NkiScalar, VirtualRegister, int32_of
 from ..tensors.tensor import NkiTensor
 from ..terms.argument_checks import is_integer
 from ..terms.dtypes import int32

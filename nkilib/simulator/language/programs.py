@@ -16,7 +16,7 @@ from ..hardware.current import current_generation
 from ..isa.indirection import resolve_scalar_offset
 from ..machine.core import current_core
 from ..machine.issue import check_scope
-from ..tensors.registers import VirtualRegister, wrap_integer
+from ..tensors.device_integers import VirtualRegister, wrap_integer
 from ..tensors.tensor import NkiTensor
 from ..terms.enums import MemoryRegion, nc_version
 from ..terms.errors import NkiValidationError, add_location

@@ -30,8 +30,8 @@ from ..machine.issue import check_scope
 from ..machine.observer import Watcher
 from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
+from ..tensors.device_integers import DeviceInteger, VirtualRegister
 from ..tensors.grids import NkiGrid
-from ..tensors.registers import DeviceInteger, VirtualRegister
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.calls import bound_call

@@ -3,12 +3,12 @@
 
 """The steps of every instruction: bind, validate operands, choose the engine, execute, mark written, notify observers.
 
+- :func:`check_scope`, :func:`check_written`, :func:`check_operand`: checks of one operand, also for instructions that
+  take lists of tensors;
+- :func:`issue`: runs an instruction, as a :class:`Call`;
 - :func:`instruction`: the decorator of the function of an instruction. It enters its definition in :data:`REGISTRY` and
   returns the public function with the documented signature;
-- :func:`issue`: runs one, as a :class:`Call`; :func:`report` tells the observers of one whose work was done in another
-  way;
-- :func:`check_operand`, :func:`check_scope`, :func:`check_written`: checks of one operand, also for instructions that
-  take lists of tensors.
+- :func:`report`: tells the observers of an instruction whose work was done in another way.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Records of a launch: the lifetimes of its on-chip tensors, its instructions, and the bytes that crossed HBM.
+"""Records of a launch: the lifetimes of its on-chip tensors, and counts of its instructions and bytes.
 
 :class:`Lives` has the lifetimes of one core and checks that the tensors fit; :class:`Record`, made by
-:func:`recording`, counts instructions and bytes over all cores.
+:func:`recording`, counts instructions and the bytes that crossed HBM over all cores. :func:`lives_of` finds the
+:class:`Lives` of a core.
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The least time that the hardware needs for the work of a launch, and whether its cores divide that work.
+"""The least time that the hardware needs for the work of a launch, by engine. Modelled, not measured.
 
-- :func:`bounds_us`: the least time of a stated work; :func:`counted_bounds_us`: that of what a launch did;
-- :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work.
+:func:`bounds_us` is the bound of a stated work, :func:`counted_bounds_us` that of what a launch did.
 
 The bound of a stated work comes from hardware constants alone, never from the instructions that a kernel chose. Without
 a statement it is counted from what the kernel did, and holds for any kernel that runs the same instructions on the same
-data. Modelled, not measured.
+data.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from math import prod
 
 from nkilib.base.statements import Work
@@ -23,14 +21,13 @@ from ..hardware.generations import PARTITIONS, Generation
 from ..terms import dtypes as dt
 from ..terms.dtypes import as_dtype
 from ..terms.enums import Engine, nc_version
-from ..terms.layout import Layout
 from ..timing.costs import EXPONENTIAL_BF16_CYCLES, FAST_TYPES
-from ..timing.dependencies import HbmUses, Tracked
+from ..timing.dependencies import Tracked
 from ..timing.footprints import OccupiedBytes
 from ..timing.instruction import InstructionKind
 from ..timing.parameters import NS_PER_US, ModelParameters
 from ..timing.settling import Settling
-from ..timing.trace import Collection, Trace
+from ..timing.trace import Collection
 from .why.critical_path import ENGINES
 
 
@@ -66,12 +63,7 @@ def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelP
     return bounds
 
 
-def _uses(known: Tracked) -> HbmUses:
-    assert isinstance(known.uses, HbmUses)
-    return known.uses
-
-
-class _Crossing:
+class _MovedBytes:
     """The bytes of a tensor that are read from HBM, or that are written to it.
 
     Bytes that several cores move count once, and never more than the tensor has.
@@ -87,16 +79,16 @@ class _Crossing:
         if core.log.repeats:  # nothing else is known of iterations that were left out
             self._moved += core.hbm_read[known.name]
         else:
-            self._parts |= _uses(known).brought_in()
-            self._moved += _uses(known).gathered_bytes
+            self._parts |= known.hbm_uses.brought_in()
+            self._moved += known.hbm_uses.gathered_bytes
 
     def add_written(self, known: Tracked, core: Settling) -> None:
         """Add the parts that a core writes."""
         if core.log.repeats:
             self._moved += core.hbm_written[known.name]
         else:
-            self._parts |= _uses(known).written()
-            self._moved += _uses(known).scattered_bytes
+            self._parts |= known.hbm_uses.written()
+            self._moved += known.hbm_uses.scattered_bytes
 
     @property
     def nbytes(self) -> int:
@@ -108,15 +100,15 @@ def _crossing_bytes(collection: Collection) -> int:
 
     Each byte counts once in each direction.
     """
-    brought: dict[int, _Crossing] = {}
-    written: dict[int, _Crossing] = {}
+    brought: dict[int, _MovedBytes] = {}
+    written: dict[int, _MovedBytes] = {}
     for trace in collection.traces:
         for number, known in trace.in_hbm.items():
             if number in collection.given:
-                brought.setdefault(number, _Crossing(known.nbytes)).add_read(known, trace.settled)
+                brought.setdefault(number, _MovedBytes(known.nbytes)).add_read(known, trace.settled)
             if number in collection.given | collection.returned:
-                written.setdefault(number, _Crossing(known.nbytes)).add_written(known, trace.settled)
-    return sum(crossing.nbytes for crossing in (*brought.values(), *written.values()))
+                written.setdefault(number, _MovedBytes(known.nbytes)).add_written(known, trace.settled)
+    return sum(moved.nbytes for moved in (*brought.values(), *written.values()))
 
 
 def _filled(kind: InstructionKind) -> float:
@@ -155,51 +147,3 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
     for name, cycles in _cycles(collection).items():
         bounds[name] = cycles / (cores * timing.clock_ghz[ENGINES[name]])
     return {name: nanoseconds / NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
-
-
-def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Count the instructions of a core by name, and the bytes that it loaded and stored by tensor."""
-    counts: Counter[str] = Counter()
-    for kind, count in trace.settled.log.kinds():
-        counts[kind.name] += count
-    return counts, trace.settled.hbm_read, trace.settled.hbm_written
-
-
-def _crossing(trace: Trace, collection: Collection) -> dict[int, Tracked]:
-    """Return a core's records of the tensors that come from the caller or go back to it, by tensor number."""
-    ends = collection.given | collection.returned
-    return {number: known for number, known in trace.in_hbm.items() if number in ends}
-
-
-def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
-    """Return the parts by value: cores that make an equal part at one moment may each have an object of it."""
-    return {(part.layout, part.width) for part in parts}
-
-
-def _are_alike(values: Iterable[object]) -> bool:
-    first, *others = values
-    return all(other == first for other in others)
-
-
-def stored_by_every_core(collection: Collection) -> Sequence[str]:
-    """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
-
-    Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
-    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
-    and the cores count as different.
-    """
-    traces = collection.traces
-    if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
-        return ()
-    crossing = [_crossing(trace, collection) for trace in traces]
-    if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
-        return ()
-    # Most launches differ in what they store, which is cheaper to find out than what they load.
-    if not _are_alike({at: _places(_uses(known).written()) for at, known in tensors.items()} for tensors in crossing):
-        return ()
-    if not _are_alike(
-        {at: _places(_uses(known).brought_in()) for at, known in tensors.items()} for tensors in crossing
-    ):
-        return ()
-    # A barrier on a tensor delays its later readers like a store, but stores nothing.
-    return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])

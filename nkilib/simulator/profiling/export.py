@@ -104,7 +104,7 @@ def draw(
     figure.savefig(path)
 
 
-def _threads(events: Iterable[Event]) -> Iterator[int]:
+def _threads_of(events: Iterable[Event]) -> Iterator[int]:
     """Yield the thread of each event of a core: that of its engine, or the first one that is free for a transfer."""
     free: list[float] = []
     for event in events:
@@ -125,7 +125,7 @@ def _metadata(name: str, core: int, thread: int, args: dict[str, Any]) -> dict[s
     return {"ph": "M", "name": name, "pid": _process(core), "tid": thread, "args": args}
 
 
-def _names(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
+def _naming_events(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
     """Return the events that name the process of a core and its threads."""
     named = [
         _metadata("process_name", core, _PATH, {"name": f"core {core} (modelled, not measured)"}),
@@ -143,7 +143,7 @@ def _counter(core: int, time_us: float, nbytes: int) -> dict[str, Any]:
     return {"ph": "C", "name": _SBUF, "pid": _process(core), "tid": _PATH, "ts": time_us, "args": {"bytes": nbytes}}
 
 
-def _name(event: Event) -> str:
+def _text_of(event: Event) -> str:
     return f"{event.name} {event.label}" if event.label else event.name
 
 
@@ -175,12 +175,12 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
         args["cycles"] = event.cycles
     args |= {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
     times = event.start_us * NS_PER_US, event.end_us * NS_PER_US
-    return _slice(_name(event), event.engine, event.core, thread, times, args)
+    return _slice(_text_of(event), event.engine, event.core, thread, times, args)
 
 
 def _of_path(link: Link, event: Event) -> dict[str, Any]:
     """Return the slice of a link of the critical path, named after the kind of the link."""
-    name = _name(event) if link.kind is LinkKind.work else f"{link.kind.value} ({_name(event)})"
+    name = _text_of(event) if link.kind is LinkKind.work else f"{link.kind.value} ({_text_of(event)})"
     args = {"place": event.place, "number": event.number, "engine": event.engine}
     return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)
 
@@ -210,8 +210,8 @@ def write_trace(
     traced: list[dict[str, Any]] = []
     for core in sorted({event.core for event in events}):
         own = [event for event in events if event.core == core]
-        threads = list(_threads(own))
-        traced += _names(core, title, max([_FIRST_DMA, *threads]))
+        threads = list(_threads_of(own))
+        traced += _naming_events(core, title, max([_FIRST_DMA, *threads]))
         traced += [_complete(event, thread) for event, thread in zip(own, threads, strict=True)]
         by_number = {event.number: event for event in own}
         traced += [_of_path(link, by_number[link.number]) for link in critical if link.core == core]

@@ -4,8 +4,8 @@
 """``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured.
 
 :func:`profile` runs the kernel, and returns a :class:`Profile`. Where the bounds of loops depend on data, ``trips``
-states their iteration counts, or the kernel its largest ones; the kernel may run once for each. Counts that do not fit
-raise :class:`TripsRefusedError`.
+(:data:`AskedTrips`) states their iteration counts, or the kernel its largest ones; the kernel may run once for each.
+Counts that do not fit raise :class:`TripsRefusedError`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Literal
 
-from nkilib.base.statements import Work, stated_trips, stated_work
+from nkilib.base.statements import Work, trips_stated_for, work_stated_for
 
 from ..hardware.generations import Generation, generation
 from ..hardware.options import current_options, preferring
@@ -399,18 +399,18 @@ def _profile_of(
     )
 
 
-def _bound(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _arguments_by_name(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a kernel by the names of its parameters."""
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
-def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
-    work = stated_work(kernel.func)
+def _work_of(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+    work = work_stated_for(kernel.func)
     if work is None:
         return None
-    return work(**_bound(kernel, args, kwargs))
+    return work(**_arguments_by_name(kernel, args, kwargs))
 
 
 def profile(
@@ -456,9 +456,9 @@ def profile(
     single = kernel.kernel if isinstance(kernel, RankedKernel) else kernel
     own_args, own_kwargs = kernel.arguments_of(0, args, kwargs) if isinstance(kernel, RankedKernel) else (args, kwargs)
     is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of((own_args, own_kwargs)))
-    most = stated_trips(single.func)
+    most = trips_stated_for(single.func)
     to_run = _TripsToRun.checked(
-        trips, most and (lambda: most(**_bound(single, own_args, own_kwargs))), is_abstract=is_abstract
+        trips, most and (lambda: most(**_arguments_by_name(single, own_args, own_kwargs))), is_abstract=is_abstract
     )
 
     def run(counting: Trips) -> Profile:
@@ -467,7 +467,7 @@ def profile(
             with recording() as record, collecting(assumed) as collection, counting_trips(counting):
                 kernel(*args, **kwargs)
         # Asked after the kernel, which reports wrong arguments in its own words.
-        known = _stated_work(single, own_args, own_kwargs) if work is None else work
+        known = _work_of(single, own_args, own_kwargs) if work is None else work
         if known is None:
             bounds = counted_bounds_us(collection, generation)
         else:

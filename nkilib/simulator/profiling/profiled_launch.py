@@ -22,8 +22,8 @@ from ..terms.enums import MemoryRegion
 from ..timing.instruction_log import Event, InstructionLog, events_of
 from ..timing.parameters import NS_PER_US
 from ..timing.trace import Collection, Trace
-from .bounds import stored_by_every_core
 from .why.critical_path import AnalysedCore, AnalysedLaunch, TimeModel
+from .why.facts import stored_by_every_core
 from .why.report import Report, report_of
 
 # A core: its number, its instructions, and its on-chip tensors.

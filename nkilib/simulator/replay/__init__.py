@@ -6,7 +6,8 @@
 The way of a launch:
 
 - ``launch``: the choice whether it is replayed, recorded or neither;
-- ``key``: what tells launches apart whose instructions may differ, and why a launch is not replayed;
+- ``key``: what tells launches apart whose instructions may differ, or why a launch has no key;
+- ``errors``: why a launch with a key is not replayed;
 - ``entries``: the recordings and plans of each key;
 - ``counts``: counts of how launches ran.
 

@@ -29,7 +29,7 @@ from ..numerics.products import transposed_product
 from ..tensors.view import View
 from ..terms.dtypes import DType, tfloat32
 from ..terms.layout import Layout
-from .key import ReplayFailed
+from .errors import ReplayFailed
 from .memory import Memory, Operand, Slot
 from .stream import PlaceholderStorage, RecordedCall, placeholder_of
 from .work import (

@@ -25,7 +25,7 @@ from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.enums import MemoryRegion
 from ..terms.layout import Layout, dense, extent
-from .key import ReplayFailed
+from .errors import ReplayFailed
 from .stream import Entry, Indexed, PlaceholderStorage, RecordedCall, Stored, Stream, placeholder_of
 
 _NOBODY = -1

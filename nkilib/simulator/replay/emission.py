@@ -23,7 +23,7 @@ from ..tensors.view import View
 from ..terms.enums import MemoryRegion
 from ..terms.spec import DataNeeded
 from .data_dependence import DataDependent, OwnedRows
-from .key import Unplannable
+from .errors import Unplannable
 from .stream import Entry, Gathered, Guarded, PlaceholderStorage, RecordedCall, Stored, Stream, placeholder_of, views_in
 from .work import Action, Check, Elementwise, Meeting, Move, Product, Reduced, Ref, Store, Whole, Work
 

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ..launch.kernel import Kernel
 from .counts import TALLIES, Tally
-from .key import Candidate, ReplayFailed, Unplannable
+from .errors import ReplayFailed, Unplannable
+from .key import Candidate
 
 # The most keys, plans and bytes of plans that a process keeps.
 MOST_KEYS, MOST_PLANS, MOST_BYTES = 256, 64, 256 * 2**20

@@ -3,10 +3,8 @@
 
 """The key of a launch: everything that the instructions of a replayable kernel may depend on, except its arrays' data.
 
-- :func:`candidate_of`: the key, in a :class:`Candidate`, or a :class:`Refusal` that says why a launch has none. A
-  kernel states that it is replayable with :func:`nkilib.nki.replayable`;
-- :class:`Unplannable`, :class:`PlanError`, :class:`ReplayFailed`: why a launch with a key is not replayed. None of
-  these errors reaches a user: the launch then runs as without replay.
+:func:`candidate_of` returns the key, in a :class:`Candidate`, or a :class:`Refusal` that says why a launch has none. A
+kernel states that it is replayable with :func:`nkilib.nki.replayable`.
 
 The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
 type, and the items of a container its length. Objects that are compared by identity appear by ``id``. Whoever keeps the
@@ -34,7 +32,7 @@ from ..hardware.options import ALWAYS, Options, RawEnvironment
 from ..isa.operators import Operator
 from ..launch.arguments import as_numpy, is_array
 from ..launch.settings import Launchable
-from ..tensors.registers import DeviceInteger
+from ..tensors.device_integers import DeviceInteger
 from ..tensors.view import View
 from ..terms.dtypes import LOW_PRECISION, DType
 from ..terms.nki_object import NKIObject
@@ -82,18 +80,6 @@ class Refusal(NamedTuple):
     """
 
     reason: str
-
-
-class Unplannable(Exception):
-    """Error for a launch of which no plan can be made whose results are certainly bitwise identical."""
-
-
-class PlanError(Exception):
-    """Error for a mistake of the planner: its plan leaves other results or arguments than the launch."""
-
-
-class ReplayFailed(Exception):
-    """Error for a launch for whose values the plan is not valid, or that raises an error; nothing was changed."""
 
 
 class _Unkeyable(Exception):

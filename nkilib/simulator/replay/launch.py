@@ -30,7 +30,8 @@ from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from .counts import TALLIES
 from .entries import Entries, Entry, Planner
-from .key import Candidate, PlanError, Refusal, ReplayFailed, Unplannable, candidate_of
+from .errors import PlanError, ReplayFailed, Unplannable
+from .key import Candidate, Refusal, candidate_of
 from .plan import Arrays, Plan
 from .recorder import RecordedLaunch, record_launch
 from .stream import Stream, placeholder_of, views_in

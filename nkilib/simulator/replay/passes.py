@@ -20,7 +20,7 @@ from ..terms.layout import Layout
 from .work import Elementwise, Meeting, Move, Product, Reduced, Ref, Sum, Work, is_large, needs_all_rows
 
 # The size, in elements, from which the passes consider a tile: moving fewer takes no longer than any step does.
-SMALLEST = 4096
+_SMALLEST = 4096
 # Longer groups are rare, and each work that is added is compared with all before it.
 _MOST_IN_A_GROUP = 64
 
@@ -100,7 +100,7 @@ class _Load:
 def _source_of(move: Move) -> Layout | None:
     """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
     dst, src = move.dst, move.src
-    if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= SMALLEST):
+    if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= _SMALLEST):
         return None
     if dst.dtype != src.dtype or dst.numpy_type != src.numpy_type:
         return None
@@ -126,12 +126,12 @@ def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
         if not overlapping:
             continue
         place = overlapping[0].place_of(ref) if len(overlapping) == 1 and overlapping[0].is_current else None
-        if place is None or ref.size < SMALLEST or not _read_at(work, ref, place):
+        if place is None or ref.size < _SMALLEST or not _read_at(work, ref, place):
             for load in overlapping:
                 load.is_needed = True
 
 
-def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
+def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
     """Note a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
     tile_loads = loads.get(ref.storage.number)
     if tile_loads:
@@ -161,7 +161,7 @@ def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
                 load.is_current &= load.move.src.storage.number not in written
         _read(work, loads)
         for ref in work.writes:
-            _overwrite(ref, loads)
+            _drop_loads(loads, ref)
         if isinstance(work, Move):
             source = _source_of(work)
             if source is not None:
@@ -231,7 +231,7 @@ class _Store:
 def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
     """Return the store that a copy is, if it stores a tile of which no part is read later; else None."""
     src, dst = move.src, move.dst
-    if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= SMALLEST):
+    if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= _SMALLEST):
         return None
     if src.dtype != dst.dtype or src.numpy_type != dst.numpy_type:
         return None
@@ -268,7 +268,7 @@ def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
                 waiting.pop(number, None)
 
 
-def _overwritten(read_later: dict[int, list[Ref]], ref: Ref) -> None:
+def _drop_later_reads(read_later: dict[int, list[Ref]], ref: Ref) -> None:
     """Drop the later reads of these elements: they read the values that are written here, not earlier ones."""
     refs = read_later.get(ref.storage.number)
     if refs and ref.is_block:
@@ -288,12 +288,12 @@ def without_stores(works: list[Work]) -> list[Work]:
             if store is not None and _is_written_for(work, store):
                 del waiting[work.dst.storage.number]
                 unneeded.add(id(store.move))
-                _overwritten(read_later, work.dst)
+                _drop_later_reads(read_later, work.dst)
                 work.dst = store.target
                 work.writes[0] = store.target
         _forget_touched(waiting, work)
         for ref in work.writes:
-            _overwritten(read_later, ref)
+            _drop_later_reads(read_later, ref)
         store = _store_of(work, read_later) if isinstance(work, Move) else None
         for ref in work.reads:
             if ref.is_on_chip:

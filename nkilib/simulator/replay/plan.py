@@ -32,7 +32,7 @@ from ..tensors.view import View
 from .builder import CoreBuilder, Segment
 from .data_dependence import data_dependent_tensors
 from .emission import cores_for, emit
-from .key import ReplayFailed, Unplannable
+from .errors import ReplayFailed, Unplannable
 from .memory import ARENAS, Memory, placed
 from .passes import grouped, with_sums, without_dead, without_loads, without_stores
 from .stream import PlaceholderStorage, Stream, placeholder_of, views_in

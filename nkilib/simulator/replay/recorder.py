@@ -24,13 +24,13 @@ from ..launch.settings import Launchable
 from ..machine.core import Core
 from ..machine.observer import Issued, Observer, Observers, Watcher, watching
 from ..memory.storage import Storage
-from ..tensors.registers import DeviceInteger
+from ..tensors.device_integers import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
 from ..terms.enums import MemoryRegion
 from ..terms.errors import OutOfRangeError
 from ..terms.layout import Layout
-from .key import Unplannable
+from .errors import Unplannable
 from .stream import Entry, Gathered, Guarded, Indexed, Label, PlaceholderStorage, RecordedCall, Stored, Stream
 
 # Instructions that load a register or a scalar from a tensor, with the name of that operand.

@@ -28,7 +28,7 @@ from ..isa.definition import Definition
 from ..isa.indirection import Choice
 from ..memory.storage import Storage
 from ..memory.written import WrittenMap
-from ..tensors.registers import NkiScalar, VirtualRegister
+from ..tensors.device_integers import NkiScalar, VirtualRegister
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
 from ..terms.enums import Engine, oob_mode

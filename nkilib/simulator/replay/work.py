@@ -3,7 +3,8 @@
 
 """Pieces of work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs.
 
-- :class:`Work`: a piece, from :class:`Elementwise` to :class:`Store`; :class:`Ref`: elements that it reads or writes;
+- :class:`Work`: a piece: :class:`Elementwise`, :class:`Reduced`, :class:`Move`, :class:`Product`, :class:`Sum`,
+  :class:`Action`, :class:`Check` and others; :class:`Ref`: elements that it reads or writes;
 - :class:`Meeting`: an instruction at which both cores synchronise;
 - :func:`blocks_for`, :func:`needs_all_rows`, :func:`row_count_of`, :func:`width_of`, :func:`is_large`: how row-wise
   work is divided into blocks of rows.

@@ -26,7 +26,7 @@ from ..terms.dtypes import COMPUTABLE, DType, int32, int64
 from ..terms.enums import ON_CHIP, MemoryRegion, nc_version
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout, row_major_strides
-from .registers import DeviceInteger, NkiScalar, VirtualRegister
+from .device_integers import DeviceInteger, NkiScalar, VirtualRegister
 from .view import Indirect, View
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from ..terms.argument_checks import as_integer, as_integers
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout, extent, reshape_strides, row_major_strides
+from .device_integers import DeviceInteger
 from .indexed_views import IndexedViews, checked_scalar_index
-from .registers import DeviceInteger
 from .view import Indirect, View
 
 if TYPE_CHECKING:

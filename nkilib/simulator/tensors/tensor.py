@@ -28,7 +28,7 @@ from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeErro
 from ..terms.layout import Layout, dense
 from ..terms.nki_object import NKIObject
 from ..terms.other_names import NUMPY_NAMES
-from .registers import DeviceInteger
+from .device_integers import DeviceInteger
 from .reshaped_views import AccessPatterns
 from .view import Indirect, View
 

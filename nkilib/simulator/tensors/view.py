@@ -28,7 +28,7 @@ from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedRea
 from ..terms.layout import Layout, is_dense
 from ..terms.nki_object import NKIObject
 from ..terms.spec import DataNeeded
-from .registers import DeviceInteger
+from .device_integers import DeviceInteger
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on

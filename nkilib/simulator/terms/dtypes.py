@@ -3,8 +3,10 @@
 
 """Data types of NKI: their names, how the simulator stores them, and numpy arrays of the packed types.
 
-- :class:`DType`: a type, as ``bool_`` to ``float4_e2m1fn_x4``; ``FLOATS`` and others: sets of them; :func:`as_dtype`:
-  the type that a string, numpy or torch names;
+- :class:`DType`: a type, each under its name in NKI, from ``bool_`` over ``int32`` and ``bfloat16`` to
+  ``float4_e2m1fn_x4``; :func:`as_dtype`: the type that a string, numpy or torch names;
+- sets of types: :data:`ALL_DTYPES`, :data:`COMPUTABLE` (by engines), :data:`MOVABLE` (by engines that do not compute
+  with them), :data:`COPYABLE` (by DMA), :data:`LOW_PRECISION`, ``FLOATS`` and others;
 - :data:`ARRAY_TYPES`, :func:`packed`, :func:`words_of`, :func:`register_packed_types`: arrays of the packed types,
   whose words hold several elements.
 

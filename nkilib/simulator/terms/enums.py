@@ -3,7 +3,8 @@
 
 """The enumerations of ``nki.isa``, with the documented values, and the memory regions of ``nki.language``.
 
-- :class:`engine` (:data:`Engine` in this package) to :class:`dependency`: the enumerations of ``nki.isa``;
+- :class:`engine` (:data:`Engine` in this package) to :class:`dependency`: the enumerations of ``nki.isa``, such as
+  :class:`reduce_cmd`, :class:`dge_mode`, :class:`oob_mode`, :class:`matmul_perf_mode` and :class:`nc_version`;
 - :class:`MemoryRegion`, :func:`as_region`, :func:`is_hbm`, :func:`is_on_chip`, :func:`is_psum`, :func:`is_sbuf`: the
   regions, and :data:`ON_CHIP` and :data:`HBM`, sets of them.
 """

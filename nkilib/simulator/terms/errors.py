@@ -3,7 +3,9 @@
 
 """The errors that the simulator raises, and their location in the user's kernel.
 
-- :class:`NkiValidationError` to :class:`CoreAbortedError`: the errors, most of them rules that a kernel broke;
+- :class:`NkiValidationError` to :class:`CoreAbortedError`: the errors, most of them rules that a kernel broke, such as
+  :class:`OutOfRangeError`, :class:`ArgumentTypeError`, :class:`UninitializedReadError`, :class:`CapacityError`,
+  :class:`RaceError` and :class:`BarrierError`; :class:`SimulatorWarning`: the warning in place of one;
 - :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: the line of the kernel;
 - :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: put it into a
   message.

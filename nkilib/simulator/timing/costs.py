@@ -3,8 +3,9 @@
 
 """Costs of instructions for their engines, in cycles. Modelled, not measured.
 
-Each cost is a :data:`Cost`, a function of :class:`CostInputs`: from :func:`streamed` and :func:`assumed`, which serve
-many instructions, to :func:`transposed`, which serves one.
+Each cost is a :data:`Cost`, a function of :class:`CostInputs`: :func:`streamed` and :func:`assumed` serve many
+instructions; the others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced`, :func:`activated`,
+:func:`selected`, :func:`multiplied` and :func:`transposed`, those that do what the name says.
 
 The definition of an instruction names one of these costs beside its semantics. N stands for the number of elements in a
 partition of its largest tile; no instruction takes less than about 64 cycles. Sources: the "Estimated instruction cost"

@@ -371,6 +371,12 @@ class Tracked:
         self.contents: object | None = None
         self.has_place = False
 
+    @property
+    def hbm_uses(self) -> HbmUses:
+        """The accesses, of a tensor in HBM."""
+        assert isinstance(self.uses, HbmUses)
+        return self.uses
+
     def share(self, other: Tracked) -> None:
         """Share the memory of ``other`` on the device: an access to one of them also waits for those to the other."""
         self.uses = other.uses

@@ -3,9 +3,12 @@
 
 """The DMA engines: the queue that triggers a transfer, the time each engine works on it, and when the engines are busy.
 
-- :class:`Queue` and :func:`queue_of`: the queue of a transfer, and :func:`between_triggers_ns`, how fast it triggers;
-- :func:`engine_times`: the time that each engine works on a transfer, of two ends (:class:`Side`);
-- :class:`DmaEngines`: when the engines of a core are busy (:class:`BusyTimes`) with the transfers (:class:`DmaWork`).
+- :class:`Queue` and :func:`queue_of`: the queue of a transfer, :func:`is_software` whether GpSimd writes its
+  descriptors, and :func:`between_triggers_ns`, how fast it triggers;
+- :func:`engine_times`: the time that each engine works on a transfer, of two ends (:class:`Side`, made by
+  :func:`side_of`), from its bytes (:func:`bytes_of`) and those of a row (:func:`row_bytes_of`);
+- :class:`DmaEngines`: when the engines of a core are busy (:class:`BusyTimes`, :class:`BusyIntervals`) with the
+  transfers (:class:`DmaWork`).
 
 A transfer is moved row by row. A row is a run of bytes that is contiguous on both sides, and takes an engine a least
 time whatever its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).

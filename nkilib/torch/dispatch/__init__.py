@@ -3,7 +3,7 @@
 
 """The description of operators, their registration with PyTorch and their launch, independent of any loss.
 
-Nothing here knows a loss. From the bottom up:
+Nothing here knows a loss. Its modules:
 
 - ``devices``: the devices on which operators run, and the way in which they are registered for the native one;
 - ``operator``: the description of an operator;

@@ -86,7 +86,7 @@ def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
     return not is_split and reason_against(head) is None and head.weight.dtype in TILE_DTYPES
 
 
-def _is_of(loss: object, names: Sequence[str], modules: Sequence[str]) -> bool:
+def _is_one_of(loss: object, names: Sequence[str], modules: Sequence[str]) -> bool:
     """Return whether the class of a loss has one of these names in one of these modules, which may not be imported."""
     return type(loss).__name__ in names and type(loss).__module__ in modules
 
@@ -121,13 +121,13 @@ def _call(wrapper: Any, cross_entropy: type, devices: frozenset[str]) -> Callabl
         hidden = pred if isinstance(pred, tuple) else (pred,)
         if type(self) is wrapper and all(_takes(self.lm_head, each, devices) for each in hidden):
             if isinstance(pred, tuple):
-                if _is_of(self.loss_fn, _MTP_LOSSES, _MTP_MODULES):
+                if _is_one_of(self.loss_fn, _MTP_LOSSES, _MTP_MODULES):
                     predictions = predictions_of(str(_CALLER), pred, labels, self.loss_fn.mtp_scale)
                     return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
             elif type(self.loss_fn) is cross_entropy:
                 predictions = predictions_of(str(_CALLER), pred, labels, MTP_SCALE)
                 return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
-            elif _is_of(self.loss_fn, _POLICY_LOSSES, _POLICY_MODULES):
+            elif _is_one_of(self.loss_fn, _POLICY_LOSSES, _POLICY_MODULES):
                 return _policy_loss(self, pred, labels, global_valid_tokens, loss_inputs)
         return theirs(self, pred, labels, global_valid_tokens, **loss_inputs)
 

@@ -3,8 +3,11 @@
 
 """Fixed inputs of the kernels: the same on every machine, up to the last bit of numpy's log and cos.
 
-Logits, targets and so on have a function each, and those with infinities, NaN and the like begin with ``special``.
-:data:`MAKERS` makes the tensors of a registered loss, by the kind of values that its entry states.
+Numbers, integers, logits, probabilities, class weights, targets and so on have a function each, of a :data:`Shape` and
+of one of the :data:`TYPES` (:data:`ALL_TYPES`). Those with infinities, NaN and subnormal numbers (:data:`INF`,
+:data:`NAN`, :data:`SUBNORMAL`) begin with ``special``, and have :data:`SPECIAL_SIZES` and a :data:`SPECIAL_TILING`;
+:func:`late_maxima` are logits whose maximum is in the last column. :data:`MAKERS` makes the tensors of a registered
+loss, by the kind of values that its entry states.
 """
 
 from __future__ import annotations

@@ -4,8 +4,11 @@
 """A probe: one launch, and the readings (possible answers to a question) that its results may confirm.
 
 :class:`Probe` is the step, and :class:`Reading` an answer. All probes share the rest: the pages of the documentation
-that depend on answers, arrays for arguments and expected results (:func:`row`, :func:`integer_row`, :func:`column`,
-:func:`indices`), and whole tiles in kernels (:func:`loaded`, :func:`tile`, :func:`stored`).
+that depend on answers (:data:`READINGS`, :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`), the words of
+refused accesses (:data:`OUT_OF_RANGE`), the same arguments with and without a device (:func:`same_arguments`,
+:func:`no_arguments`), arguments as a launch :func:`left` them, arrays for arguments and expected results (:func:`row`,
+:func:`integer_row`, :func:`column`, :func:`indices`), and whole tiles in kernels (:func:`loaded`, :func:`tile`,
+:func:`stored`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@
 """The kernels of the timed figures: those whose times AWS publishes, chains of one instruction, and an empty one.
 
 In a chain every link waits for the previous one, and the time of the launch itself cancels between two lengths. Each
-kernel returns something of its last link, because a compiler may drop a result that nothing reads.
+kernel returns something of its last link, because a compiler may drop a result that nothing reads. The published ones
+are :func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, the chains ``chain_of_...``; :func:`rows_loaded` has
+loads that do not wait for each other.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkilib.base.guarantee import stated_guarantee
+from nkilib.base.guarantee import guarantee_stated_for
 from nkilib.experimental.softmax.profiling import profile_softmax_launch
 from nkilib.experimental.softmax.tensors import Kind
 from tests.experimental.softmax.softmax_checks import KERNELS, Kernel
@@ -15,7 +15,7 @@ from tests.experimental.softmax.softmax_checks import KERNELS, Kernel
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_a_kernel_states_its_guarantee(kernel: Kernel) -> None:
-    result = stated_guarantee(kernel.function)
+    result = guarantee_stated_for(kernel.function)
     assert result is not None and result.deterministic and result.same_bits_on_cores and result.workspace == "0"
     assert result.in_place == ("grad_hbm" if kernel.is_backward else None)
 

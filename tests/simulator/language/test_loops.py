@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError
 from nkilib.simulator.machine.core import current_core
-from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator.tensors.device_integers import VirtualRegister
 from nkilib.simulator.terms.errors import RegisterTypeError
 from nkilib.simulator.terms.scopes import CORE
 from tests.simulator.frame import refused, run, without_line

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError, using
 from nkilib.simulator.machine.core import current_core
-from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator.tensors.device_integers import VirtualRegister
 from tests.simulator.frame import counted, refused, run, without_line
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nkilib.simulator import using
 from nkilib.simulator.launch.arguments import as_numpy, is_torch, leaves_of, map_leaves
-from nkilib.simulator.replay.key import ReplayFailed, Unplannable
+from nkilib.simulator.replay.errors import ReplayFailed, Unplannable
 from nkilib.simulator.replay.launch import Replay
 from nkilib.simulator.replay.recorder import record_launch
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nkilib.simulator.launch.kernel import Kernel
-from nkilib.simulator.replay.key import Candidate, ReplayFailed, Unplannable
+from nkilib.simulator.replay.errors import ReplayFailed, Unplannable
+from nkilib.simulator.replay.key import Candidate
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import RaceError, UninitializedReadError, replay_counts, using
-from nkilib.simulator.replay.key import ReplayFailed
+from nkilib.simulator.replay.errors import ReplayFailed
 from nkilib.simulator.replay.launch import Replay
 from nkilib.simulator.replay.recorder import record_launch
 from tests.simulator.ranked import all_of, ncc

@@ -13,7 +13,7 @@ import pytest
 
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedReadError
-from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator.tensors.device_integers import VirtualRegister
 from tests.simulator.frame import (
     View,
     counted,

@@ -22,7 +22,7 @@ import pytest
 
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, TensorTypeError
-from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator.tensors.device_integers import VirtualRegister
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType
 from nkilib.simulator.terms.other_names import NUMPY_NAMES

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from nkilib.nki import nl
 from nkilib.simulator import ArgumentTypeError, NkiValidationError
-from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator.tensors.device_integers import VirtualRegister
 from nkilib.simulator.terms import dtypes
 from nkilib.simulator.terms.argument_checks import as_integer, as_integers, is_integer
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType, as_dtype

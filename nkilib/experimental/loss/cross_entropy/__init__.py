@@ -11,7 +11,7 @@ Example::
 :mod:`nkilib.experimental.loss.inline` has the same functions, to be called from other kernels.
 
 - ``kernels``: the kernels as plain functions; ``registry_entry``: the kernels with guarantees and work;
-- ``launch``, ``validation``: the arguments and options of a launch, and their checks;
+- ``launch``, ``validation``: the arguments and options of a launch, what a backward is given, and their checks;
 - ``forward``: the losses on one core;
 - ``results``: the values of a group of batches, and the results computed from them;
 - ``backward``, ``coefficients``: the gradient on one core, and the coefficients that it is made of;

@@ -25,19 +25,16 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
     ChunkCoefficients,
     Coefficients,
     EntropyCoefficients,
-    PositionUpstream,
     SoftmaxTerms,
     TargetCoefficients,
     TargetTerms,
     UniformCoefficients,
-    UniformUpstream,
-    Upstream,
     loaded_gradient,
     negated_lse,
     rest_terms,
     summed,
 )
-from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, UniformUpstream, Upstream
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.targets import (
     ClassFactors,

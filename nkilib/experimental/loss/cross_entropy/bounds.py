@@ -8,7 +8,7 @@ Plain kernels have :func:`forward_bounds` and :func:`gradient_bound`; :func:`ext
 :func:`extended_gradient_bound` say what the options of the extended kernels add. Errors are measured by
 :func:`error_over_bound`, and of whole results by :func:`forward_error_over_bound` and
 :func:`gradient_error_over_bound`; :func:`bfloat16_allowance` and :func:`float16_allowance` are what rounding to a type
-may add.
+may add. The ``..._UNITS`` and :func:`coefficient_sizes` are parts of the bounds, which other losses use too.
 
 Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
 of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which

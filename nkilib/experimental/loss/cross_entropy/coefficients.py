@@ -3,14 +3,15 @@
 
 """The coefficients that turn a softmax into the gradient of the logits, from the upstream gradients of the results.
 
-The upstream gradients (:data:`Upstream`) come from the caller. :class:`TargetTerms` computes terms of positions from
-them, and the coefficients of a batch (:data:`Coefficients`) apply these to the chunks of a softmax and to the elements
-at the targets.
+The upstream gradients come from the caller (:data:`.launch.Upstream`). From the bottom up:
 
-From the bottom up: :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` make terms of positions;
-:class:`SoftmaxTerms` turn exponentials into a softmax; :class:`EntropyCoefficients` add the gradient of the entropy;
-:class:`ChunkCoefficients`, :class:`TargetCoefficients` and :class:`UniformCoefficients` are the coefficients of a
-batch.
+- :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` make terms of positions; :class:`TargetTerms` has all
+  those of class targets;
+- :func:`negated_lse`: the bias of exponentials; :class:`SoftmaxTerms` turn exponentials into a softmax;
+- :class:`EntropyCoefficients` add the gradient of the entropy;
+- :class:`ChunkCoefficients` apply to the chunks of a softmax, :class:`TargetCoefficients` also to the elements at the
+  targets, :class:`UniformCoefficients` if all losses have the same upstream gradient: the :data:`Coefficients` of a
+  batch.
 
 Let z be the logits after cap and temperature, p their softmax, t the target, w the class weights and W their sum, e the
 label smoothing, V the number of classes and s the factor of the squared log-sum-exp. With the upstream gradients g of
@@ -45,61 +46,10 @@ from nkilib.core.rows.tiles import (
     selected,
     with_nan_of_infinite,
 )
-from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.launch import Options, PositionUpstream
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.temperatures import LoadedRows
 from nkilib.nki import nisa, nl
-
-
-@dataclass(frozen=True)
-class UniformUpstream:
-    """The same upstream gradient for all losses.
-
-    Attributes:
-        lse_hbm: the log-sum-exp, [N].
-        scale: the gradient of each loss.
-    """
-
-    lse_hbm: nl.NkiTensor
-    scale: float
-
-
-@dataclass(frozen=True)
-class PositionUpstream:
-    """The upstream gradients and statistics of each position: vectors [N] in HBM, None for absent ones.
-
-    Attributes:
-        lse_hbm: the log-sum-exp.
-        grad_loss_hbm: gradient of each loss; only linear cross-entropy may do without it (None).
-        grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
-        target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of each
-            position's factors.
-        weight_sum: the sum of all class weights, a number.
-        maximum_hbm, log_sum_hbm: the maximum of z and the logarithm of the sum of exp(z - maximum); their sum
-            is lse.
-        entropy_hbm, grad_entropy_hbm: the entropy of each position's softmax, and its gradient.
-    """
-
-    lse_hbm: nl.NkiTensor
-    grad_loss_hbm: nl.NkiTensor | None
-    grad_lse_hbm: nl.NkiTensor | None
-    grad_logprob_hbm: nl.NkiTensor | None
-    target_weight_hbm: nl.NkiTensor | None
-    weight_sum: float | None
-    maximum_hbm: nl.NkiTensor | None
-    log_sum_hbm: nl.NkiTensor | None
-    entropy_hbm: nl.NkiTensor | None = None
-    grad_entropy_hbm: nl.NkiTensor | None = None
-
-    @property
-    def required_grad_loss_hbm(self) -> nl.NkiTensor:
-        """The gradient of each loss, for kernels that require it; an AssertionError is raised if it is None."""
-        if self.grad_loss_hbm is None:
-            raise AssertionError("PositionUpstream: grad_loss_hbm must be a tensor, got None; pass the gradient")
-        return self.grad_loss_hbm
-
-
-Upstream = UniformUpstream | PositionUpstream
 
 
 def loaded_gradient(positions: LoadedRows, gradient_hbm: nl.NkiTensor, slope: Scale) -> nl.NkiTensor:
@@ -286,33 +236,6 @@ class SoftmaxTerms:
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the values times ``inverse_sbuf``, or the values themselves if it is None."""
         return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
-
-
-@dataclass(frozen=True)
-class UniformCoefficients:
-    """The coefficients if all losses have the same upstream gradient, ``scale``, and no options. One activation
-    computes the gradient, except at the target: exp(z + bias) is scale * softmax.
-
-    Attributes:
-        bias_sbuf: log(scale) - lse, float32 [rows, 1].
-        index_sbuf: the indices of the target elements, int32 [rows, 1].
-        scale: the upstream gradient of every loss.
-    """
-
-    bias_sbuf: nl.NkiTensor
-    index_sbuf: nl.NkiTensor
-    scale: float
-
-    def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """Return scale * (p - 1), where p is the softmax at the target, in float32 and then rounded to ``dtype``.
-
-        If p were rounded before the subtraction, a p near 1 would lose all digits.
-        """
-        scaled_p_sbuf = float32_like(logit_sbuf)
-        nisa.activation(dst=scaled_p_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)
-        gradient_sbuf = nl.ndarray(logit_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=gradient_sbuf, data=scaled_p_sbuf, op0=nl.subtract, operand0=self.scale)
-        return gradient_sbuf
 
 
 @dataclass(frozen=True)
@@ -537,6 +460,33 @@ class TargetCoefficients(ChunkCoefficients):
         if self.rest_sbuf is not None:
             nisa.tensor_tensor(dst=rest_sbuf, data1=rest_sbuf, data2=self.rest_sbuf, op=nl.add)
         return rest_sbuf
+
+
+@dataclass(frozen=True)
+class UniformCoefficients:
+    """The coefficients if all losses have the same upstream gradient, ``scale``, and no options. One activation
+    computes the gradient, except at the target: exp(z + bias) is scale * softmax.
+
+    Attributes:
+        bias_sbuf: log(scale) - lse, float32 [rows, 1].
+        index_sbuf: the indices of the target elements, int32 [rows, 1].
+        scale: the upstream gradient of every loss.
+    """
+
+    bias_sbuf: nl.NkiTensor
+    index_sbuf: nl.NkiTensor
+    scale: float
+
+    def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+        """Return scale * (p - 1), where p is the softmax at the target, in float32 and then rounded to ``dtype``.
+
+        If p were rounded before the subtraction, a p near 1 would lose all digits.
+        """
+        scaled_p_sbuf = float32_like(logit_sbuf)
+        nisa.activation(dst=scaled_p_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)
+        gradient_sbuf = nl.ndarray(logit_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=gradient_sbuf, data=scaled_p_sbuf, op0=nl.subtract, operand0=self.scale)
+        return gradient_sbuf
 
 
 # The coefficients of one batch: with one upstream gradient for all losses; of class targets; of class probabilities.

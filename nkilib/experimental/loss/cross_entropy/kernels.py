@@ -17,9 +17,17 @@ from __future__ import annotations
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.rows.checks import require, require_flag, require_float_type
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, UniformUpstream
 from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
-from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, LossOptions, Options, Wanted, with_form
+from nkilib.experimental.loss.cross_entropy.launch import (
+    Classes,
+    Launch,
+    LossOptions,
+    Options,
+    PositionUpstream,
+    UniformUpstream,
+    Wanted,
+    with_form,
+)
 from nkilib.experimental.loss.cross_entropy.results import Results, new_vector
 from nkilib.experimental.loss.cross_entropy.validation import (
     validate_arrays,

@@ -5,14 +5,18 @@
 forward.
 
 They determine every branch of the kernels. :class:`LossOptions` are the user's options (:class:`RecipeOptions`: those
-that PyTorch lacks, as keywords); :class:`Options` those of a launch; :class:`Launch` its tensors and sizes. The forward
-has two forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
+that PyTorch lacks, as keywords); :class:`Options` those of a launch, with its :class:`Classes` and the :class:`Wanted`
+results; :class:`Launch` its tensors and sizes. A backward also has an :data:`Upstream`, its upstream gradients and the
+statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two forms, with the
+exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
 The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
 constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
 forms.
 
-Range checks of options are here, since torch and jax use them; those of tensors are in :mod:`.validation`.
+Range checks of options, :func:`check_options` and :func:`check_recipe`, with the limits (:data:`OPTION_MAX`,
+:data:`SOFTCAP_MIN`, :data:`TEMPERATURE_LIMITS`) are here, since torch and jax use them; those of tensors are in
+:mod:`.validation`.
 """
 
 from __future__ import annotations
@@ -330,6 +334,57 @@ class Launch:
         """
         loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
         return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads)
+
+
+@dataclass(frozen=True)
+class UniformUpstream:
+    """The same upstream gradient for all losses.
+
+    Attributes:
+        lse_hbm: the log-sum-exp, [N].
+        scale: the gradient of each loss.
+    """
+
+    lse_hbm: nl.NkiTensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class PositionUpstream:
+    """The upstream gradients and statistics of each position: vectors [N] in HBM, None for absent ones.
+
+    Attributes:
+        lse_hbm: the log-sum-exp.
+        grad_loss_hbm: gradient of each loss; only linear cross-entropy may do without it (None).
+        grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
+        target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of each
+            position's factors.
+        weight_sum: the sum of all class weights, a number.
+        maximum_hbm, log_sum_hbm: the maximum of z and the logarithm of the sum of exp(z - maximum); their sum
+            is lse.
+        entropy_hbm, grad_entropy_hbm: the entropy of each position's softmax, and its gradient.
+    """
+
+    lse_hbm: nl.NkiTensor
+    grad_loss_hbm: nl.NkiTensor | None
+    grad_lse_hbm: nl.NkiTensor | None
+    grad_logprob_hbm: nl.NkiTensor | None
+    target_weight_hbm: nl.NkiTensor | None
+    weight_sum: float | None
+    maximum_hbm: nl.NkiTensor | None
+    log_sum_hbm: nl.NkiTensor | None
+    entropy_hbm: nl.NkiTensor | None = None
+    grad_entropy_hbm: nl.NkiTensor | None = None
+
+    @property
+    def required_grad_loss_hbm(self) -> nl.NkiTensor:
+        """The gradient of each loss, for kernels that require it; an AssertionError is raised if it is None."""
+        if self.grad_loss_hbm is None:
+            raise AssertionError("PositionUpstream: grad_loss_hbm must be a tensor, got None; pass the gradient")
+        return self.grad_loss_hbm
+
+
+Upstream = UniformUpstream | PositionUpstream
 
 
 def _obstacle(launch: Launch, options: Options) -> str:

@@ -5,7 +5,9 @@
 
 For the plain kernels: :func:`cross_entropy_forward_reference` and :func:`cross_entropy_backward_reference`, from
 :class:`RowStatistics`; for those with options (:class:`ExtendedLoss`): :func:`extended_forward_reference` and
-:func:`extended_backward_reference`, with :class:`ExtendedResults` and :class:`BackwardInputs`.
+:func:`extended_backward_reference`, with :class:`ExtendedResults` and :class:`BackwardInputs`. Other references use the
+parts: :func:`row_statistics`, :func:`gradient_of_rows`, :func:`probabilities`, :func:`gradient_scale`,
+:func:`row_blocks`, :func:`rounded_to` and :func:`as_numpy_dtype`, on :data:`Float64Array`.
 
 The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged
 targets, and in the backward the log-sum-exp that the kernel received. From there on every operation is

@@ -25,8 +25,15 @@ from nkilib.core.rows.checks import (
 )
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.sbuf import SbufPlan
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, LossOptions, Options, Wanted, check_options
+from nkilib.experimental.loss.cross_entropy.launch import (
+    Classes,
+    Launch,
+    LossOptions,
+    Options,
+    PositionUpstream,
+    Wanted,
+    check_options,
+)
 from nkilib.nki import nl
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1

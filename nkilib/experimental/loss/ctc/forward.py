@@ -148,7 +148,7 @@ class Results:
     is_zero_if_infinite: bool
 
 
-def reduction_factor(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
+def factor_of_losses(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
     """Return the factor of each loss in the reduction: 1, or for a mean 1 / (N * max(target length, 1))."""
     factor_sbuf = nl.ndarray(target_length_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     if reduction != "mean":
@@ -179,7 +179,7 @@ def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: 
         nisa.tensor_copy(dst=stored_sbuf, src=loss_sbuf)
         nisa.dma_copy(dst=group.sequences(results.loss_hbm, 0).reshape(column), src=stored_sbuf)
         return
-    factor_sbuf = reduction_factor(group, likelihood.target_length_sbuf, results.reduction)
+    factor_sbuf = factor_of_losses(group, likelihood.target_length_sbuf, results.reduction)
     nisa.tensor_tensor(dst=sums.of_part(group.number, group.rows), data1=loss_sbuf, data2=factor_sbuf, op=nl.multiply)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
-from nkilib.experimental.loss.ctc.forward import reduction_factor
+from nkilib.experimental.loss.ctc.forward import factor_of_losses
 from nkilib.experimental.loss.ctc.layout import NOTHING, BatchLayout, Group, Inputs, Sequences, Times
 from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, Posteriors, Wavefront, run_wavefronts
 from nkilib.nki import nisa, nl
@@ -252,7 +252,7 @@ class Factors:
         is_each = upstream.reduction == "none"
         grad_sbuf = _rows(group, group.sequences(grad_hbm, 0) if is_each else grad_hbm)
         target_length_sbuf = _rows(group, group.sequences(target_lengths_hbm, 0))
-        factor_sbuf = reduction_factor(group, target_length_sbuf, upstream.reduction)
+        factor_sbuf = factor_of_losses(group, target_length_sbuf, upstream.reduction)
         nisa.tensor_tensor(dst=factor_sbuf, data1=factor_sbuf, data2=grad_sbuf, op=nl.multiply)
         is_infinite_sbuf = nl.ndarray(factor_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
         nll_sbuf = _rows(group, group.sequences(nll_hbm, 0))

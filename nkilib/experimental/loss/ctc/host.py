@@ -4,6 +4,10 @@
 """The host side of connectionist temporal classification (CTC): its registry entry, float64 reference and bounds on the
 error of the kernels.
 
+:func:`ctc_loss_reference` returns :class:`CtcLosses`, :func:`ctc_loss_gradient_reference` their gradient;
+:func:`ctc_loss_bound` and :func:`ctc_loss_gradient_bound` are the accepted errors. :func:`reduced` and
+:func:`reduction_factors` are the reduction. ``ctc_loss_forward`` and ``ctc_loss_backward`` are the kernels to launch.
+
 The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
 recursion is bound by latency, which the work does not include: each time step waits for the previous one.
 """

@@ -7,7 +7,8 @@
 it (:class:`BlockSchedule`); the body is called with a :class:`Step`, whose :class:`Block` may start at a loop variable.
 Rows that are known when the kernel is built are a :class:`Span`. The positions of a forward are split into blocks
 (:class:`PositionSplit`, :func:`unrolled_positions`, :func:`looped_positions`), those of a backward into parts if there
-are very many (:class:`PositionParts`, :func:`position_parts`).
+are very many (:class:`PositionParts`, :func:`position_parts`). :func:`cut`, :func:`balanced_spans` and
+:func:`shares_of_cores` divide rows into spans; an iteration of a loop has whole windows of :data:`WINDOW` blocks.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@
 A kernel is traced with the operands (:class:`LinearOperands`), of which :class:`CastBytes` tells those that are rounded
 to another type, and with the gradients (:class:`Gradients`) that are wanted (:class:`WantedGradients`). The tiling
 (:class:`LinearTiling`) says how many positions and classes are on chip at a time; :mod:`.block_schedule` divides them
-into blocks. The limits of sizes and of the logit scale (:func:`check_logit_scale`) are here too.
+into blocks. The limits of sizes (``FEATURES_MIN`` to ``CLASSES_MAX``, ``IDS_MAX``), of the logit scale
+(:func:`check_logit_scale`) and of memory (``SBUF_BYTES``, ``SCRATCH_BYTES``, ``STAGED_ELEMENTS``) are here too, and the
+names of the layouts of a weight (``WEIGHT_LAYOUTS``: ``CLASSES_FIRST``, ``FEATURES_FIRST``).
 """
 
 from __future__ import annotations

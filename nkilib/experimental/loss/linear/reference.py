@@ -5,7 +5,8 @@
 
 :class:`OutputLayer` computes logits and gradients in blocks of positions, so that no [N, V] array is in memory.
 :func:`logit_bounds` has the bounds of logits, :func:`gradients_and_bounds` those of dX, dW and db, by the dtypes of the
-results (:class:`ResultTypes`).
+results (:class:`ResultTypes`, :data:`OF_PRODUCTS` for those of the products): :class:`LinearGradients`, from the
+:class:`GradientRows` of a loss. :data:`ROUNDOFF` is that of float32, :data:`EVERY_CLASS` a slice.
 
 Notation of the bounds: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the products' type (2^-8 for
 bfloat16, 2^-11 for float16, u for float32); K = ceil(size / 128), where size is the length of the sum of a product. The
@@ -186,7 +187,7 @@ class Roundoff(NamedTuple):
     floor: float
 
 
-ROUNDOFFS: Final = {
+ROUNDOFF_OF_DTYPE: Final = {
     np.dtype(np.float32): Roundoff(ROUNDOFF, 0.0),
     np.dtype(ml_dtypes.bfloat16): Roundoff(HALF_ULP["bfloat16"].relative, 0.0),
     np.dtype(np.float16): Roundoff(HALF_ULP["float16"].relative, _FLOAT16_FLOOR),
@@ -205,7 +206,7 @@ class ResultTypes(NamedTuple):
 
     def roundoffs(self, of_products: Roundoff) -> tuple[Roundoff, Roundoff]:
         """Return the roundoffs of dX and dW."""
-        of_input, of_weight = (of_products if dtype is None else ROUNDOFFS[np.dtype(dtype)] for dtype in self)
+        of_input, of_weight = (of_products if dtype is None else ROUNDOFF_OF_DTYPE[np.dtype(dtype)] for dtype in self)
         return of_input, of_weight
 
 
@@ -245,7 +246,7 @@ def gradients_and_bounds(
         classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
         types: the types of the results.
     """
-    weight, roundoff = layer.classes_first, ROUNDOFFS[layer.input.dtype]
+    weight, roundoff = layer.classes_first, ROUNDOFF_OF_DTYPE[layer.input.dtype]
     of_dx, of_dw = types.roundoffs(roundoff)
     floor = roundoff.floor * largest
     of_input, exact_input = np.empty(layer.input.shape, np.float64), np.empty(layer.input.shape, np.float64)

@@ -8,9 +8,9 @@ while W and X stream past; both linear losses use it. :func:`backward_of_core` r
 (:func:`problem_of_launch`).
 
 A tile of the gradient (:class:`GradientTiles`) is computed in float32 and rounded once, to the type of the products.
-With p the softmax and h = p - onehot the error, whose large terms cancel where a target is confident, the gradient of z
-is (A - D) * h + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`). Under a cap the
-gradient of the logits is that times 1 - tanh^2. A gradient g of the entropy H adds -g * (log p + H) to D, which is a
+With p the softmax and r = p - onehot the error, whose large terms cancel where a target is confident, the gradient of z
+is (A - D) * r + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`). Under a cap the
+gradient of the logits is that times 1 - tanh^2. A gradient h of the entropy H adds -h * (log p + H) to D, which is a
 slope times the logit plus an offset. Instructions whose term is 0 are left out.
 """
 
@@ -21,8 +21,7 @@ from math import ceil
 
 from nkilib.core import arithmetic
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MIN, Options
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MIN, Options, PositionUpstream
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo

@@ -14,14 +14,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled, with_nan_of_infinite
-from nkilib.experimental.loss.cross_entropy.coefficients import (
-    PositionUpstream,
-    TargetTerms,
-    loaded_gradient,
-    negated_lse,
-    summed,
-)
-from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.coefficients import TargetTerms, loaded_gradient, negated_lse, summed
+from nkilib.experimental.loss.cross_entropy.launch import Options, PositionUpstream
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.operands import AllPositions, load_positions
 from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, is_factored

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled, selected
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, loaded_gradient, rest_terms, summed
-from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.coefficients import loaded_gradient, rest_terms, summed
+from nkilib.experimental.loss.cross_entropy.launch import Options, PositionUpstream
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear.operands import AllPositions

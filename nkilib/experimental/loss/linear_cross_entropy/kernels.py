@@ -14,8 +14,7 @@ in HBM in between.
 from __future__ import annotations
 
 from nkilib.core.hardware import HbmTensor
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, PositionUpstream, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients

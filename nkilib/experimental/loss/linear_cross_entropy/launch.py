@@ -20,10 +20,13 @@ from typing import Final
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.experimental.loss.cross_entropy.coefficients import (
+from nkilib.experimental.loss.cross_entropy.launch import (
+    TEMPERATURE_LIMITS,
+    LossOptions,
+    Options,
     PositionUpstream,
+    Wanted,
 )
-from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_LIMITS, LossOptions, Options, Wanted
 from nkilib.experimental.loss.linear.backward.geometry import (
     GRADIENT_COLUMNS,
     GRADIENT_INSTRUCTIONS,

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from nkilib.core.cores import synchronise
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.launch import Options, PositionUpstream
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, require_fitting_plan

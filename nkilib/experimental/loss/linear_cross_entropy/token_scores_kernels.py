@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nkilib.core.hardware import HbmTensor
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, PositionUpstream, Wanted
 from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core

@@ -16,8 +16,7 @@ import math
 
 from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
-from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Options, Wanted
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Options, PositionUpstream, Wanted
 from nkilib.experimental.loss.cross_entropy.validation import (
     validate_class_targets,
     validate_recipe,

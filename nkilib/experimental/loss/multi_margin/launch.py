@@ -7,9 +7,9 @@ compute.
 :class:`Launch` has the arguments (:class:`MultiMarginOptions` the options of the loss), which :func:`validate` checks,
 :func:`choose_multi_margin_tiling` the tiling, and a :class:`RowBlock` the rows that are processed at a time.
 
-The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`). The threshold that
-elements are compared with is x_t - margin (:class:`Thresholds`). The loss does not include the term at the target
-itself (:func:`sum_without`).
+The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`, :func:`hinges_on_vector`,
+:func:`square_hinges`). The threshold that elements are compared with is x_t - margin (:class:`Thresholds`,
+:func:`thresholds_of_blocks`). The loss does not include the term at the target itself (:func:`sum_without`).
 """
 
 from __future__ import annotations

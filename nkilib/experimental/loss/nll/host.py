@@ -4,6 +4,10 @@
 """The host side of the negative log-likelihood loss: its registry entry, float64 reference and bounds on the error of
 the kernels.
 
+:data:`NLL` is the entry, with the kernels to launch, ``nll_loss_forward`` and ``nll_loss_backward``;
+:func:`nll_loss_reference` and :func:`nll_loss_gradient_reference` are their results in float64, :func:`nll_loss_bound`
+and :func:`nll_loss_gradient_bound` the accepted errors.
+
 The forward reads one element for each position, or all elements if the input is streamed; the backward writes the
 gradient once. The simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
 """

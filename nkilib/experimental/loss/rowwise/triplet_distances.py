@@ -3,12 +3,16 @@
 
 """The distances that the triplet margin loss compares: its pairs of tensors, and the p-norms of their rows.
 
+A pair (:data:`PAIRS`, :func:`pairs_of`) is two of the tensors :data:`ANCHOR`, :data:`POSITIVE` and :data:`NEGATIVE`;
+:func:`needed_pairs` and :func:`needed_tensors` tell those that the wanted gradients need, :func:`num_coefficients` the
+coefficients of a row, and :func:`forward_tiles` and :func:`backward_tiles` the tiles that a launch takes for them.
+
 A distance is the p-norm of a row of ``left - right + eps``, as in ``torch.nn.functional.pairwise_distance``. A norm
 (:class:`Norm`) accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
 distance from them. The derivative of the distance with respect to a difference is an element of a tile times a factor
 of its row. The norms for p = 2, 1 and infinity have instructions of their own; any other p > 1 is :class:`Minkowski`,
-which uses logarithms and exponentials. The instruction ``power`` is not used: NKI does not document its precision, and
-only GpSimd has it.
+which uses logarithms and exponentials; :func:`norm_of` chooses. The instruction ``power`` is not used: NKI does not
+document its precision, and only GpSimd has it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 """The steps of every collective operation: checks of its tensors, the exchange of data among ranks, and reductions.
 
-- :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`: the arguments;
+- :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`, such as :func:`check_memory`,
+  :func:`check_same_types` and :func:`check_dimension`: the arguments;
 - :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of what ranks bring;
 - :func:`contents`, :func:`shape_terms`: what a rank brings, and what all must agree on;
 - :class:`Operation`: one operation as a core reaches it; :func:`perform` runs it: each core brings its data, receives

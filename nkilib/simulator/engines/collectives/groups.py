@@ -19,7 +19,7 @@ from typing import Any
 
 from ...machine.core import Core, current_core
 from ...machine.synchronisation import AgreedProperty
-from ...tensors.registers import VirtualRegister
+from ...tensors.device_integers import VirtualRegister
 from ...terms.argument_checks import is_integer
 from ...terms.errors import NkiValidationError
 from ...terms.nki_object import NKIObject

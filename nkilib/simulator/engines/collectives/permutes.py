@@ -21,7 +21,7 @@ from ...isa.operators import Operator
 from ...machine.core import current_core
 from ...machine.issue import Call, instruction
 from ...machine.synchronisation import AgreedProperty
-from ...tensors.registers import VirtualRegister
+from ...tensors.device_integers import VirtualRegister
 from ...tensors.tensor import NkiTensor
 from ...terms.argument_checks import is_integer
 from ...terms.dtypes import MOVABLE, DType

@@ -280,16 +280,6 @@ def run(call: Call, prepared: Prepared) -> None:
         report(received if core.number == 0 else others)
 
 
-class _Slot:
-    """The operation of a core that is prepared and not triggered yet, of which there can be one at a time."""
-
-    def __init__(self) -> None:
-        self.prepared: Prepared | None = None
-        self.handle: NkiInstruction | None = None
-        self.place = ""
-        self.is_checked_at_end = False
-
-
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_gather_v(
     call: Call,
@@ -338,37 +328,47 @@ def all_to_all_v(
     run(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
+class _Pending:
+    """The operation of a core that is prepared and not triggered yet, of which there can be one at a time."""
+
+    def __init__(self) -> None:
+        self.prepared: Prepared | None = None
+        self.handle: NkiInstruction | None = None
+        self.place = ""
+        self.is_checked_at_end = False
+
+
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap the prepare of an operation so that its slot remembers the instruction that the trigger must be given."""
+    """Wrap the prepare of an operation so that :class:`_Pending` keeps the instruction that the trigger must get."""
 
     def kept(*args: Any, **kwargs: Any) -> NkiInstruction:
         handle = public(*args, **kwargs)
-        current_core(public.__name__).state(_Slot).handle = handle
+        current_core(public.__name__).state(_Pending).handle = handle
         return handle
 
     update_wrapper(kept, public)
     return kept
 
 
-def _check_triggered(slot: _Slot) -> None:
-    if slot.prepared is not None:
-        what = slot.prepared.what
+def _check_triggered(pending: _Pending) -> None:
+    if pending.prepared is not None:
+        what = pending.prepared.what
         raise NkiValidationError(
-            f"{what}_prepare at {slot.place} needs one {what}_trigger; the kernel ended without it"
+            f"{what}_prepare at {pending.place} needs one {what}_trigger; the kernel ended without it"
         )
 
 
 def _keep(call: Call, prepared: Prepared) -> None:
-    slot = call.core.state(_Slot)
-    if slot.prepared is not None:
+    pending = call.core.state(_Pending)
+    if pending.prepared is not None:
         raise NkiValidationError(
-            f"{slot.prepared.what} is prepared, at {slot.place}, and not triggered yet, and there is one slot; call "
-            f"nki.collectives.{slot.prepared.what}_trigger first"
+            f"{pending.prepared.what} is prepared, at {pending.place}, and not triggered yet, and there is one slot; "
+            f"call nki.collectives.{pending.prepared.what}_trigger first"
         )
-    slot.prepared, slot.place = prepared, kernel_location()
-    if not slot.is_checked_at_end:
-        slot.is_checked_at_end = True
-        call.core.at_end.append(lambda: _check_triggered(slot))
+    pending.prepared, pending.place = prepared, kernel_location()
+    if not pending.is_checked_at_end:
+        pending.is_checked_at_end = True
+        call.core.at_end.append(lambda: _check_triggered(pending))
 
 
 @_with_handle
@@ -414,15 +414,15 @@ def all_to_all_v_prepare(
 
 
 def _take(call: Call, what: str, handle: Any) -> Prepared:
-    slot = call.core.state(_Slot)
-    prepared = slot.prepared
-    if prepared is None or prepared.what != what or slot.handle is not handle:
-        waiting = "nothing is prepared" if prepared is None else f"{slot.handle!r} is what is prepared"
+    pending = call.core.state(_Pending)
+    prepared = pending.prepared
+    if prepared is None or prepared.what != what or pending.handle is not handle:
+        waiting = "nothing is prepared" if prepared is None else f"{pending.handle!r} is what is prepared"
         raise NkiValidationError(
             f"prepare_instr must be what nki.collectives.{what}_prepare returned, for one trigger each; got "
             f"{handle!r}, and {waiting}"
         )
-    slot.prepared = slot.handle = None
+    pending.prepared = pending.handle = None
     call.reads.append(prepared.src)
     call.keep(prepared.dst)
     return prepared

@@ -25,7 +25,7 @@ from ...isa.definition import SBUF, Operand, output, vector
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...numerics.random_state import GENERATORS_PER_LANE, WORDS
-from ...tensors.registers import DeviceInteger
+from ...tensors.device_integers import DeviceInteger
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import assumed_partition
 from ...terms.dtypes import (

@@ -23,14 +23,14 @@ from ...isa.definition import Operand, output, vector
 from ...isa.operators import operator_key
 from ...machine.core import Core
 from ...machine.issue import Call, instruction
-from ...numerics.casts import FLOAT32
+from ...numerics.casts import FLOAT32, store_integer
 from ...numerics.operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDUCTIONS, is_bitwise, row_maxima
 from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import MOVABLE
+from ...terms.dtypes import MOVABLE, int32, uint32
 from ...terms.enums import Engine, MemoryRegion, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..actions import act, are_integers, compute_integers, copy_elements, fill
+from ..actions import act, copy_elements, fill
 from ..rowwise import Float32s, Reduce, compute, reduce_rows
 from .scalar_operand import ScalarOperator, require_bit_patterns
 
@@ -74,12 +74,39 @@ def memset(call: Call, dst: NkiTensor, value: Any, engine: Engine = Engine.unkno
     fill(call.core, dst, value)
 
 
+_INTEGER_TYPES = frozenset({int32, uint32})
+# Operators whose 32-bit result is the wrapped wide result. A magnitude is not: the lowest int32 has one of 33 bits.
+_CLOSED_OPERATORS = frozenset(ARITHMETIC) - {"power", "abs_max", "abs_min"}
+
+
+def _are_integers(*tiles: NkiTensor) -> bool:
+    """Return whether all tiles have types with which GpSimd computes exactly."""
+    return _INTEGER_TYPES.issuperset([tile.dtype for tile in tiles])
+
+
+def _compute_integers(core: Core, key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
+    """Compute ``dst = data1 <key> data2`` on tiles that are all int32 or uint32: exactly, and wrapped to 32 bits."""
+    function, dtype = ARITHMETIC[key], dst.dtype
+    is_closed = dtype == data1.dtype == data2.dtype and key in _CLOSED_OPERATORS
+
+    def combine(into: npt.NDArray[Any], first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
+        left, right = first.reshape(into.shape), second.reshape(into.shape)
+        if is_closed:
+            function(left, right, into)
+            return
+        exact = np.empty(into.shape, np.int64)
+        function(left.astype(np.int64), right.astype(np.int64), exact)
+        store_integer(into, exact, dtype)
+
+    act(core, combine, writes=(dst,), reads=(data1, data2))
+
+
 def _tensor_tensor_engine(values: dict[str, Any]) -> Engine:
     tiles = [values[name] for name in ("dst", "data1", "data2")]
     key = operator_key("op", values["op"])
     if key == "power":
         return Engine.gpsimd
-    is_native = are_integers(*tiles) and all(tile.buffer is MemoryRegion.sbuf for tile in tiles)
+    is_native = _are_integers(*tiles) and all(tile.buffer is MemoryRegion.sbuf for tile in tiles)
     return Engine.gpsimd if is_native and key in ARITHMETIC else Engine.vector
 
 
@@ -120,8 +147,8 @@ def tensor_tensor(
         return
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
-    if call.engine is Engine.gpsimd and are_integers(dst, data1, data2):
-        compute_integers(call.core, key, dst, data1, data2)
+    if call.engine is Engine.gpsimd and _are_integers(dst, data1, data2):
+        _compute_integers(call.core, key, dst, data1, data2)
         return
     arithmetic = ARITHMETIC[key]
     compute(call.core, dst, (data1, data2), lambda tiles, _, values: arithmetic(tiles[0], tiles[1], values))

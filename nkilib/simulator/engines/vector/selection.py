@@ -26,7 +26,7 @@ from ...machine.core import Core
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...numerics.operators import ARITHMETIC, Binary
-from ...tensors.registers import DeviceInteger, int32_of
+from ...tensors.device_integers import DeviceInteger, int32_of
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.dtypes import uint8, uint16, uint32

@@ -168,7 +168,7 @@ class AnalysedLaunch(NamedTuple):
     Attributes:
         cores: the cores with their notes.
         model: the hardware and assumptions that the times come from.
-        stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`..bounds`.
+        stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`.facts`.
     """
 
     cores: Sequence[AnalysedCore]

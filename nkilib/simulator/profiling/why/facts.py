@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The facts that findings are made of: sums over the critical path, waits of the engines, and texts for figures.
+"""The facts that findings are made of: sums over the critical path, waits, work that all cores repeat, and texts.
 
 - :class:`Facts`: the sums, from which a :class:`Finding` takes its figures, and the waits (:class:`Wait`);
+- :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work;
 - :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`summed`, :func:`largest`, :func:`joined`: texts.
 """
 
@@ -16,7 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+from ...terms.layout import Layout
+from ...timing.dependencies import Tracked
+from ...timing.footprints import OccupiedBytes
 from ...timing.timeline import Waited
+from ...timing.trace import Collection, Trace
 from .critical_path import AnalysedCore, AnalysedLaunch, Link, LinkKind, critical_path
 
 NS_PER_US = 1000.0
@@ -206,3 +211,49 @@ class Facts:
             if waited > 0.0 and span.cause.waited is not Waited.engine:
                 on = number - span.cause.on if span.cause.on else 0
                 yield Wait(kind.engine, span.cause.waited, number, on, waited)
+
+
+def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Count the instructions of a core by name, and the bytes that it loaded and stored by tensor."""
+    counts: Counter[str] = Counter()
+    for kind, count in trace.settled.log.kinds():
+        counts[kind.name] += count
+    return counts, trace.settled.hbm_read, trace.settled.hbm_written
+
+
+def _ends_of(trace: Trace, collection: Collection) -> dict[int, Tracked]:
+    """Return a core's records of the tensors that come from the caller or go back to it, by tensor number."""
+    numbers = collection.given | collection.returned
+    return {number: known for number, known in trace.in_hbm.items() if number in numbers}
+
+
+def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
+    """Return the parts by value: cores that make an equal part at one moment may each have an object of it."""
+    return {(part.layout, part.width) for part in parts}
+
+
+def _are_alike(values: Iterable[object]) -> bool:
+    first, *others = values
+    return all(other == first for other in others)
+
+
+def stored_by_every_core(collection: Collection) -> Sequence[str]:
+    """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
+
+    Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
+    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
+    and the cores count as different.
+    """
+    traces = collection.traces
+    if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
+        return ()
+    ends = [_ends_of(trace, collection) for trace in traces]
+    if any(known.hbm_uses.scattered_bytes for tensors in ends for known in tensors.values()):
+        return ()
+    # Most launches differ in what they store, which is cheaper to find out than what they load.
+    if not _are_alike({at: _places(known.hbm_uses.written()) for at, known in tensors.items()} for tensors in ends):
+        return ()
+    if not _are_alike({at: _places(known.hbm_uses.brought_in()) for at, known in tensors.items()} for tensors in ends):
+        return ()
+    # A barrier on a tensor delays its later readers like a store, but stores nothing.
+    return tuple(known.name for known in ends[0].values() if traces[0].settled.hbm_written[known.name])

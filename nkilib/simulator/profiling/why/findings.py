@@ -334,7 +334,7 @@ def _waiting(facts: Facts, core: AnalysedCore, storage: int) -> Counter[tuple[st
     return pairs
 
 
-def _second_buffer(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
+def _buffer_that_saves(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
     (writer, reader), count = _waiting(facts, core, life.storage).most_common(1)[0]
     tensor = life.tensor.removeprefix("tensor ")
@@ -373,7 +373,7 @@ def second_buffers(facts: Facts) -> Iterator[Finding]:
         saved_ns = as_it_is_ns - retimed_ns(facts.launch, Changes({life.storage for life in lives}))
         if facts.share(saved_ns) >= _SAVED_FROM:
             # Some of several tensors of one line may not be waited for.
-            yield _second_buffer(facts, next(life for life in lives if life.storage in waited_for), saved_ns)
+            yield _buffer_that_saves(facts, next(life for life in lives if life.storage in waited_for), saved_ns)
 
 
 def loops(facts: Facts) -> Iterator[Finding]:

@@ -91,7 +91,7 @@ def reads_of(instruction: PendingInstruction) -> Iterator[TensorAccess]:
         if access is not None:
             yield access
     for access in instruction.operands:
-        while access is not None and access[4] is not None:
+        while access is not None and access[4] is not None:  # the access to the index tensor of an indirect one
             access = access[4]
             yield access
     for index, base, *_ in instruction.besides:

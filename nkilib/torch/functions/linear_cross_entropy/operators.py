@@ -11,9 +11,12 @@
   the input, which :func:`unrounded` describes;
 - :class:`Product`, :class:`WantedGradients` (:func:`wanted_gradients`), :class:`Scratch`: further options.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Other functions of
-hidden states describe their operators by the same outputs (:data:`GRADIENTS` and others), kernel arguments
-(:func:`shared_arguments`, :func:`backward_arguments`), :data:`DTYPES` and :func:`vocabulary`.
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Other functions of hidden
+states describe their operators by the same outputs (:data:`GRADIENTS`, :data:`GRADIENTS_ON_REQUEST`,
+:data:`GRAD_INPUT`, :data:`GRAD_LINEAR_BIAS`), inputs (:data:`GRAD_WEIGHT_SUM`, :data:`SUM_FOR_BACKWARD`), kernel
+arguments (:func:`shared_arguments`, :func:`backward_arguments`, :func:`compute_dtype_argument`, :func:`bias_if_given`),
+:data:`DTYPES`, :data:`DTYPE_NAMES` and :func:`vocabulary`. :data:`LINEAR` and :data:`VOCAB_PARALLEL_LINEAR` are the
+functions that error messages name; differentiable results depend on the inputs :data:`OF_LOGITS`.
 """
 
 from __future__ import annotations

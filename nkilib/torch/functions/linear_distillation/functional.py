@@ -37,6 +37,7 @@ from nkilib.torch.functions.linear_distillation.checks import (
 from nkilib.torch.functions.linear_distillation.operators import (
     DERIVATIVE,
     FORWARD,
+    DistillationOperands,
     DistillationResults,
     Labels,
     Memory,
@@ -44,7 +45,7 @@ from nkilib.torch.functions.linear_distillation.operators import (
 )
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION as _CALLER
 from nkilib.torch.functions.linear_distillation.placement import plain_arguments
-from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_divergence
+from nkilib.torch.functions.linear_distillation.shards import vocab_parallel_divergence
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows

@@ -3,6 +3,7 @@
 
 """The operators ``torch.ops.nkilib.linear_distillation_*``, their options and results, and their derivative.
 
+- :data:`LINEAR_DISTILLATION`: the function that error messages name; :class:`DistillationOperands`: its tensors;
 - :data:`FORWARD`: the divergence of each position and what the backward needs, :class:`DistillationResults`;
   :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients, the weight's returned or added to ``grad_weight_sum``;
   :data:`DERIVATIVE` joins the three;
@@ -120,6 +121,47 @@ class Memory:
     """
 
     memory_limit: int | None = None
+
+
+class DistillationOperands(NamedTuple):
+    """The inputs of the forward operators, of all classes or of this rank's.
+
+    Attributes:
+        input: the student's hidden states [N, Ds], the same on all ranks.
+        linear_weight: the student's weight [V, Ds].
+        teacher_input: the teacher's hidden states [N, Dt], the same on all ranks.
+        teacher_weight: the teacher's weight [V, Dt].
+        labels: integers [N], counted over all classes; or None.
+        linear_bias, teacher_bias: the biases [V] float32, or None.
+        row_weight: the weights of positions [N] float32, or None.
+        grad_weight_sum: the accumulator of the weight's gradient [V, Ds] float32, or None.
+        temperatures: the temperatures of the positions, [N] or [1] float32, or None.
+    """
+
+    input: Tensor
+    linear_weight: Tensor
+    teacher_input: Tensor
+    teacher_weight: Tensor
+    labels: Tensor | None
+    linear_bias: Tensor | None
+    teacher_bias: Tensor | None
+    row_weight: Tensor | None
+    grad_weight_sum: Tensor | None
+    temperatures: Tensor | None
+
+    @property
+    def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The hidden states and weights of both models."""
+        return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
+
+    @property
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """The biases of both models."""
+        return self.linear_bias, self.teacher_bias
+
+    def constants(self) -> DistillationOperands:
+        """Return the operands detached from autograd."""
+        return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
 
 
 class DistillationResults(NamedTuple):

@@ -4,10 +4,11 @@
 """The divergence over all classes from each rank's part of both output layers: a forward and a backward that
 communicate.
 
-:func:`vocab_parallel_divergence` returns the results over all classes for this rank's :class:`DistillationOperands`,
-with the derivative of :class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both
-models; for the others each rank computes its :class:`Share` of the softmaxes by :func:`log_sum_below` and
-:func:`share_of`, and its summands by :func:`divergence_term` and :func:`entropy_term`.
+:func:`vocab_parallel_divergence` returns the results over all classes for this rank's operands, with the derivative of
+:class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both models; for the others
+each rank computes its :class:`Share` of the softmaxes by :func:`log_sum_below` and :func:`share_of`, and its summands
+by :func:`divergence_term` and :func:`entropy_term`. A shard of masked classes alone has the share 0: its largest logit
+is not above the one in :func:`lowest_logits` (:class:`LowestLogits`).
 
 With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
 the entropy of the softmaxes over its classes alone, the chain rule is::
@@ -34,6 +35,7 @@ from nkilib.torch.functions.linear_distillation.operators import (
     SHARD_BACKWARD_ADDING,
     SHARD_MIXTURE,
     SHARD_STATISTICS,
+    DistillationOperands,
     DistillationResults,
     Labels,
     MixtureSums,
@@ -42,11 +44,11 @@ from nkilib.torch.functions.linear_distillation.operators import (
     Wanted,
     WantedTarget,
 )
-from nkilib.torch.functions.vocab_parallel.linear_autograd import (
+from nkilib.torch.functions.vocab_parallel.shard_autograd import (
     COMPUTE_DTYPES,
+    backward_call,
     gradients_of_shard,
-    save_of_shard,
-    saved_of_shard,
+    save_for_backward,
 )
 from nkilib.torch.functions.vocab_parallel.shards import (
     VocabularyShards,
@@ -62,47 +64,6 @@ _LOWEST: Final = -(2.0**115)
 _NEAR: Final = 0.5
 
 
-class DistillationOperands(NamedTuple):
-    """The inputs of the forward operator, with this rank's classes.
-
-    Attributes:
-        input: the student's hidden states [N, Ds], the same on all ranks.
-        linear_weight: the student's weight [V, Ds].
-        teacher_input: the teacher's hidden states [N, Dt], the same on all ranks.
-        teacher_weight: the teacher's weight [V, Dt].
-        labels: integers [N], counted over all classes; or None.
-        linear_bias, teacher_bias: the biases [V] float32, or None.
-        row_weight: the weights of positions [N] float32, or None.
-        grad_weight_sum: the accumulator of the weight's gradient [V, Ds] float32, or None.
-        temperatures: the temperatures of the positions, [N] or [1] float32, or None.
-    """
-
-    input: Tensor
-    linear_weight: Tensor
-    teacher_input: Tensor
-    teacher_weight: Tensor
-    labels: Tensor | None
-    linear_bias: Tensor | None
-    teacher_bias: Tensor | None
-    row_weight: Tensor | None
-    grad_weight_sum: Tensor | None
-    temperatures: Tensor | None
-
-    @property
-    def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The hidden states and weights of both models."""
-        return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
-
-    @property
-    def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of both models."""
-        return self.linear_bias, self.teacher_bias
-
-    def constants(self) -> DistillationOperands:
-        """Return the operands detached from autograd."""
-        return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
-
-
 class Share(NamedTuple):
     """A shard's share of the softmax of one model, [N] float32 each.
 
@@ -116,7 +77,7 @@ class Share(NamedTuple):
     log: Tensor
 
 
-class MaskedLogits(NamedTuple):
+class LowestLogits(NamedTuple):
     """A lower bound of the logits of each model's unmasked classes: a shard whose largest logit is not above it has
     only masked classes.
     """
@@ -125,7 +86,7 @@ class MaskedLogits(NamedTuple):
     teacher: float | Tensor
 
 
-def masked_logits(student_unit: float, teacher_unit: float, temperature: float | Tensor) -> MaskedLogits:
+def lowest_logits(student_unit: float, teacher_unit: float, temperature: float | Tensor) -> LowestLogits:
     """Return the lowest z (logit after scale, cap and temperature) that an unmasked class of each model can have.
 
     Args:
@@ -133,7 +94,7 @@ def masked_logits(student_unit: float, teacher_unit: float, temperature: float |
         temperature: the divisor of the logits of both models, a number or one of each position.
     """
     lowest = _LOWEST / temperature
-    return MaskedLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
+    return LowestLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
 
 
 def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float | Tensor) -> Tensor:
@@ -143,7 +104,7 @@ def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: floa
     Args:
         maximum, log_sum: the statistics of the shard.
         of_all: m, the maximum of all shards.
-        masked: the limit of the model in :class:`MaskedLogits`; the shard has unmasked classes if its maximum is above
+        masked: the limit of the model in :class:`LowestLogits`; the shard has unmasked classes if its maximum is above
             it.
     """
     # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
@@ -262,7 +223,7 @@ def _whole(
     maxima, agreed, _ = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])
     temperature = recipe.temperature if temperatures is None else temperatures
-    of_student, of_teacher = masked_logits(recipe.student_unit, recipe.teacher_unit, temperature)
+    of_student, of_teacher = lowest_logits(recipe.student_unit, recipe.teacher_unit, temperature)
     student = log_sum_below(own.student_maximum, own.student_log_sum, student_maximum, of_student)
     teacher = log_sum_below(own.teacher_maximum, own.teacher_log_sum, teacher_maximum, of_teacher)
     summands = {"student": torch.exp(student), "teacher": torch.exp(teacher), "target_logit": own.target_logit}
@@ -375,14 +336,14 @@ class VocabParallelDistillation(torch.autograd.Function):
             **results._asdict(),
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
+        save_for_backward(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
         ctx.group = group
         return tuple(returned.values())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        call, _ = saved_of_shard(ctx, _OF_SHARD)
+        call, _ = backward_call(ctx, _OF_SHARD)
         upstream = _OF_SHARD.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
         return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
 

@@ -31,12 +31,12 @@ from nkilib.torch.functions.linear_token_scores.operators import (
     ShardScores,
     WantedScores,
 )
-from nkilib.torch.functions.vocab_parallel.linear_autograd import (
+from nkilib.torch.functions.vocab_parallel.shard_autograd import (
     ShardOperands,
+    backward_call,
     claims_of_product,
     gradients_of_shard,
-    save_of_shard,
-    saved_of_shard,
+    save_for_backward,
 )
 from nkilib.torch.functions.vocab_parallel.shards import (
     VocabularyShards,
@@ -140,14 +140,14 @@ class VocabParallelTokenScores(torch.autograd.Function):
             "temperatures": temperatures,
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
+        save_for_backward(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
         ctx.group = group
         return tuple(returned.values())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        call, _ = saved_of_shard(ctx, _OF_SHARD)
+        call, _ = backward_call(ctx, _OF_SHARD)
         upstream = _OF_SHARD.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
         return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
 

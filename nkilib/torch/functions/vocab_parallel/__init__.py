@@ -5,6 +5,7 @@
 classes are spread over processes.
 
 ``functional``, ``autograd``: of logits; ``linear_functional``, ``linear_autograd``: of hidden states;
-``linear_placement``: DTensor output layers as plain tensors; ``shards``: which rank has which classes, and statistics
-over all ranks.
+``linear_placement``: DTensor output layers as plain tensors; ``shard_autograd``: steps of all derivatives from hidden
+states, shared with the scores and the distillation; ``shards``: which rank has which classes, and statistics over all
+ranks.
 """

@@ -3,17 +3,14 @@
 
 """The vocabulary-parallel cross-entropy from hidden states: a forward and a backward that communicate.
 
-- :func:`vocab_parallel_linear_results`: the results over all classes, with their derivative, from
-  :class:`ShardOperands`, this rank's part of the output layer; :class:`VocabParallelLinearCrossEntropy` is the
-  derivative;
-- :func:`claims_of_product`, :func:`save_of_shard`, :func:`saved_of_shard`, :func:`gradients_of_shard`: the steps that
-  it shares with the scores and the distillation from such parts.
+- :class:`VocabParallelLinearCrossEntropy`: the derivative of the results over all classes;
+- :func:`vocab_parallel_linear_results`: these results, differentiable, from this rank's part of the output layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,7 +20,6 @@ from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.operators import ForwardResults, ShardStatistics, Wanted
 from nkilib.torch.functions.linear_cross_entropy.operators import (
     FORWARD,
@@ -33,105 +29,19 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     Product,
 )
 from nkilib.torch.functions.vocab_parallel.autograd import CombinedResults, combined_results, with_weight_sum
+from nkilib.torch.functions.vocab_parallel.shard_autograd import (
+    ShardOperands,
+    backward_call,
+    claims_of_product,
+    gradients_of_shard,
+    save_for_backward,
+)
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
-
-# The names of the dtypes of products; ranks compare the positions in it.
-COMPUTE_DTYPES: Final = (None, "bfloat16", "float16", "float32")
 
 # The differentiable results; the others are constants.
 _DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 
 _OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
-
-
-class ShardOperands(NamedTuple):
-    """The tensors that the forward operator of a shard takes, with this rank's classes.
-
-    Attributes:
-        input: the hidden states [N, D], the same on all ranks.
-        linear_weight: the weight [classes of this rank, D].
-        target: class indices [N], counted over all ranks.
-        linear_bias: the bias [classes of this rank] float32, or None.
-        grad_weight_sum: a float32 tensor of the shape of ``linear_weight``, to which its gradient is added; or None.
-        temperatures: the temperatures of the positions, [N] or [1] float32, or None.
-    """
-
-    input: Tensor
-    linear_weight: Tensor
-    target: Tensor
-    linear_bias: Tensor | None
-    grad_weight_sum: Tensor | None
-    temperatures: Tensor | None
-
-
-def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
-    """Return the values of the matrix product that must be equal on all ranks, by name.
-
-    The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
-    none.
-    """
-    needs_gradient = operands.input.requires_grad and torch.is_grad_enabled()
-    return {
-        "features": operands.input.shape[1],
-        "input requires grad": needs_gradient,
-        "logit_scale": product.logit_scale,
-        "temperature (a tensor)": operands.temperatures is not None,
-        "compute_dtype (of none, bfloat16, float16, float32)": COMPUTE_DTYPES.index(product.compute_dtype),
-    }
-
-
-def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
-    return derivative.needed(ctx.needs_input_grad[: len(derivative.forward.inputs)])
-
-
-def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum over the ranks, computed in float32 and rounded once."""
-    dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
-    return part.to(dtype)
-
-
-def save_of_shard(
-    ctx: Any,
-    derivative: Derivative,
-    tensors: Mapping[str, Tensor | None],
-    options: dict[str, Any],
-    returned: dict[str, Tensor],
-    grad_weight_sum: Tensor | None,
-    further: Tensor | None = None,
-) -> None:
-    """Save the tensors for the backward of a shard, and tell autograd which results are constants.
-
-    Args:
-        ctx: the context of a function whose first arguments are the inputs of the forward operator of the whole weight.
-        derivative: the derivative of that operator, computed by the operators of a shard.
-        tensors: the inputs and results of the forward, by name.
-        options: the options of the operators.
-        returned: the differentiable results, by name.
-        grad_weight_sum: the tensor that the backward adds to, or None.
-        further: another tensor to save, or None.
-    """
-    ctx.save_for_backward(*(tensors[name] for name in derivative.saved), further)
-    ctx.options = options
-    # Not saved: micro-batches between this forward and its backward write to it too.
-    ctx.written = {"grad_weight_sum": grad_weight_sum}
-    derivative.mark_constants(ctx, Call(tensors, options), returned, _needed(ctx, derivative))
-
-
-def saved_of_shard(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
-    """Return the call of the backward, without upstream gradients, and the further tensor."""
-    *kept, further = ctx.saved_tensors
-    return Call(dict(zip(derivative.saved, kept, strict=True)), ctx.options), further
-
-
-def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the inputs of the forward operator; the one of ``input`` is summed over the ranks of
-    ``ctx.group``.
-    """
-    needed = _needed(ctx, derivative)
-    gradients = derivative.of_kernel(call, ctx.written, needed) if has_upstream else {}
-    if "input" in gradients and needed["input"]:
-        gradients["input"] = _summed_over_ranks(gradients["input"], call.first.dtype, ctx.group)
-    return tuple(gradients.get(name) if is_needed else None for name, is_needed in needed.items())
 
 
 class VocabParallelLinearCrossEntropy(torch.autograd.Function):
@@ -172,14 +82,14 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
             "temperatures": temperatures,
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum, weight_sum)
+        save_for_backward(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum, weight_sum)
         ctx.group = group
         return tuple(returned.values())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        call, weight_sum = saved_of_shard(ctx, _OF_SHARD)
+        call, weight_sum = backward_call(ctx, _OF_SHARD)
         upstream = _OF_SHARD.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
         call = with_weight_sum(call.replaced(upstream), weight_sum)
         return *gradients_of_shard(ctx, _OF_SHARD, call, bool(upstream)), *[None] * 5

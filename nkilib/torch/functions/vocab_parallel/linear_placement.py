@@ -22,7 +22,7 @@ from nkilib.torch.dispatch.dtensors import Spread, check_member, dtensor, replic
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
-from nkilib.torch.functions.vocab_parallel.linear_autograd import ShardOperands
+from nkilib.torch.functions.vocab_parallel.shard_autograd import ShardOperands
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 
 if TYPE_CHECKING:

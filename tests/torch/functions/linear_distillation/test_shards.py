@@ -26,7 +26,7 @@ from nkilib.torch.functions.linear_distillation.shards import (
     divergence_term,
     entropy_term,
     log_sum_below,
-    masked_logits,
+    lowest_logits,
     mixed,
     share_of,
 )
@@ -299,7 +299,7 @@ class Ranks:
         maxima, log_sums = (
             torch.stack([getattr(own, f"{model}_{name}") for own in self.own]) for name in ("maximum", "log_sum")
         )
-        masked = getattr(masked_logits(1.0, 1.0, 1.0), model)
+        masked = getattr(lowest_logits(1.0, 1.0, 1.0), model)
         below = log_sum_below(maxima, log_sums, maxima.amax(0), masked)
         return [share_of(item, below.exp().sum(0).log()) for item in below]
 
@@ -357,7 +357,7 @@ def test_masked_logits_of_small_units_and_high_temperatures() -> None:
     for student in (1e-6, 1.0, 30.0):
         for teacher in (1e-6, 1.0, 30.0):
             for temperature in (1e-3, 1e6):
-                result = masked_logits(student, teacher, temperature)
+                result = lowest_logits(student, teacher, temperature)
                 lowest = LOWEST / max(1.0, student) * student / temperature
                 of_teacher = LOWEST / max(1.0, teacher, teacher / student) * teacher / temperature
                 assert result == pytest.approx((0.5 * lowest, 0.5 * of_teacher))

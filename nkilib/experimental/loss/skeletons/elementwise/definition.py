@@ -9,7 +9,9 @@ definition computes the losses, and their derivatives with respect to each of th
 streams, sums, upstream gradients, weights and stores (:mod:`.run`, :mod:`.results`).
 
 :class:`LossDefinition` is the interface; it takes a :class:`Piece`, passes losses to :class:`Losses` (as an
-:class:`Activation`, a :class:`Combination` or a product) and returns each :class:`Derivative`.
+:class:`Activation`, a :class:`Combination` or a product) and returns each :class:`Derivative`. :data:`INPUT`,
+:data:`TARGET`, :data:`WEIGHT`, :data:`POSITIVE_WEIGHT` and :data:`VARIANCE` are names of tensors, :data:`Prepared` the
+tiles of :meth:`LossDefinition.prepare`.
 """
 
 from __future__ import annotations

@@ -293,23 +293,24 @@ def _tiling(
     return checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers, row_columns)
 
 
-def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl.NkiTensor:
+def _new_losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl.NkiTensor:
     shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
     return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
 
 
-def _gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
+def _new_gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
     shape = tuple(like_hbm.shape)
     return nl.ndarray(shape, dtype=like_hbm.dtype, buffer=nl.shared_hbm, name=f"grad_{name}_hbm")
 
 
-def _gradients(
+def _new_gradients(
     present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
 ) -> dict[str, nl.NkiTensor]:
     """Allocate the gradients of the named tensors, by name; in place, the first one is the tensor itself."""
     first = next(iter(present_hbm))
     return {
-        name: present_hbm[name] if inplace and name == first else _gradient(name, present_hbm[name]) for name in names
+        name: present_hbm[name] if inplace and name == first else _new_gradient(name, present_hbm[name])
+        for name in names
     }
 
 
@@ -392,7 +393,7 @@ def run_forward(
     factor = _factor(reduction, shape)
     streamed = [tensor_hbm.dtype for tensor_hbm in present_hbm.values()] + ([dtype] if factor is None else [])
     tiling = _tiling(function, present_hbm, streamed, definition.scratch_tiles, columns, buffers)
-    loss_hbm = _losses(shape, dtype, factor)
+    loss_hbm = _new_losses(shape, dtype, factor)
     forward_of_core(Launch(present_hbm, tiling, definition.scratch_tiles), definition, loss_hbm, factor)
     return loss_hbm
 
@@ -434,7 +435,7 @@ def run_backward(
     streamed = [present_hbm[name].dtype for name in (*definition.needed(names), *names)]
     streamed += [grad_loss_hbm.dtype] if factor is None else []
     tiling = _tiling(function, present_hbm, streamed, definition.scratch_tiles, columns, buffers)
-    gradients = _gradients(present_hbm, names, inplace)
+    gradients = _new_gradients(present_hbm, names, inplace)
     backward_of_core(
         Launch(present_hbm, tiling, definition.scratch_tiles), definition, Upstream(grad_loss_hbm, factor), gradients
     )
@@ -479,8 +480,8 @@ def run_forward_backward(
     streamed += [dtype, grad_loss_hbm.dtype] if factor is None else []
     scratch_tiles = _PASSES * definition.scratch_tiles
     tiling = _tiling(function, present_hbm, streamed, scratch_tiles, columns, buffers)
-    loss_hbm = _losses(shape, dtype, factor)
-    gradients = _gradients(present_hbm, names, inplace)
+    loss_hbm = _new_losses(shape, dtype, factor)
+    gradients = _new_gradients(present_hbm, names, inplace)
     forward_backward_of_core(
         Launch(present_hbm, tiling, scratch_tiles), definition, loss_hbm, Upstream(grad_loss_hbm, factor), gradients
     )

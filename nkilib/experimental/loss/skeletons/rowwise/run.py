@@ -4,7 +4,9 @@
 """The common part of the kernels of row-wise losses: checks of arguments, allocation of results and gradients, and the
 forward of a core.
 
-Everything is checked before the first instruction (:func:`checked_tiling` and the functions ``require_...``).
+Everything is checked before the first instruction (:func:`checked_tiling` and the functions :func:`require_matrices`,
+:func:`require_coefficients` and :func:`require_wanted`). :func:`factor_of` is that of the reduction.
+:func:`new_outputs` and :func:`new_gradients` allocate; :func:`returned` is what a kernel returns.
 :func:`forward_of_core` streams the rows and stores their losses, or their sum; :mod:`.backward` computes gradients.
 """
 

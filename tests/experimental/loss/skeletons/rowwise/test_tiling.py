@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.base.statements import stated_work
+from nkilib.base.statements import work_stated_for
 from nkilib.experimental.loss import choose_rowwise_tiling, triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.rowwise.triplet_distances import backward_tiles
 from nkilib.experimental.loss.skeletons.rowwise.stream import GROUP_ROWS, GROUP_TILES, groups_of_core, row_tiles
@@ -77,7 +77,7 @@ def test_few_rows_are_shared_by_two_cores(rows: int) -> None:
 @pytest.mark.parametrize(("reduction", "stored"), [("none", 2), ("sum", 0)])
 def test_the_work_of_a_forward_is_stated(reduction: str, stored: int) -> None:
     """Three matrices cross HBM, and a loss of each row where it is stored."""
-    work = stated_work(inspect.unwrap(cast(Any, triplet_margin_loss_forward).func))
+    work = work_stated_for(inspect.unwrap(cast(Any, triplet_margin_loss_forward).func))
     assert work is not None
     x = spec((40, 1000), "bfloat16")
     arguments = dict.fromkeys(("anchor_hbm", "positive_hbm", "negative_hbm"), x)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""`nkilib.simulator.tensors.registers`: what registers and scalars hold, and what Python may not do with them."""
+"""`nkilib.simulator.tensors.device_integers`: what registers and scalars hold, and what Python may not do with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError, using
-from nkilib.simulator.tensors.registers import LoadedFloat, NkiScalar, VirtualRegister, int32_of
+from nkilib.simulator.tensors.device_integers import LoadedFloat, NkiScalar, VirtualRegister, int32_of
 from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import in_sbuf, refused, run, without_line
 
