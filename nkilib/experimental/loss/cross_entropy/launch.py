@@ -21,9 +21,8 @@ Range checks of options, :func:`check_options` and :func:`check_recipe`, with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypedDict
+from typing import TypedDict
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import Numbers, is_number
@@ -62,8 +61,15 @@ class RecipeOptions(TypedDict, total=False):
     exact_maximum: bool | None
 
 
-# The fields of :class:`LossOptions` by name: numbers, all of them, as operators and kernels take them.
-LossKeywords: TypeAlias = Mapping[str, Any]
+class LossKeywords(TypedDict):
+    """The fields of :class:`LossOptions` by name: numbers, all of them, as operators and kernels take them."""
+
+    ignore_index: int
+    label_smoothing: float
+    logit_softcap: float | None
+    lse_square_scale: float
+    temperature: float
+    exact_maximum: bool | None
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def check_options(function: str, options: LossOptions) -> None:
     check_recipe(function, options.logit_softcap, options.lse_square_scale, options.temperature)
 
 
-def check_recipe(function: str, cap: Any, square: Any, temperature: Any) -> None:
+def check_recipe(function: str, cap: float | None, square: float, temperature: float) -> None:
     """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range: ``logit_softcap``,
     ``lse_square_scale`` and ``temperature``.
 

@@ -16,7 +16,7 @@ Only shapes, dtypes and devices are checked: values of tensors are never read. F
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
     """
     if isinstance(arguments.get("label_smoothing"), bool):  # which PyTorch takes as a number
         arguments["label_smoothing"] = float(arguments["label_smoothing"])
-    options = all_numbers(caller, function, LossOptions, arguments)
+    options = cast(LossKeywords, all_numbers(caller, function, LossOptions, arguments))
     if not 0.0 <= options["label_smoothing"] <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options['label_smoothing']}")
     try:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -360,7 +360,7 @@ def probability_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, T
         call.tensor("log_sum"),
         grad_loss,
         call.tensors.get(TEMPERATURES.name),
-        call.options,
+        cast(LossKeywords, call.options),
         _vocabulary(call),
         needs_target,
         needs_weight,

@@ -406,7 +406,7 @@ def combined_statistics(
             differ, the statistics are NaN instead.
     """
     soft = target.is_floating_point()
-    all_claims = {
+    all_claims: dict[str, Any] = {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
         **{name: 0.0 if value is None else value for name, value in options.items()},
         "weight": class_weight is not None,
