@@ -107,6 +107,10 @@ def _lse() -> np.ndarray:
     return np.log(np.exp(_logits(np.float32)).sum(1))
 
 
+def _temperatures() -> np.ndarray:
+    return np.linspace(0.5, 2.0, ROWS, dtype=np.float32)
+
+
 # One option, or a few that belong together, a line; "all" has every one that goes with class targets.
 PLAIN_FORWARD: Final = {
     "default": {},
@@ -124,6 +128,8 @@ EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "softcap": {"logit_softcap": 2.0},
     "z-loss": {"lse_square_scale": 0.01},
     "temperature": {"temperature": 0.7},
+    "temperatures": {"temperature_hbm": _temperatures()},
+    "one temperature of the device": {"temperature_hbm": _temperatures()[:1]},
     "shard": {"first_class": 20, "num_classes": 20 + CLASSES, "targets_hbm": _targets() + np.int32(20)},
     "probabilities": {"targets_hbm": _probabilities()},
 }
@@ -176,6 +182,7 @@ _LINEAR: Final[dict[str, dict[str, Any]]] = {
     "[D, V]": {"weight_layout": "dv", "weight_hbm": _numbers(9, FEATURES, CLASSES)},
     "all": {**_BIAS, **_TOGETHER},
     "scale of the logits": {"logit_scale": 0.5, "logit_softcap": 2.0},
+    "temperatures": {**_BIAS, **EXTENDED["temperatures"], "logit_softcap": 2.0},
     "tiling": {"position_block": 128, "class_block": 128},
     "products in bfloat16": {**_BIAS, "compute_dtype": nl.bfloat16},
     "products in float16, [D, V]": {

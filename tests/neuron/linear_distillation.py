@@ -44,6 +44,7 @@ _COMMON: Final[dict[str, dict[str, Any]]] = {
     "mixture": {"beta": 0.3},
     "[D, V]": _TRANSPOSED,
     "soft caps, temperature, scales, biases": _SCALED,
+    "temperatures": {**_BIASES, "temperature_hbm": np.linspace(0.5, 2.0, ROWS, dtype=np.float32)},
     "tiling": {"position_block": 128, "class_block": 128},
     "products in bfloat16": {**_BIASES, "compute_dtype": nl.bfloat16},
 }

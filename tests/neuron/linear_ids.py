@@ -40,6 +40,7 @@ _COMMON: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "[D, V]": {"weight_layout": "dv", "weight_hbm": _numbers(9, FEATURES, CLASSES)},
     "soft cap, temperature, scale, bias": _CAPPED,
+    "temperatures": {**_BIAS, "temperature_hbm": np.linspace(0.5, 2.0, ROWS, dtype=np.float32)},
     "an ignored class": {"ignore_index": int(ids(9)[0, 3])},
     "tiling": {"position_block": 128, "class_block": 128},
     "products in bfloat16": {**_BIAS, "compute_dtype": nl.bfloat16},

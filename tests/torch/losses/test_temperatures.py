@@ -435,11 +435,10 @@ def test_opcheck_of_operators_of_logits(t: Tensor) -> None:
     x, upstream, temperatures = X.clone(), make_logits(BATCH * LENGTH, seed=5), {"temperatures": t}
     results = CrossEntropyResults(*ops.cross_entropy_forward(x, ROWS_TARGET, **temperatures))
     given = (ROWS_TARGET, results.maximum, results.log_sum, upstream)
-    check = torch.library.opcheck
-    check(ops.cross_entropy_forward.default, (x.clone().requires_grad_(), ROWS_TARGET), temperatures)
-    check(ops.cross_entropy_backward.default, (x, *given), temperatures)
-    check(ops.cross_entropy_backward_.default, (x.clone(), *given), temperatures)
-    check(ops.cross_entropy_shard_statistics.default, (x, ROWS_TARGET), temperatures)
+    torch.library.opcheck(ops.cross_entropy_forward.default, (x.clone().requires_grad_(), ROWS_TARGET), temperatures)
+    torch.library.opcheck(ops.cross_entropy_backward.default, (x, *given), temperatures)
+    torch.library.opcheck(ops.cross_entropy_backward_.default, (x.clone(), *given), temperatures)
+    torch.library.opcheck(ops.cross_entropy_shard_statistics.default, (x, ROWS_TARGET), temperatures)
 
 
 @pytest.mark.parametrize("kind", [CrossEntropyResults, ScoreResults])
@@ -451,10 +450,9 @@ def test_opcheck_of_operators_of_hidden_states(t: Tensor, kind: type[Any]) -> No
     )
     x, w, upstream, temperatures = HIDDEN.flatten(0, 1), LAYER.clone(), make_logits(len(X), seed=5), {"temperatures": t}
     results = kind(*forward(x, w, ROWS_TARGET, **temperatures))
-    check = torch.library.opcheck
-    check(forward, (x.clone().requires_grad_(), w.clone().requires_grad_(), ROWS_TARGET), temperatures)
-    check(backward, (x, w, ROWS_TARGET, results.maximum, results.log_sum, upstream), temperatures)
-    check(statistics, (x, w, ROWS_TARGET), temperatures)
+    torch.library.opcheck(forward, (x.clone().requires_grad_(), w.clone().requires_grad_(), ROWS_TARGET), temperatures)
+    torch.library.opcheck(backward, (x, w, ROWS_TARGET, results.maximum, results.log_sum, upstream), temperatures)
+    torch.library.opcheck(statistics, (x, w, ROWS_TARGET), temperatures)
     if kind is CrossEntropyResults:
         one_launch = ops.linear_cross_entropy_with_gradients.default
-        check(one_launch, (x, w, ROWS_TARGET, torch.tensor(0.5)), temperatures)
+        torch.library.opcheck(one_launch, (x, w, ROWS_TARGET, torch.tensor(0.5)), temperatures)

@@ -50,8 +50,8 @@ from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
 )
 
 # Bytes of a partition for X^T and W^T of both models, for 128 positions and classes. Above this size the columns of so
-# many positions leave no room for them; then a part has fewer positions.
-_MOST_BYTES_OF_FEATURES, _FEW_POSITIONS = 65536, 16384
+# many positions, with a temperature of each, leave no room for them; then a part has fewer positions.
+_MOST_BYTES_OF_FEATURES, _FEW_POSITIONS = 61440, 16384
 __all__ = ["BACKWARD", "FORWARD", "MIXTURE", "choose_linear_distillation_tiling"]
 
 FORWARD, BACKWARD, MIXTURE = "forward", "backward", "mixture"
