@@ -61,17 +61,6 @@ class RecipeOptions(TypedDict, total=False):
     exact_maximum: bool | None
 
 
-class LossKeywords(TypedDict):
-    """The fields of :class:`LossOptions` by name: numbers, all of them, as operators and kernels take them."""
-
-    ignore_index: int
-    label_smoothing: float
-    logit_softcap: float | None
-    lse_square_scale: float
-    temperature: float
-    exact_maximum: bool | None
-
-
 @dataclass(frozen=True)
 class LossOptions:
     """The options of a training recipe; the defaults are those of PyTorch.

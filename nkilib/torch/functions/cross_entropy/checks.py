@@ -3,7 +3,8 @@
 
 """The checks of cross-entropy beyond those of all functions, also for other functions of cross-entropy.
 
-- :func:`checked_options`, :func:`check_known`: the options of the loss; :data:`RECIPE` has their keywords;
+- :func:`checked_options`, :func:`check_known`: the options of the loss as :data:`LossKeywords`; :data:`RECIPE` has
+  the names of their keywords;
 - :func:`check_arguments`: the tensors and the reduction, by :func:`check_class_dim`, :func:`check_floating`,
   :func:`check_indices` and :func:`check_normalizer`;
 - :func:`check_weight`, :func:`check_inplace_logits`, :func:`check_outputs`: what needs the number of classes, the
@@ -15,20 +16,22 @@ Only shapes, dtypes and devices are checked: values of tensors are never read. F
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from nkilib.core.host.options import all_numbers, check_reduction
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords, LossOptions, RecipeOptions, check_recipe
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions, check_recipe
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
 from nkilib.torch.losses.indexed import INDEX_DTYPES
 
+# The fields of :class:`LossOptions` by name: numbers, all of them, as operators and kernels take them.
+LossKeywords: TypeAlias = Mapping[str, Any]
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
 # Options whose part in the loss PyTorch's operators for class probabilities and for shards of the vocabulary know.
@@ -55,7 +58,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
     """
     if isinstance(arguments.get("label_smoothing"), bool):  # which PyTorch takes as a number
         arguments["label_smoothing"] = float(arguments["label_smoothing"])
-    options = cast(LossKeywords, all_numbers(caller, function, LossOptions, arguments))
+    options = all_numbers(caller, function, LossOptions, arguments)
     if not 0.0 <= options["label_smoothing"] <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options['label_smoothing']}")
     try:

@@ -18,12 +18,13 @@ from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import check_flags, refuse_unknown, shows, values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords, LossOptions, RecipeOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.checks import Caller, check_tensors, is_lazy
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
     RECIPE,
+    LossKeywords,
     check_arguments,
     check_class_dim,
     check_inplace_logits,

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossKeywords, LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossOptions
 from nkilib.torch.dispatch.autograd import OnceDifferentiable, differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
+from nkilib.torch.functions.cross_entropy.checks import LossKeywords
 from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
 from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
@@ -360,7 +361,7 @@ def probability_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, T
         call.tensor("log_sum"),
         grad_loss,
         call.tensors.get(TEMPERATURES.name),
-        cast(LossKeywords, call.options),
+        call.options,
         _vocabulary(call),
         needs_target,
         needs_weight,

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import as_float, check_reduction
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
@@ -34,7 +33,13 @@ from nkilib.experimental.loss.linear.launch import (
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.memory import overlapping
-from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
+from nkilib.torch.functions.cross_entropy.checks import (
+    LossKeywords,
+    check_floating,
+    check_indices,
+    check_normalizer,
+    checked_options,
+)
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
 from nkilib.torch.losses.temperatures import temperatures_of_rows
 

@@ -20,11 +20,10 @@ from torch.nn.functional import cross_entropy, linear
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown, values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import as_rows, unviewed
-from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
+from nkilib.torch.functions.cross_entropy.checks import LossKeywords, check_outputs, check_weight
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.cross_entropy.operators import ForwardResults, Wanted
 from nkilib.torch.functions.linear_cross_entropy.checks import (

@@ -19,10 +19,10 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown, values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.functions.cross_entropy.checks import LossKeywords
 from nkilib.torch.functions.linear_cross_entropy.checks import (
     LinearArguments,
     check_arguments,

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import overwritten_input, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.functions.cross_entropy.checks import LossKeywords
 from nkilib.torch.functions.cross_entropy.operators import (
     BACKWARD,
     DERIVATIVE,

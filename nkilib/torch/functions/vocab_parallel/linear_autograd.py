@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.functions.cross_entropy.checks import LossKeywords
 from nkilib.torch.functions.cross_entropy.operators import ForwardResults, ShardStatistics, Wanted
 from nkilib.torch.functions.linear_cross_entropy.operators import (
     FORWARD,

@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.dtensors import LocalPart
 from nkilib.torch.dispatch.layout import axis_of, row_length, unviewed
+from nkilib.torch.functions.cross_entropy.checks import LossKeywords
 from nkilib.torch.functions.cross_entropy.operators import Columns, ShardStatistics
 from nkilib.torch.losses.indexed import is_ignored
 
