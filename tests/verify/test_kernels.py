@@ -56,7 +56,7 @@ def test_both_numbers_of_cores_and_special_rows_are_there() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES, ids=str)
 def test_the_simulator_reaches_the_case(name: str) -> None:
     """Small ones are met in `test_on_stand_in` too, by the same arithmetic."""
     verdict = CASES[name].judge(observed(name), is_device=False)
@@ -162,7 +162,7 @@ def linear_sizes(arguments: dict[str, Any]) -> tuple[int, int]:
     return len(arguments[f"{of_model}input_hbm"]), arguments.get("num_classes", kept)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE], ids=str)
 def test_a_case_states_the_sizes_of_its_logits(name: str) -> None:
     arguments = CASES[name].arguments()
     is_linear = "weight_hbm" in arguments or "student_weight_hbm" in arguments
