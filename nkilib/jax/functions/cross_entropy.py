@@ -113,10 +113,12 @@ def returned_values(
     """Make the return value of a loss function.
 
     Args:
-        results: the results of :func:`.cross_entropy_derivative.loss_of_rows`, by name.
+        results: by name, the results of :func:`.cross_entropy_derivative.loss_of_rows`, or of
+            :func:`.linear_derivative.computed_rows` with the ``position_weight`` of each position.
         valid: [N], whether each position is valid; None: all are, with class probabilities.
         options: the options of the loss.
-        reduction, normalizer, return_outputs: the arguments of the caller.
+        reduction, return_outputs: the arguments of the caller.
+        normalizer: the argument of the caller, in float32 and without a gradient; None for none.
         shape: the shape of the positions.
     """
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else None

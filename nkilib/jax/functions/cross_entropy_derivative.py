@@ -35,9 +35,13 @@ from nkilib.simulator.hardware.options import Options
 
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
 _FORWARD: Final = Kernel("cross_entropy_forward", extended_cross_entropy_forward)
-# Options that the backward does not have.
-_OF_FORWARD: Final = ("exact_maximum",)
 _BACKWARD: Final = Kernel("cross_entropy_backward", extended_cross_entropy_backward)
+# Options that only the forward has, and rows that only the backward takes.
+_FORWARD_OPTIONS: Final = ("exact_maximum",)
+_BACKWARD_ARRAYS: Final = (
+    *("maximum", "log_sum", "entropy", "target_weight"),
+    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,12 @@ class Recipe:
         target.
         """
         values = {**values_of(self.options), "ignore_index": IGNORED}
-        return {name: value for name, value in values.items() if name not in _OF_FORWARD}
+        return {name: value for name, value in values.items() if name not in _FORWARD_OPTIONS}
 
     @cached_property
     def forward_constants(self) -> dict[str, Any]:
         """The constant arguments of the forward."""
-        return {**self.constants, **{name: getattr(self.options, name) for name in _OF_FORWARD}}
+        return {**self.constants, **{name: getattr(self.options, name) for name in _FORWARD_OPTIONS}}
 
 
 def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
@@ -113,12 +117,6 @@ def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, 
     )
 
 
-_OF_BACKWARD: Final = (
-    *("maximum", "log_sum", "entropy", "target_weight"),
-    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
-)
-
-
 def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the backward kernel and return the gradient of the logits, ``grad_logits``, [N, V] in their type.
 
@@ -134,7 +132,7 @@ def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str,
     if logits.size == 0:
         return {"grad_logits": jnp.zeros_like(logits)}
     lse = required(rows, "maximum") + required(rows, "log_sum")
-    further = {f"{name}_hbm": rows[name] for name in _OF_BACKWARD}
+    further = {f"{name}_hbm": rows[name] for name in _BACKWARD_ARRAYS}
     return launch(
         _BACKWARD,
         {**_arrays(rows, shared), "lse_hbm": lse, **further},

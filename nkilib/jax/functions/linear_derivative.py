@@ -50,6 +50,8 @@ _BACKWARD: Final = Kernel("linear_cross_entropy_backward", linear_cross_entropy_
 # The kernels for several target ids per position.
 _FORWARD_OF_IDS: Final = Kernel("linear_token_scores_forward", linear_token_scores_forward)
 _BACKWARD_OF_IDS: Final = Kernel("linear_token_scores_backward", linear_token_scores_backward)
+# Rows that only the backward takes.
+_BACKWARD_ARRAYS: Final = ("maximum", "log_sum", "entropy", "grad_lse", "grad_logprob", "grad_entropy")
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,6 @@ def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict
     )
 
 
-_OF_BACKWARD: Final = ("maximum", "log_sum", "entropy", "grad_lse", "grad_logprob", "grad_entropy")
-
-
 def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the backward kernel and return the needed gradients.
 
@@ -173,7 +172,7 @@ def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared
     if target.size == 0:
         return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
     of_ids = target.ndim == 2
-    further = {f"{name}_hbm": rows[name] for name in (*_OF_BACKWARD, *(() if of_ids else ("grad_loss",)))}
+    further = {f"{name}_hbm": rows[name] for name in (*_BACKWARD_ARRAYS, *(() if of_ids else ("grad_loss",)))}
     flags = {
         "grad_input_wanted": needed.input,
         "grad_weight_wanted": needed.weight,

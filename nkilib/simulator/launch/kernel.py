@@ -73,7 +73,9 @@ class _Runner:
 _RUNNER = _Runner()
 
 
-def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment) -> Any:
+def _run_unreplayed(
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment
+) -> Any:
     return run_to_end(PreparedLaunch(kernel, args, kwargs, environment=environment), kernel.__name__)
 
 
@@ -144,11 +146,11 @@ class Kernel:
 
     def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.settings.skipping is None and self.settings.platform_target is None:
-            return _RUNNER.run(self, args, kwargs, LaunchEnvironment.here(), _run)
+            return _RUNNER.run(self, args, kwargs, LaunchEnvironment.here(), _run_unreplayed)
         with preferring(self.settings.platform_target):
             if self.settings.skipping is not None:
                 return run_skipping(self, args, kwargs)
-            return _RUNNER.run(self, args, kwargs, LaunchEnvironment.here(), _run)
+            return _RUNNER.run(self, args, kwargs, LaunchEnvironment.here(), _run_unreplayed)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:

@@ -5,8 +5,9 @@
 
 - :class:`Loops`, with a :class:`LoopRun` for each: where a core is; :func:`check_equal_loop_counts` compares two cores;
 - :class:`Skip`, :class:`IterationCounters`: iterations that repeat others and are not run;
-- :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: stated iteration counts (:func:`check_stated`), of a
-  :class:`RunTimeLoop` whose bound depends on data.
+- :data:`Stated`, :func:`check_stated`: stated iteration counts; :class:`RunTimeLoop`, with :func:`name_of_body`: a
+  loop whose bound depends on data; :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: the counts of these
+  loops, as stated and as run.
 
 The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch
 without data an iteration differs from others only in its timing; the observer that models time decides whether further
@@ -31,7 +32,7 @@ from ..terms.scopes import Scope, new_scope
 # The most iterations after which everything may repeat.
 LONGEST_PERIOD = 4
 
-# One number for all loops, or one for each by name; a function is asked when the first loop needs it.
+# One number for all loops, or one for each by name.
 Stated = int | Mapping[str, int]
 
 _REMEDY = (
@@ -246,6 +247,11 @@ def check_stated(function: str, words: str, asked: Any) -> None:
             raise ValueError(f"{function}: trips must not be negative, got {asked!r}")
 
 
+def name_of_body(body: Any) -> str:
+    """Return the name of a loop's body; for a callable without a name, the name of its type."""
+    return str(getattr(body, "__name__", type(body).__name__))
+
+
 @dataclass(frozen=True)
 class RunTimeLoop:
     """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
@@ -272,9 +278,10 @@ class Trips:
     """The loops of a launch whose bounds only the device knows, and their iteration counts.
 
     Attributes:
-        stated: a function that returns the stated counts, or None if none are stated.
-        ran: the total number of iterations of each loop, by core.
+        stated: a function that returns the stated counts, or None if none are stated; it is called when a loop needs
+            them.
         was_asked: whether there was a loop whose count the launch itself did not know.
+        ran: the total number of iterations of each loop, by core.
     """
 
     stated: Callable[[], Stated | None]
@@ -325,11 +332,6 @@ class Trips:
             for loop, count in ran.items():
                 totals[loop] = max(count, totals.get(loop, 0))
         return totals
-
-
-def name_of_body(body: Any) -> str:
-    """Return the name of a loop's body; for a callable without a name, the name of its type."""
-    return str(getattr(body, "__name__", type(body).__name__))
 
 
 @contextmanager

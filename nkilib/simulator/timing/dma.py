@@ -3,8 +3,9 @@
 
 """The DMA engines: the queue that triggers a transfer, the time each engine works on it, and when the engines are busy.
 
-- :class:`Queue` and :func:`queue_of`: the queue of a transfer, :func:`is_software` whether GpSimd writes its
-  descriptors, and :func:`between_triggers_ns`, how fast it triggers;
+- :class:`Queue` and :func:`queue_of`: the queue of a transfer, which depends on the source of its address
+  (:class:`Address`), :func:`is_software` whether GpSimd writes its descriptors, and :func:`between_triggers_ns`, how
+  fast it triggers;
 - :func:`engine_times`: the time that each engine works on a transfer, of two ends (:class:`Side`, made by
   :func:`side_of`), from its bytes (:func:`bytes_of`) and those of a row (:func:`row_bytes_of`);
 - :class:`DmaEngines`: when the engines of a core are busy (:class:`BusyTimes`, :class:`BusyIntervals`) with the
@@ -29,12 +30,10 @@ from ..hardware.generations import PARTITIONS, DmaTiming
 from ..memory.byte_spans import spans_of
 from ..terms.enums import ON_CHIP, Engine, MemoryRegion, dge_mode, dma_engine
 from ..terms.layout import Layout
-from .parameters import NS_PER_US, ModelParameters
+from .parameters import NS_PER_US, SAME_NS, ModelParameters
 
-# Times that differ by less are equal: they are sums in another order.
-SAME_NS = 1e-4
-# Gaps in an engine's work that are further back than this are forgotten: no transfer is triggered so long after later
-# ones.
+# The number of an engine's latest busy intervals that are kept. Gaps between earlier ones are forgotten: no transfer is
+# triggered so long after later ones.
 _KEPT = 512
 
 # A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
@@ -50,8 +49,8 @@ _TRANSPOSED_BLOCK = (128, 16)
 _OPEN_QUEUES = frozenset({"dma", "load", "store"})
 _SOFTWARE = {queue: f"software {queue}" for queue in _OPEN_QUEUES}
 # The queue of gathers, scatters and of transfers for which the kernel asks for software descriptors.
-SOFTWARE_QUEUE = Engine.gpsimd.name
-_SOFTWARE_QUEUES = frozenset({SOFTWARE_QUEUE, *_SOFTWARE.values()})
+_GPSIMD_QUEUE = Engine.gpsimd.name
+_SOFTWARE_QUEUES = frozenset({_GPSIMD_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
@@ -96,9 +95,9 @@ def queue_of(
     (``nki/deep-dives/nki-dge.rst``).
     """
     mode = values.get("dge_mode")
-    is_software = mode is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
-    if address is Address.rows or is_software:
-        return Queue(SOFTWARE_QUEUE)
+    asks_software = mode is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
+    if address is Address.rows or asks_software:
+        return Queue(_GPSIMD_QUEUE)
     asked = values.get("engine", Engine.unknown)
     if asked is not Engine.unknown:
         return Queue(str(asked.name))

@@ -4,7 +4,8 @@
 """Assumptions of the model of time, each with a name, a default and a note.
 
 :class:`ModelParameters` has them; :data:`AS_ISSUED` are those of the first version of the model, in which every
-instruction runs where the kernel issues it.
+instruction runs where the kernel issues it. ``NS_PER_US`` is between the units of its times, and times that differ by
+less than ``SAME_NS`` are equal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ..hardware.generations import Timing
 
 # Parameters and profiles are in microseconds, the model counts nanoseconds.
 NS_PER_US = 1000.0
+# Times that differ by less are equal: they are sums in another order.
+SAME_NS = 1e-4
 
 # The transfers whose descriptors GpSimd writes.
 SoftwareDescriptors = Literal["never", "needed", "always"]

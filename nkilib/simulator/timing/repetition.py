@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..machine.loops import LONGEST_PERIOD
-from .dma import SAME_NS
 from .instruction import TensorAccess
 from .instruction_log import InstructionLog, Repeat
+from .parameters import SAME_NS
 from .timeline import Marks, Timeline
 
 # Fewer iterations are not watched, and this many run before one is left out, so that all alternatives have occurred.

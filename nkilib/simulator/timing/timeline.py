@@ -21,8 +21,8 @@ from typing import NamedTuple
 from ..hardware.generations import Generation
 from ..terms.enums import Engine
 from .dependencies import NOTHING, Done, Place, RegisterPlace
-from .dma import SAME_NS, BusyIntervals, DmaEngines, DmaWork, between_triggers_ns
-from .parameters import NS_PER_US, ModelParameters
+from .dma import BusyIntervals, DmaEngines, DmaWork, between_triggers_ns
+from .parameters import NS_PER_US, SAME_NS, ModelParameters
 
 Places = list[Place]
 

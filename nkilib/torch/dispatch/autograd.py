@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivative of an operator, computed by another operator: registered with PyTorch, or applied in place.
+"""The derivative of an operator, by another operator or its own results: registered with PyTorch, or applied in place.
 
-- :func:`differentiate` registers a backward operator as the derivative of a forward one, a :class:`Derivative`;
-- :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss;
-- :func:`register_formula` is the registration that both use;
+- :func:`overwritten_input`: the input that a backward writes a gradient over;
 - :func:`refuse_second`, :func:`refuse_graph` and :class:`OnceDifferentiable` raise errors for derivatives of gradients;
-- :func:`overwritten_input`: the input that a backward writes a gradient over.
+- :class:`Derivative`: a backward operator as the derivative of a forward one, also in place;
+- :func:`register_formula` is the registration that both of the following use;
+- :func:`differentiate` registers a :class:`Derivative`;
+- :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,13 +26,11 @@ from nkilib.torch.dispatch.launch import as_tuple
 from nkilib.torch.dispatch.memory import ReusedMemory
 from nkilib.torch.dispatch.operator import Call, Input, Operator, compute_properties
 
-_REMEDY: Final = "compute the loss again for another backward, or leave memory_limit out"
-
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
-Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
+_Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
 
 
-def differentiated(gradient: str) -> str:
+def _differentiated(gradient: str) -> str:
     """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
     return gradient.removeprefix("grad_")
 
@@ -95,7 +94,7 @@ class Derivative:
 
     forward: Operator
     backward: Operator
-    others: Others | None = None
+    others: _Others | None = None
     adding: Operator | None = None
     options: Callable[[Call], Mapping[str, Any]] | None = None
 
@@ -121,7 +120,7 @@ class Derivative:
     @cached_property
     def _requests(self) -> Mapping[str, str]:
         """The names of the options that request the gradients of the backward, by the name of the input."""
-        return {differentiated(output.name): output.request for output in self.backward.outputs}
+        return {_differentiated(output.name): output.request for output in self.backward.outputs}
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
@@ -222,7 +221,7 @@ class Derivative:
         inplace = inplace and wanted[self.backward.outputs[0].request]
         backward, call = self._chosen_backward(call, written, needed)
         results = self.run(call, inplace, backward, wanted)
-        return dict(zip((differentiated(output.name) for output in backward.outputs), results, strict=True))
+        return dict(zip((_differentiated(output.name) for output in backward.outputs), results, strict=True))
 
     def _chosen_backward(
         self, call: Call, written: Mapping[str, Tensor | None], needed: Mapping[str, bool]
@@ -231,7 +230,7 @@ class Derivative:
         is needed and the call has the tensor to add it to.
         """
         if self.adding is None or not any(
-            written[name] is not None and needed[differentiated(result)] for name, result in self.adding.writes.items()
+            written[name] is not None and needed[_differentiated(result)] for name, result in self.adding.writes.items()
         ):
             return self.backward, call
         refuse_graph(self.backward)
@@ -267,8 +266,8 @@ class _InPlace(torch.autograd.Function):
     """The forward operator, with a backward that writes the gradient over the first input.
 
     ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
-    version of the input changes: code that saved the input for its own backward gets PyTorch's error, and so does a
-    second backward here.
+    version of the input changes: code that saved the input for its own backward gets PyTorch's error; a second
+    backward here raises that of :class:`ReusedMemory`, in the same words.
     """
 
     @staticmethod
@@ -322,7 +321,7 @@ def register_formula(
 def differentiate(
     forward: Operator,
     backward: Operator,
-    others: Others | None = None,
+    others: _Others | None = None,
     adding: Operator | None = None,
     options: Callable[[Call], Mapping[str, Any]] | None = None,
 ) -> Derivative:
@@ -346,16 +345,17 @@ def differentiate_by_results(operator: Operator) -> None:
     """Register the derivative of an operator whose first result is a scalar, and whose other results are its gradients
     ``grad_<input>``.
 
-    The backward multiplies the gradients in place and returns them, so a second backward raises PyTorch's error for
-    saved tensors that were changed in place, whichever gradients it is asked for. Gradients that are not needed are not
-    multiplied.
+    The backward multiplies the gradients in place and returns them, so a second backward raises the error of
+    :class:`ReusedMemory`, in PyTorch's words, whichever gradients it is asked for. Gradients that are not needed are
+    not multiplied.
     """
-    names = [differentiated(output.name) for output in operator.outputs[1:]]
+    names = [_differentiated(output.name) for output in operator.outputs[1:]]
 
     def setup(ctx: Any, call: Call, returned: Any) -> None:
         _, *gradients = as_tuple(returned)
         ctx.save_for_backward(*gradients)
-        ctx.reused = ReusedMemory(operator.qualified(), _REMEDY)
+        remedy = "compute the loss again for another backward, or leave memory_limit out"
+        ctx.reused = ReusedMemory(operator.qualified(), remedy)
         ctx.mark_non_differentiable(*gradients)
         ctx.set_materialize_grads(False)
 

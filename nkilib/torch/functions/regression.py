@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of numbers, each with its module: ``l1_loss``, ``mse_loss``, ``smooth_l1_loss`` and ``huber_loss``."""
+"""Regression losses, each with its module: ``l1_loss``, ``mse_loss``, ``smooth_l1_loss`` and ``huber_loss``."""
 
 from __future__ import annotations
 
@@ -107,9 +107,10 @@ def mse_loss(
     float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
 
     Args:
-        input: predictions, bfloat16, float16 or float32, of any shape.
-        target: targets in one of these types or of integers, of a shape that broadcasts with the input's; if the shapes
-            differ, there is a warning. It may require grad.
+        input: predictions, bfloat16, float16 or float32, of any shape; or integers or bool, if another tensor is
+            floating.
+        target: targets in one of these types, of a shape that broadcasts with the input's; if the shapes differ, there
+            is a warning. It may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         weight: a tensor of the shape of the input. The losses are multiplied by it, and a mean divides by its sum. It
             may require grad.
@@ -124,7 +125,8 @@ def mse_loss(
         ValueError: unknown ``reduction``; a weight of another shape; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
             another tensor that overlaps it in memory, or under torch.compile.
-        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+        NotImplementedError: integers alone; an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
+            differentiation.
     """
     if unknown:
         refuse_unknown(mse_loss, unknown)
@@ -179,7 +181,7 @@ def smooth_l1_loss(
     float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
 
     Args:
-        input: predictions, bfloat16, float16, float32 or integers, of any shape.
+        input: predictions, bfloat16, float16 or float32, of any shape; or integers or bool, if the target is floating.
         target: targets in one of these types, of a shape that broadcasts with the input's; if the shapes differ, there
             is a warning. It may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -195,7 +197,8 @@ def smooth_l1_loss(
         ValueError: unknown ``reduction``; an infinite beta; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: a negative beta; incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that
             requires grad, with another tensor that overlaps it in memory, or under torch.compile.
-        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+        NotImplementedError: integers alone; an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
+            differentiation.
     """
     if unknown:
         refuse_unknown(smooth_l1_loss, unknown)

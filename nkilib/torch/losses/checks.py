@@ -4,7 +4,7 @@
 """The checks that losses of several kinds share.
 
 :func:`check_call` checks the tensors and flags of a call; :func:`finite_number` an option that is a number;
-:func:`check_reduction_or_batchmean` a reduction that may be :data:`BATCHMEAN`; :func:`is_whole` tells integer dtypes.
+:func:`check_reduction_or_batchmean` a reduction that may be :data:`BATCHMEAN`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nkilib.torch.dispatch.operator import TILE_DTYPES
 BATCHMEAN: Final = "batchmean"
 
 
-def is_whole(tensor: Tensor) -> bool:
+def _is_integral(tensor: Tensor) -> bool:
     """Return whether the tensor holds integers or booleans."""
     return not tensor.is_floating_point() and not tensor.is_complex()
 
@@ -77,7 +77,7 @@ def check_call(
     for name, tensor in tensors.items():
         if tensor is None or tensor.dtype in TILE_DTYPES:
             continue
-        if name not in integers or not is_whole(tensor):
+        if name not in integers or not _is_integral(tensor):
             _refuse_dtype(caller, name, tensor)
         if tensor.dtype == torch.bool and name not in bools:
             raise RuntimeError(f"{caller}: bool inputs not supported, got {name} of torch.bool; pass {name}.float()")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the row-wise losses, from the registry of losses, with certain options of each (:data:`ENTRIES`)."""
+"""Cases of the row-wise losses of the registry, each in all of its forms, choices of options (:data:`ENTRIES`)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RowwiseEntry:
         Args:
             tensors: the tensors by name.
             upstream: the upstream gradient.
-            wanted: the wanted gradients by name of the tensor, all by default.
+            wanted: the wanted gradients by name of the tensor; all of them if none is named.
         """
         arguments = {f"{name}_hbm": tensor for name, tensor in tensors.items() if name not in self.of_forward}
         arguments |= {name: value for name, value in self.options.items() if name not in self.of_forward}

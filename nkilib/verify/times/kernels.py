@@ -4,9 +4,10 @@
 """The kernels of the timed figures: those whose times AWS publishes, chains of one instruction, and an empty one.
 
 In a chain every link waits for the previous one, and the time of the launch itself cancels between two lengths. Each
-kernel returns something of its last link, because a compiler may drop a result that nothing reads. The published ones
-are :func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, the chains ``chain_of_...``; :func:`rows_loaded` has
-loads that do not wait for each other.
+chain returns something of its last link, because a compiler may drop a result that nothing reads. The published ones
+are :func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, plain functions that their users make kernels of;
+the chains are ``chain_of_...``; :func:`rows_loaded` has loads that do not wait for each other; :func:`nothing` is the
+empty kernel.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, n
     """Compute ``gamma * x / rms(x)`` in float8, scaled by row to float8's range, and the scales: [S, H], [S, 1].
 
     It follows the published design: squares are summed on Scalar, gamma is broadcast by the Tensor engine 512 columns
-    at a time, both factors are applied on Vector from PSUM, and then Vector takes the largest magnitude and scales. The
-    tiles are made once: the design says that its steps run one after the other. (The magnitude costs the same as the
-    maximum.)
+    at a time, both factors are applied on Vector from PSUM, and then Vector takes the maximum of each row and scales.
+    (The design takes the largest magnitude, which costs the same as the maximum.) The tiles are made once: the design
+    says that its steps run one after the other.
     """
     rows, hidden = x.shape
     bank = 512
@@ -35,24 +36,24 @@ def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, n
     nisa.dma_copy(gamma_row, gamma)
     ones = nl.ndarray((1, PARTITIONS), x.dtype)
     nisa.memset(ones, 1.0)
-    tile, normed = (nl.ndarray((PARTITIONS, hidden), x.dtype) for _ in range(2))
+    tile_sbuf, normed = (nl.ndarray((PARTITIONS, hidden), x.dtype) for _ in range(2))
     result = nl.ndarray((PARTITIONS, hidden), nl.float8_e4m3)
     inverse_rms, largest, scale, inverse = (nl.ndarray((PARTITIONS, 1), nl.float32) for _ in range(4))
     cores, core = nl.num_programs(), nl.program_id()
     of_core = rows // cores
     for start in range(core * of_core, (core + 1) * of_core, PARTITIONS):
         block = slice(start, start + PARTITIONS)
-        nisa.dma_copy(tile, x[block, :])
-        nisa.activation_reduce(normed, nl.square, tile, nl.add, inverse_rms)
+        nisa.dma_copy(tile_sbuf, x[block, :])
+        nisa.activation_reduce(normed, nl.square, tile_sbuf, nl.add, inverse_rms)
         nisa.activation(inverse_rms, nl.rsqrt, inverse_rms, scale=1.0 / hidden)
         for left in range(0, hidden, bank):
             columns = slice(left, left + bank)
             broadcast = nl.ndarray((PARTITIONS, bank), nl.float32, nl.psum)
             nisa.nc_matmul(broadcast, ones, gamma_row[:, columns])
             nisa.scalar_tensor_tensor(
-                normed[:, columns], tile[:, columns], nl.multiply, inverse_rms, nl.multiply, broadcast
+                normed[:, columns], tile_sbuf[:, columns], nl.multiply, inverse_rms, nl.multiply, broadcast
             )
-        nisa.tensor_scalar_reduce(tile, normed, nl.multiply, 1.0, nl.maximum, largest)
+        nisa.tensor_scalar_reduce(tile_sbuf, normed, nl.multiply, 1.0, nl.maximum, largest)
         nisa.activation(scale, nl.copy, largest, scale=1.0 / 240.0)
         nisa.tensor_scalar(scale, scale, nl.maximum, 1e-6)
         nisa.reciprocal(inverse, scale)

@@ -4,11 +4,12 @@
 """The accepted errors of the cross-entropy kernels relative to the float64 reference, and the measurement of their
 errors.
 
-Plain kernels have :func:`forward_bounds` and :func:`gradient_bound`; :func:`extended_forward_bounds` and
-:func:`extended_gradient_bound` say what the options of the extended kernels add. Errors are measured by
-:func:`error_over_bound`, and of whole results by :func:`forward_error_over_bound` and
-:func:`gradient_error_over_bound`; :func:`bfloat16_allowance` and :func:`float16_allowance` are what rounding to a type
-may add. The ``..._UNITS`` and :func:`coefficient_sizes` are parts of the bounds, which other losses use too.
+The ``..._UNITS`` are factors in the bounds; :func:`bfloat16_allowance` and :func:`float16_allowance`, of
+``BFLOAT16_ULPS``, are what rounding to a type may add. Plain kernels have :func:`forward_bounds` and
+:func:`gradient_bound`. Errors are measured by :func:`error_over_bound`, after :func:`in_range`, and of whole results by
+:func:`forward_error_over_bound` and :func:`gradient_error_over_bound`. Extended kernels have
+:func:`extended_forward_bounds` and :func:`extended_gradient_bound`, whose terms of the softmax
+:func:`coefficient_sizes` adds up. Other losses use ``FORWARD_UNITS``, ``CAP_UNITS`` and :func:`coefficient_sizes` too.
 
 Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
 of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
@@ -45,10 +46,14 @@ from .reference import (
     row_statistics,
 )
 
+# The errors of loss and log-sum-exp, in u of their size.
 FORWARD_UNITS = 16.0
+# The errors of the gradient whatever the logit is, in u of p; and what is added at the target, in u of 1 - p.
 GRADIENT_UNITS = 8.0
 TARGET_UNITS = 2.0
+# The error of rounding to bfloat16, and likewise to float16, in units of the last place of that type.
 BFLOAT16_ULPS = 0.51
+# The error of a capped logit, in u of the cap.
 CAP_UNITS = 4.0
 
 _FLOAT16_SMALLEST_NORMAL = 2.0**-14

@@ -7,7 +7,7 @@ The kernels are in :mod:`nkilib.experimental.loss.linear_cross_entropy` and
 :mod:`nkilib.experimental.loss.linear_distillation`, whose docstrings list the steps of a launch. They use these parts:
 
 - ``validation`` rejects operands that are not accepted, before a launch.
-- ``launch``: the operands of a kernel, its tiling, and the gradients that it returns.
+- ``launch``: the operands of a kernel, its tiling, and the gradients that it returns; the limits of sizes and memory.
 - ``block_schedule`` divides positions and classes into parts and blocks, for a device loop.
 - ``operands`` loads matrices and vectors, and rounds operands of another type.
 - ``logits`` multiplies, adds the bias and applies the cap, and keeps logits in HBM.

@@ -7,8 +7,9 @@ A kernel is traced with the operands (:class:`LinearOperands`), of which :class:
 to another type, and with the gradients (:class:`Gradients`) that are wanted (:class:`WantedGradients`). The tiling
 (:class:`LinearTiling`) says how many positions and classes are on chip at a time; :mod:`.block_schedule` divides them
 into blocks. The limits of sizes (``FEATURES_MIN`` to ``CLASSES_MAX``, ``IDS_MAX``), of the logit scale
-(:func:`check_logit_scale`) and of memory (``SBUF_BYTES``, ``SCRATCH_BYTES``, ``STAGED_ELEMENTS``) are here too, and the
-names of the layouts of a weight (``WEIGHT_LAYOUTS``: ``CLASSES_FIRST``, ``FEATURES_FIRST``).
+(:func:`check_logit_scale`, since torch and jax use it) and of memory (``SBUF_BYTES``, ``SCRATCH_BYTES``,
+``STAGED_ELEMENTS``, ``STAGES``) are here too, and the names of the layouts of a weight (``WEIGHT_LAYOUTS``:
+``CLASSES_FIRST``, ``FEATURES_FIRST``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FEATURES_MIN, FEATURES_MAX = 16, 16384
 POSITIONS_MAX = 2**31 - 1
 # Classes of all shards are counted in float32 where they are compared with a target.
 CLASSES_MAX = 2**24
-# The range of the temperature, so that a cap and a temperature that are divided by the scale stay within float32.
+# The range of the logit scale, that of the temperature: caps and temperatures that it divides stay within float32.
 LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
 
 
@@ -222,13 +223,13 @@ class Gradients:
         """Whether dW is added to a sum."""
         return self.weight_sum_hbm is not None
 
-    def sums_bias_of(self, launch: LinearOperands) -> bool:
-        """Return whether db of the launch is summed from gradients of the logits before they are rounded."""
-        return self.bias_hbm is not None and launch.rounds_more_than_bias
+    def sums_bias_of(self, operands: LinearOperands) -> bool:
+        """Return whether db of the operands is summed from gradients of the logits before they are rounded."""
+        return self.bias_hbm is not None and operands.rounds_more_than_bias
 
     @classmethod
     def of_launch(
-        cls, launch: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
+        cls, operands: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
     ) -> Gradients:
         """Allocate the tensors, except for a sum that the caller has."""
 
@@ -237,13 +238,13 @@ class Gradients:
 
         weight_hbm = weight_sum_hbm
         if wanted.weight and weight_sum_hbm is None:
-            weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.weight_hbm.dtype)
-        input_dtype = nl.float32 if wanted.input_float32 else launch.input_hbm.dtype
+            weight_hbm = like("grad_weight_hbm", operands.weight_hbm, operands.weight_hbm.dtype)
+        input_dtype = nl.float32 if wanted.input_float32 else operands.input_hbm.dtype
         bias_hbm = None
-        if wanted.bias and launch.bias_hbm is not None:
-            bias_hbm = like("grad_bias_hbm", launch.bias_hbm, nl.float32)
+        if wanted.bias and operands.bias_hbm is not None:
+            bias_hbm = like("grad_bias_hbm", operands.bias_hbm, nl.float32)
         return cls(
-            input_hbm=like("grad_input_hbm", launch.input_hbm, input_dtype) if wanted.input else None,
+            input_hbm=like("grad_input_hbm", operands.input_hbm, input_dtype) if wanted.input else None,
             weight_hbm=weight_hbm,
             bias_hbm=bias_hbm,
             weight_sum_hbm=weight_sum_hbm,

@@ -109,7 +109,7 @@ class Ranking:
         return argmax.search(tiles, place, first_class_sbuf, known_sbuf, factor, not self.needs.has_exact_maxima)
 
 
-class TilePlace(NamedTuple):
+class _TilePlace(NamedTuple):
     """The place of a tile of a group.
 
     Attributes:
@@ -245,6 +245,23 @@ class ScoreTiles:
             unmasked_sbuf=ring(tile, 1)[0] if needs.counts_classes else None,
         )
 
+    def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
+        """Find which classes of a block are masked, and store how many are not, which is the same for all positions."""
+        moments = statistics.group.moments
+        if self.unmasked_sbuf is None or moments is None or moments.mean is None or moments.mean.counts_sbuf is None:
+            return
+        column_sbuf = moments.mean.counts_sbuf[:, :, column]
+        count_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar_reduce(
+            dst=self.unmasked_sbuf[:, 0 : classes.weight_sbuf.shape[2]],
+            data=classes.bias_sbuf,
+            op0=nl.greater_equal,
+            operand0=FLOAT32_LOWEST,
+            reduce_op=nl.add,
+            reduce_res=count_sbuf,
+        )
+        nisa.tensor_copy(dst=column_sbuf, src=count_sbuf.broadcast(1, column_sbuf.shape[1]))
+
     def open(
         self,
         start: int,
@@ -283,6 +300,10 @@ class ScoreTiles:
         self.waiting.take_all()
         return group
 
+    def _slot(self, first_bank: int) -> int:
+        """Return the buffer slot of a group."""
+        return first_bank // self.group_tiles % GROUPS
+
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
         """Store the maxima of a group in the statistics, from the maxima of its logits, and compute its tangents."""
         tiles = slice(group.start, group.start + group.tiles)
@@ -303,6 +324,41 @@ class ScoreTiles:
         else:
             row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 
+    def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
+        """Compute the tangents of a group, and the tangents of minus its maxima.
+
+        The maximum of the last tile is known only together with its logits. So the tangents of all maxima are computed
+        just before the tangents of the last tile.
+        """
+        for number in range(group.tiles):
+            if number == group.tiles - 1:
+                hyperbolic_tangents(column_sbuf, group.neg_max_sbuf, softcap)
+            hyperbolic_tangents(group.scores(number), group.logits(number), softcap)
+            if self.has_bias:
+                masked_tangents(group.scores(number), group.scores(number), group.logits(number))
+
+    def search(
+        self, group: ScoreGroup, argmax: Argmax, first_class_sbuf: nl.NkiTensor, column: int, first_bank: int
+    ) -> None:
+        """Add the passes of a group for the argmax to the waiting passes.
+
+        Args:
+            group: the group, whose maxima are known.
+            argmax: the argmax of the positions.
+            first_class_sbuf: the class of the first column of the group, float32 [128, 1].
+            column, first_bank: see :meth:`open`.
+
+        Raises:
+            ValueError: if no argmax is requested.
+        """
+        if self.ranking is None:
+            raise ValueError("linear_cross_entropy_forward: no argmax is asked for")
+        scores, place = [group.scores(number) for number in range(group.tiles)], Place(group.start, column)
+        slot = self._slot(first_bank)
+        search = self.ranking.search(argmax, scores, group.neg_max_sbuf, place, first_class_sbuf, slot)
+        for number in range(group.tiles):
+            self.waiting.add(SearchPass(search, number))
+
     def take_sums(
         self, group: ScoreGroup, classes: ClassTiles, statistics: PositionStatistics, column: int, first_bank: int
     ) -> None:
@@ -311,7 +367,7 @@ class ScoreTiles:
         The passes of the sums for the entropy are added to the waiting ones. See :meth:`open` for the arguments.
         """
         row, moments = statistics.group.statistics, statistics.group.moments
-        tiles = [TilePlace(number, Place(group.start + number, column)) for number in range(group.tiles)]
+        tiles = [_TilePlace(number, Place(group.start + number, column)) for number in range(group.tiles)]
         exponentials = [self._exponentials(first_bank + number, group) for number, _ in tiles]
         for number, place in tiles:
             row.take_sum(exponentials[number], group.scores(number), place)
@@ -347,59 +403,3 @@ class ScoreTiles:
             mean.take(scores_sbuf, None, group.part(self.scalar_terms_sbuf[slot]), place)
             return
         mean.take(scores_sbuf, group.part(self.unmasked_sbuf), group.part(self.vector_terms_sbuf[slot]), place)
-
-    def _slot(self, first_bank: int) -> int:
-        """Return the buffer slot of a group."""
-        return first_bank // self.group_tiles % GROUPS
-
-    def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
-        """Find which classes of a block are masked, and store how many are not, which is the same for all positions."""
-        moments = statistics.group.moments
-        if self.unmasked_sbuf is None or moments is None or moments.mean is None or moments.mean.counts_sbuf is None:
-            return
-        column_sbuf = moments.mean.counts_sbuf[:, :, column]
-        count_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar_reduce(
-            dst=self.unmasked_sbuf[:, 0 : classes.weight_sbuf.shape[2]],
-            data=classes.bias_sbuf,
-            op0=nl.greater_equal,
-            operand0=FLOAT32_LOWEST,
-            reduce_op=nl.add,
-            reduce_res=count_sbuf,
-        )
-        nisa.tensor_copy(dst=column_sbuf, src=count_sbuf.broadcast(1, column_sbuf.shape[1]))
-
-    def search(
-        self, group: ScoreGroup, argmax: Argmax, first_class_sbuf: nl.NkiTensor, column: int, first_bank: int
-    ) -> None:
-        """Add the passes of a group for the argmax to the waiting passes.
-
-        Args:
-            group: the group, whose maxima are known.
-            argmax: the argmax of the positions.
-            first_class_sbuf: the class of the first column of the group, float32 [128, 1].
-            column, first_bank: see :meth:`open`.
-
-        Raises:
-            ValueError: if no argmax is requested.
-        """
-        if self.ranking is None:
-            raise ValueError("linear_cross_entropy_forward: no argmax is asked for")
-        scores, place = [group.scores(number) for number in range(group.tiles)], Place(group.start, column)
-        slot = self._slot(first_bank)
-        search = self.ranking.search(argmax, scores, group.neg_max_sbuf, place, first_class_sbuf, slot)
-        for number in range(group.tiles):
-            self.waiting.add(SearchPass(search, number))
-
-    def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
-        """Compute the tangents of a group, and the tangents of minus its maxima.
-
-        The maximum of the last tile is known only together with its logits. So the tangents of all maxima are computed
-        just before the tangents of the last tile.
-        """
-        for number in range(group.tiles):
-            if number == group.tiles - 1:
-                hyperbolic_tangents(column_sbuf, group.neg_max_sbuf, softcap)
-            hyperbolic_tangents(group.scores(number), group.logits(number), softcap)
-            if self.has_bias:
-                masked_tangents(group.scores(number), group.scores(number), group.logits(number))

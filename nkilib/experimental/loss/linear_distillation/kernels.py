@@ -34,13 +34,14 @@ from nkilib.experimental.loss.linear_distillation.launch import (
     PairLaunch,
     PairOptions,
     PairUpstream,
+    PairVectors,
     PairWanted,
     backward_sizes,
     forward_sizes,
 )
 from nkilib.experimental.loss.linear_distillation.mixture.kept_visit import KeptVisit
 from nkilib.experimental.loss.linear_distillation.mixture.recomputed_visit import mixture_of_core
-from nkilib.experimental.loss.linear_distillation.mixture.sums import MixtureResults, MixtureStore, PairVectors
+from nkilib.experimental.loss.linear_distillation.mixture.sums import MixtureResults, MixtureStore
 from nkilib.experimental.loss.linear_distillation.validation import (
     validate_memory_limit,
     validate_mixture,

@@ -6,7 +6,8 @@ tiling.
 
 :class:`PairLaunch` has the operands of both models (:class:`ModelOperands`), the options (:class:`PairOptions`) and the
 results that are asked for (:class:`PairWanted`). A backward also receives results of the forward and upstream
-gradients, :class:`PairUpstream`. The sizes for a tiling are :func:`forward_sizes` and :func:`backward_sizes`, the
+gradients, :class:`PairUpstream`, and a second visit that recomputes the products the log-sum-exps of both models,
+:class:`PairVectors`. The sizes for a tiling are :func:`forward_sizes` and :func:`backward_sizes`, the
 options that take room or time :func:`pair_needs` and :func:`backward_needs`.
 
 A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
@@ -305,6 +306,34 @@ class PairUpstream:
             block.of(self.grad_divergence_hbm),
             None if self.grad_logprob_hbm is None else block.of(self.grad_logprob_hbm),
         )
+
+
+@dataclass(frozen=True)
+class PairVectors:
+    """The log-sum-exps of all positions over all classes, float32 [N] in HBM.
+
+    Attributes:
+        student_maximum_hbm, teacher_maximum_hbm: the largest z of each model.
+        student_log_sum_hbm, teacher_log_sum_hbm: log of the sum of exp(z - maximum).
+    """
+
+    student_maximum_hbm: nl.NkiTensor
+    student_log_sum_hbm: nl.NkiTensor
+    teacher_maximum_hbm: nl.NkiTensor
+    teacher_log_sum_hbm: nl.NkiTensor
+
+    def named(self) -> dict[str, nl.NkiTensor]:
+        """Return the vectors by the names of the arguments."""
+        return {
+            "student_maximum_hbm": self.student_maximum_hbm,
+            "student_log_sum_hbm": self.student_log_sum_hbm,
+            "teacher_maximum_hbm": self.teacher_maximum_hbm,
+            "teacher_log_sum_hbm": self.teacher_log_sum_hbm,
+        }
+
+    def of_positions(self, block: Block) -> PairVectors:
+        """Return views of some positions."""
+        return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 
 def pair_needs(launch: PairLaunch) -> PairNeeds:

@@ -35,9 +35,9 @@ from nkilib.experimental.loss.linear_distillation.launch import (
     PairLaunch,
     PairOptions,
     PairUpstream,
+    PairVectors,
     require_room,
 )
-from nkilib.experimental.loss.linear_distillation.mixture.sums import PairVectors
 from nkilib.nki import nisa, nl
 
 _INT32 = 2**31

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses and gradients of the positions of one core, where elements at targets are gathered and scattered.
+"""Losses and gradients of one core, where elements at targets are gathered and scattered; and the end of any forward.
 
-:func:`forward_of_core` and :func:`backward_of_core` are the loops. :class:`Results`, :class:`Sums`, :func:`weigh` and
-:func:`store_sums`, the end of a forward, serve :mod:`.few_classes` too.
+:class:`Results`, :class:`Sums`, :func:`weigh` and :func:`store_sums`, the end of a forward, serve :mod:`.few_classes`
+too. :func:`forward_of_core` and :func:`backward_of_core` are the loops over gathered elements.
 
 The gradient is zeros, over which one element for each position is written. The zeros of a block of rows are stored from
 one tile, in long runs; then the elements are scattered. The core that stores the zeros of a row also scatters into that
@@ -65,7 +65,10 @@ class Sums:
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """Write the losses -w x to ``dst_sbuf``, for elements x in ``values_sbuf`` and weights w in ``weight_sbuf``."""
+    """Write -w x to ``dst_sbuf``, with x in ``values_sbuf`` and the weights w in ``weight_sbuf``.
+
+    Those are losses where x are elements, and gradients where x are upstream gradients.
+    """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=values_sbuf,
@@ -142,14 +145,7 @@ def _gradients(elements: TargetElements, grad_sbuf: nl.NkiTensor, dtype: nl.DTyp
     An ignored target gets 0, whatever its upstream gradient is.
     """
     float32_sbuf = nl.ndarray(grad_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=float32_sbuf,
-        data=grad_sbuf,
-        op0=nl.multiply,
-        operand0=-1.0,
-        op1=nl.multiply,
-        operand1=elements.weight_sbuf,
-    )
+    weigh(float32_sbuf, grad_sbuf, elements.weight_sbuf)
     return cast(selected(float32_sbuf, elements.counts_sbuf), dtype)
 
 

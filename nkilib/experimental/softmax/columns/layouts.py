@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The ways in which columns come on chip and results go back to HBM: one source and one destination for each layout.
+"""The ways in which columns come on chip and results go back to HBM: a source for each layout (:class:`.plan.Layout`),
+and two destinations.
 
 A source (:class:`Source`) gives views of items, [columns, elements of the segment], in the order of the axis:
 
@@ -11,9 +12,11 @@ A source (:class:`Source`) gives views of items, [columns, elements of the segme
 - :class:`StridedSource`, for few inner indices: a partition holds an outer index with all its elements, so that a
   column is every I-th element of it; nothing is transposed.
 
-Sources load tiles ahead of the computation (:class:`LoadRing`). A destination (:class:`Results`) stores a part when it
-is complete: the Tensor engine transposes results back into a natural tile (:func:`natural_shape`), which has the layout
-of HBM, or, in the strided layout, they are there already. :func:`source_of` and :func:`results_of` choose by the plan.
+Sources load tiles ahead of the computation (:class:`LoadRing`; a :class:`LoadKey` names a load). A destination
+(:class:`Results`) stores a part when it is complete. In both transposed layouts (:class:`TransposedResults`) the Tensor
+engine transposes results back into a natural tile (:func:`natural_shape`), which has the layout of HBM; in the strided
+layout (:class:`StridedResults`) they are there already. Results that are not written over an input have
+:class:`OwnTiles`. :func:`source_of` and :func:`results_of` choose by the plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` computed by kernels that keep no logits.
+"""``linear_cross_entropy``: that of ``torch.nn.functional``, by kernels that keep no tensor of all logits.
 
 There are three ways to the loss: one launch in the forward and one in the backward; with ``memory_limit``, a single
 launch for loss and gradients, with three matrix products instead of four, where :func:`takes_one_launch` and
@@ -51,7 +51,7 @@ from nkilib.torch.losses.temperatures import number_and_tensor
 _PLAIN: Final = Product()
 # The meaning of ``ignore_index=None`` for class indices.
 _IGNORED: Final = -100
-# The least number of positions whose logits the kernel keeps.
+# The least number of positions whose logits the kernel keeps at a time, or all positions if there are fewer.
 _TILE: Final = 128
 
 

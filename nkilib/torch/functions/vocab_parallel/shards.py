@@ -3,12 +3,13 @@
 
 """The shards of a vocabulary that is spread over ranks: which rank has which classes, and statistics over all ranks.
 
-- :class:`VocabularyShards`: the classes of each rank, which :func:`shards_of_ranks` finds from :func:`group_place`
-  without asking the others;
+- :class:`VocabularyShards`: the classes of each rank, which :func:`shards_of_ranks` finds from this process's
+  :class:`GroupPlace` (:func:`group_place`) without asking the others;
 - :func:`unpadded_sizes`, :func:`without_padding`: columns that are no classes;
 - :func:`check_no_group`, :func:`check_whole`: arguments that say the same as a DTensor, or need a group;
-- :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces by
-  :func:`greatest_of_ranks` and :func:`sums_of_ranks`; :func:`product_or_zero` is for their summands.
+- :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces: sums by
+  :func:`sums_of_ranks`, whose summands :func:`product_or_zero` makes, maxima by :func:`greatest_of_ranks`, and the
+  argmax by itself. The scores and the distillation use the parts too.
 """
 
 from __future__ import annotations
@@ -353,6 +354,9 @@ def greatest_of_ranks(
     Claims and their negatives go through the same all-reduce: the greatest and the least value of each claim must be
     equal as float32, so integers above 2^24 that are close to each other pass as equal. The claims are a few numbers
     from the host in every call; they are not cached as a tensor, which might belong to a trace.
+
+    Raises:
+        ValueError: the ranks do not make the same claims; on the CPU only, and not under torch.compile.
     """
     own = torch.tensor(list(claims.values()), dtype=torch.float32, device=maximum.device)
     compared = own if marks is None else torch.cat([own, marks])

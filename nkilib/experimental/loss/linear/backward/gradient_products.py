@@ -234,7 +234,7 @@ class GradientProducts:
             return
         if round_.next_positions is not None:
             classes = round_.next_classes if round_.is_last else round_.classes
-            self.parts.streams.load_first_input(classes, round_.next_positions)
+            self.parts.streams.load_first_tile(classes, round_.next_positions)
             if not self.parts.plan.buffers.shares_memory:
                 self.parts.streams.load_second_inputs(round_.next_positions)
 

@@ -57,7 +57,7 @@ class LogitGradient:
         if self.parts.plan.buffers.shares_memory:
             loaded += streams.load_second_inputs(round_.positions)
         else:
-            loaded += [streams.next_inputs() for _ in range(1, streams.first_inputs(round_.positions))]
+            loaded += [streams.next_inputs() for _ in range(1, streams.opening_inputs(round_.positions))]
         return dict(enumerate(loaded))
 
     def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:

@@ -80,7 +80,7 @@ class _CoreBackward:
         if first is not None:
             streams.load_opening(first, positions)
         else:
-            streams.load_first_inputs(positions)
+            streams.load_inputs_alone(positions)
         if not blocks.has_first:
             self._clear()
 
@@ -100,7 +100,7 @@ class _CoreBackward:
     def run_cover(self, cover: ClassCover) -> None:
         """Go through all blocks of the core in a single loop."""
         self.shared.begin(cover.first)
-        self.shared.streams.load_first_inputs(self.shared.positions[0])
+        self.shared.streams.load_inputs_alone(self.shared.positions[0])
         self._clear()
         written_hbm = [
             gradient.gradient_hbm

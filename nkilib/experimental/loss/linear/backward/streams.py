@@ -8,9 +8,10 @@ buffers of all of them. Tiles that stream have separate ring buffers, or two hal
 (:class:`StreamMemory`).
 
 With many features W^T streams past X^T in slices of features (:class:`WeightSlices`). X^T of few positions stays;
-otherwise it streams too. Without slices, W^T of a block of classes stays in SBUF for its logits, and the next one is
-loaded only beside dX and dW, when the DMA engines have most to do. A slice is done after some microseconds, so W^T is
-loaded while it is multiplied, and X^T once for all blocks, or with W^T for each tile of classes.
+otherwise it streams too. Without slices, W^T of a block of classes stays in SBUF for its logits
+(:class:`PairBuffers`, loaded in parts, :class:`WeightPart`), and the next one is loaded only beside dX and dW, when the
+DMA engines have most to do. A slice is done after some microseconds, so W^T is loaded while it is multiplied, and X^T
+once for all blocks, or with W^T for each tile of classes. If logits are kept, they are loaded in place of X^T and W^T.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class WeightSlices:
     """The buffers of the slices of W^T, and of the X^T that they are multiplied with.
 
     Attributes:
-        launch, plan: the operands and the plan of the kernel.
+        operands, plan: the operands and the plan of the kernel.
         inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None if it streams.
         ring: slices of W^T, [128, tiles of features of a slice, classes of a tile of logits].
         input_ring: slices of X^T, as many as of W^T, [128, tiles of features of a slice, positions of a batch]; empty
@@ -148,7 +149,7 @@ class WeightSlices:
         staging: the staging memory for a W of another type.
     """
 
-    launch: LinearOperands
+    operands: LinearOperands
     plan: BackwardPlan
     inputs_sbuf: nl.NkiTensor | None
     ring: Ring
@@ -156,7 +157,7 @@ class WeightSlices:
     staging: Staging | None
 
     @classmethod
-    def make(cls, launch: LinearOperands, plan: BackwardPlan, staging: Staging | None) -> WeightSlices:
+    def make(cls, operands: LinearOperands, plan: BackwardPlan, staging: Staging | None) -> WeightSlices:
         """Allocate the memory; nothing is loaded yet."""
         slices, features = plan.buffers.weight_slices, min(TILES_OF_SLICE, plan.feature_tiles)
         inputs_sbuf, of_inputs = None, 0
@@ -164,16 +165,16 @@ class WeightSlices:
             of_inputs = slices
         else:
             shape = (PARTITIONS, plan.feature_tiles, plan.position_tiles * PARTITIONS)
-            inputs_sbuf = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf)
-        ring = Ring.of_sbuf(slices, (PARTITIONS, features, plan.classes_of_tile), launch.dtype)
+            inputs_sbuf = nl.ndarray(shape, dtype=operands.dtype, buffer=nl.sbuf)
+        ring = Ring.of_sbuf(slices, (PARTITIONS, features, plan.classes_of_tile), operands.dtype)
         batch = plan.tiles_of_batch * PARTITIONS
-        input_ring = Ring.of_sbuf(of_inputs, (PARTITIONS, features, batch), launch.dtype)
-        return cls(launch, plan, inputs_sbuf, ring, input_ring, staging)
+        input_ring = Ring.of_sbuf(of_inputs, (PARTITIONS, features, batch), operands.dtype)
+        return cls(operands, plan, inputs_sbuf, ring, input_ring, staging)
 
     @property
     def features(self) -> list[Span]:
         """The features of each slice."""
-        return cut(self.launch.num_features, TILES_OF_SLICE * PARTITIONS)
+        return cut(self.operands.num_features, TILES_OF_SLICE * PARTITIONS)
 
     def positions_of(self, positions: Span, tile: int) -> Span:
         """Return the span of the batch that begins with tile number ``tile`` of a block of positions.
@@ -188,14 +189,14 @@ class WeightSlices:
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
         """Load a slice of the classes of a tile of logits and of a batch of positions into the next buffers."""
         weight_sbuf = self.ring.next_tile()
-        has_classes_first = self.launch.has_classes_first
-        weight_hbm = classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1)
+        has_classes_first = self.operands.has_classes_first
+        weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
         matrix = Matrix(weight_hbm, not has_classes_first, self.staging)
         matrix.columns_of(features.first, features.size).load_transposed(weight_sbuf)
         if self.inputs_sbuf is not None:
             return Slice(weight_sbuf, self._kept_inputs(self.inputs_sbuf, positions, features))
         inputs_sbuf = self.input_ring.next_tile()
-        inputs = Matrix(self.launch.input_hbm).rows_of(positions.first, positions.size)
+        inputs = Matrix(self.operands.input_hbm).rows_of(positions.first, positions.size)
         inputs.columns_of(features.first, features.size).load_transposed(inputs_sbuf)
         return Slice(weight_sbuf, inputs_sbuf)
 
@@ -226,15 +227,15 @@ class WeightSlices:
         return slices
 
     def load_opening(self, classes: Block | None, positions: Span) -> None:
-        """Load the X^T that stays, and with it the first slices of a block, in the order in which they are needed."""
+        """Load X^T, if it stays, and with it the first slices of a block, in the order in which they are needed."""
         if self.inputs_sbuf is None:
             if classes is not None:
                 self.load_ahead(classes, positions)
             return
         self._restart()
         for number, features in enumerate(self.features):
-            matrix = Matrix(self.launch.input_hbm).columns_of(features.first, features.size)
-            whole = Span(0, self.launch.num_positions)
+            matrix = Matrix(self.operands.input_hbm).columns_of(features.first, features.size)
+            whole = Span(0, self.operands.num_positions)
             matrix.load_transposed(self._kept_inputs(self.inputs_sbuf, whole, features))
             if classes is not None and number < len(self._first_features):
                 self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
@@ -422,10 +423,10 @@ class BackwardStreams:
             self.load_weight(part)
         self.load_rows(classes, 0)
         if not self.plan.buffers.shares_memory:
-            for tile in range(1, self.first_inputs(positions)):
+            for tile in range(1, self.opening_inputs(positions)):
                 self.load_input(classes, 0, positions, tile)
 
-    def load_first_inputs(self, positions: Span) -> None:
+    def load_inputs_alone(self, positions: Span) -> None:
         """Load only the X^T that a block starts with; the block loads its classes itself."""
         if self.kept is not None:
             return
@@ -433,7 +434,7 @@ class BackwardStreams:
             self.slices.load_opening(None, positions)
             return
         self.restart_inputs()
-        for tile in range(1 if self.plan.buffers.shares_memory else self.first_inputs(positions)):
+        for tile in range(1 if self.plan.buffers.shares_memory else self.opening_inputs(positions)):
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
@@ -466,7 +467,7 @@ class BackwardStreams:
         if self.kept is not None:
             self._load_first_logits(classes, at, positions)
 
-    def load_first_input(self, classes: Block | None, positions: Span) -> None:
+    def load_first_tile(self, classes: Block | None, positions: Span) -> None:
         """Load the first tile of X^T of a block, or the first kept logits of ``classes``."""
         if self.kept is not None:
             if classes is not None:
@@ -480,14 +481,14 @@ class BackwardStreams:
         """Load the tiles of X^T of each operand pair after the first one, as many as there are buffers."""
         if self.kept is not None or self.plan.keeps_inputs:
             return []
-        return [self._load_transposed_input(positions, tile) for tile in range(1, self.first_inputs(positions))]
+        return [self._load_transposed_input(positions, tile) for tile in range(1, self.opening_inputs(positions))]
 
     def _load_first_logits(self, classes: Block, at: int, positions: Span) -> None:
         self.restart_inputs()
-        for tile in range(self.first_inputs(positions)):
+        for tile in range(self.opening_inputs(positions)):
             self.load_input(classes, at, positions, tile)
 
-    def first_inputs(self, positions: Span) -> int:
+    def opening_inputs(self, positions: Span) -> int:
         """Return how many tiles of X^T a block of positions starts with, the first one included."""
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 

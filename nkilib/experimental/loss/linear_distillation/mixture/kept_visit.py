@@ -295,7 +295,7 @@ class KeptVisit:
     def finish(self, totals: PairTotals) -> None:
         """End the first visit of a block of positions."""
         slot, tiles = self._next_slot, totals.tiles
-        slot.rows.of_tiles(tiles).of_totals(self.launch, totals.student, totals.teacher)
+        slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
         for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
             nisa.tensor_copy(dst=neg_max_sbuf[:, 0:tiles], src=model.neg_max_sbuf)
             model.scale.add_nan(neg_max_sbuf[:, 0:tiles])

@@ -21,13 +21,12 @@ from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logits import LogitTiles
 from nkilib.experimental.loss.linear.operands import Staging, load_input
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, group_tiles
-from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch
+from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch, PairVectors
 from nkilib.experimental.loss.linear_distillation.mixture.sums import (
     MixturePair,
     MixtureRows,
     MixtureSums,
     MixtureTerms,
-    PairVectors,
     ends_a_window,
 )
 from nkilib.nki import nisa, nl
@@ -231,7 +230,7 @@ class _RecomputedVisit:
         if opens:
             self.open()
         rows = self.rows.of_tiles(tiles)
-        log_sums = rows.of_vectors(self.launch, self.vectors, block)
+        log_sums = rows.take_vectors(self.launch, self.vectors, block)
         if tiles > 1:
             self._load_inputs(1, block.part(PARTITIONS, block.size - PARTITIONS))
         self.sums.clear()

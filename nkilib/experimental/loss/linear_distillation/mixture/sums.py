@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums that the second visit of a divergence from a mixture computes from the scores of both models, and the
-divergences.
+"""The second visit of a divergence from a mixture: per-row scalars, terms and sums of the scores of both models, and
+results.
 
-A second visit needs scalars of each row (:class:`MixtureRows`), computes the terms of a tile of scores
-(:class:`MixtureTerms`), adds them up (:class:`MixtureSums`), and stores divergences over all classes
-(:class:`MixtureStore`) or the sums over a shard of the vocabulary (:class:`MixtureResults`).
+A second visit makes scalars of each row (:class:`MixtureRows`) from the statistics of a first visit, or from the
+log-sum-exps of all positions (:class:`.launch.PairVectors`). It adds up, window by window (:class:`MixtureSums`,
+:func:`ends_a_window`), what it computes of each tile of scores (:class:`MixturePair`), the terms
+(:class:`MixtureTerms`), and stores the sums over a shard of the vocabulary (:class:`MixtureResults`) or the divergences
+over all classes (:class:`MixtureDivergences`, :class:`MixtureStore`).
 
 With the mixture M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
 
     log(M / Q) = softplus(x) + log(1 - beta)        log(M / P) = softplus(-x) + log(beta),
 
-so that each of the two divergences is a mean of a softplus, which is never negative, and loses nothing to cancellation
-however far the models are apart. A class that is masked in one model has a finite score that is far below all others:
+so that each of the two divergences is minus the mean of a softplus and a constant. The softplus is never negative, and
+as accurate however far the models are apart; what cancels against the constant where they are close,
+:class:`MixtureTerms` says. A class that is masked in one model has a finite score that is far below all others:
 its exponential is 0, so it adds nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1
 - beta)) times its probability.
 """
@@ -35,47 +38,19 @@ from nkilib.experimental.loss.linear_distillation.forward.pair_results import ad
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairPositions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUPS, SUMS
-from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
+from nkilib.experimental.loss.linear_distillation.launch import PairLaunch, PairVectors
 from nkilib.nki import nisa, nl
 
 # The largest z of the rows behind the last position: their exponentials are 0.
 _FAR_ABOVE = 2.0**100
 
 # The summands: e_student * log(M / Q), e_teacher * log(M / P), and the exponentials themselves.
-STUDENT_LOGS, TEACHER_LOGS, STUDENT_MASS, TEACHER_MASS = range(4)
+_STUDENT_LOGS, _TEACHER_LOGS, _STUDENT_MASS, _TEACHER_MASS = range(4)
 # A row behind the last position may have no mass.
 _LEAST_MASS = 2.0**-100
 
 
-@dataclass(frozen=True)
-class PairVectors:
-    """The log-sum-exps of all positions over all classes, float32 [N] in HBM.
-
-    Attributes:
-        student_maximum_hbm, teacher_maximum_hbm: the largest z of each model.
-        student_log_sum_hbm, teacher_log_sum_hbm: log of the sum of exp(z - maximum).
-    """
-
-    student_maximum_hbm: nl.NkiTensor
-    student_log_sum_hbm: nl.NkiTensor
-    teacher_maximum_hbm: nl.NkiTensor
-    teacher_log_sum_hbm: nl.NkiTensor
-
-    def named(self) -> dict[str, nl.NkiTensor]:
-        """Return the vectors by the names of the arguments."""
-        return {
-            "student_maximum_hbm": self.student_maximum_hbm,
-            "student_log_sum_hbm": self.student_log_sum_hbm,
-            "teacher_maximum_hbm": self.teacher_maximum_hbm,
-            "teacher_log_sum_hbm": self.teacher_log_sum_hbm,
-        }
-
-    def of_positions(self, block: Block) -> PairVectors:
-        """Return views of some positions."""
-        return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
-
-
-def log_odds(beta: float) -> float:
+def _log_odds(beta: float) -> float:
     """Return log(beta / (1 - beta))."""
     return log(beta) - log1p(-beta)
 
@@ -151,7 +126,7 @@ class MixtureRows:
             opposite_sbuf = self.opposite_scale.rows_sbuf
             nisa.tensor_scalar(dst=opposite_sbuf, data=student.rows_sbuf, op0=nl.multiply, operand0=-1.0)
 
-    def of_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
+    def take_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
         """Compute the scalars from the statistics of a first visit."""
         self._keep_scales(student.scale, teacher.scale)
         for bias_sbuf, totals in ((self.student_bias_sbuf, student), (self.teacher_bias_sbuf, teacher)):
@@ -169,7 +144,7 @@ class MixtureRows:
         student.scale.take_sum(center_sbuf, center_sbuf, log_ratio(_exponentials(teacher), _exponentials(student)))
         self._finish(launch)
 
-    def of_vectors(self, launch: PairLaunch, vectors: PairVectors, block: Block) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    def take_vectors(self, launch: PairLaunch, vectors: PairVectors, block: Block) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         """Compute the scalars of a block of positions from vectors of all.
 
         Returns:
@@ -199,7 +174,7 @@ class MixtureRows:
 
     def _finish(self, launch: PairLaunch) -> None:
         """Compute b and -b from lse_teacher - lse_student, in place."""
-        odds = log_odds(launch.options.beta)
+        odds = _log_odds(launch.options.beta)
         nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
 
@@ -244,7 +219,7 @@ class MixtureSums:
     def place(self, which: int, tile: int, step: Step) -> nl.NkiTensor:
         """Return the place of one sum of a tile of positions and a block of classes, [128, 1].
 
-        ``which`` is the sum, such as ``STUDENT_MASS``.
+        ``which`` is the sum, such as ``_STUDENT_MASS``.
         """
         column = _column(step)
         return self.columns_sbuf[:, which, tile, column : column + 1]
@@ -420,8 +395,8 @@ class MixtureTerms:
         """Compute the exponentials of both models, and their sums."""
         of_tile = slice(pair.tile, pair.tile + 1)
         for scale, scores_sbuf, bias_sbuf, which in (
-            (rows.student_scale, pair.student_sbuf, rows.student_bias_sbuf, STUDENT_MASS),
-            (rows.teacher_scale, pair.teacher_sbuf, rows.teacher_bias_sbuf, TEACHER_MASS),
+            (rows.student_scale, pair.student_sbuf, rows.student_bias_sbuf, _STUDENT_MASS),
+            (rows.teacher_scale, pair.teacher_sbuf, rows.teacher_bias_sbuf, _TEACHER_MASS),
         ):
             nisa.activation(
                 dst=scores_sbuf,
@@ -438,8 +413,8 @@ class MixtureTerms:
         """Compute the sums of the logs times the exponentials, once both are computed."""
         beta = self.launch.options.beta
         for logs_sbuf, constant, exponentials_sbuf, which in (
-            (pair.student_logs_sbuf, log1p(-beta), pair.student_sbuf, STUDENT_LOGS),
-            (pair.teacher_logs_sbuf, log(beta), pair.teacher_sbuf, TEACHER_LOGS),
+            (pair.student_logs_sbuf, log1p(-beta), pair.student_sbuf, _STUDENT_LOGS),
+            (pair.teacher_logs_sbuf, log(beta), pair.teacher_sbuf, _TEACHER_LOGS),
         ):
             sum_of_products(logs_sbuf, constant, nl.add, exponentials_sbuf, sums.place(which, pair.tile, step))
 
@@ -486,8 +461,8 @@ class MixtureResults:
         terms: list[nl.NkiTensor] = []
         masses: list[nl.NkiTensor] = []
         for logs, mass, log_sum_sbuf in (
-            (STUDENT_LOGS, STUDENT_MASS, log_sums[0]),
-            (TEACHER_LOGS, TEACHER_MASS, log_sums[1]),
+            (_STUDENT_LOGS, _STUDENT_MASS, log_sums[0]),
+            (_TEACHER_LOGS, _TEACHER_MASS, log_sums[1]),
         ):
             inverse_sbuf = float32_like(log_sum_sbuf)
             nisa.activation(dst=inverse_sbuf, op=nl.exp, data=log_sum_sbuf, scale=-1.0)
@@ -529,8 +504,8 @@ class MixtureDivergences:
     def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
         """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
         beta = launch.options.beta
-        moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
-        teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
+        moment_sbuf = _divergence(sums_sbuf[:, _STUDENT_LOGS], sums_sbuf[:, _STUDENT_MASS])
+        teacher_sbuf = _divergence(sums_sbuf[:, _TEACHER_LOGS], sums_sbuf[:, _TEACHER_MASS])
         nisa.tensor_scalar(dst=teacher_sbuf, data=teacher_sbuf, op0=nl.multiply, operand0=beta)
         divergence_sbuf = float32_like(teacher_sbuf)
         nisa.scalar_tensor_tensor(

@@ -9,7 +9,7 @@ down:
 
 - ``run``: checks, allocates and runs the passes of a core; a kernel passes names, tensors and a loss definition;
 - ``definition``: the interface of a loss definition, three functions of tiles;
-- ``results``: the destinations of losses, and the product of any loss with a weight;
+- ``results``: the destinations of losses; and the definition of any loss times a weight;
 - ``stream``: tiles of the tensors, loaded ahead; ``tiling``: the choice of their sizes;
 - ``host``: the registry entry of an elementwise loss, its work, and its float64 results with accepted errors.
 """

@@ -6,7 +6,7 @@
 The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
 cuts each tile into pieces; a weight may also have one value per row or per column (:mod:`.stream`). For a piece a loss
 definition computes the losses, and their derivatives with respect to each of the tensors. The skeleton handles
-streams, sums, upstream gradients, weights and stores (:mod:`.run`, :mod:`.results`).
+streams, upstream gradients (:mod:`.run`), sums, stores and the product with a weight (:mod:`.results`).
 
 :class:`LossDefinition` is the interface; it takes a :class:`Piece`, passes losses to :class:`Losses` (as an
 :class:`Activation`, a :class:`Combination` or a product) and returns each :class:`Derivative`. :data:`INPUT`,

@@ -3,9 +3,12 @@
 
 """The destinations of the losses of an elementwise loss, stored or summed, and the product of a loss with a weight.
 
-The losses of a piece go to a tile or to the sums of its runs; those of a core to a tensor of losses or to their sum
-(:func:`destination_of`). A run is a range of columns whose losses an accumulator adds up before it is read.
-:func:`weighted` makes the definition of a loss times a weight for each element.
+The losses of a piece go to a tile (:class:`TileOfLosses`) or to the sums of its runs (:class:`SumsOfLosses`); those of
+a core to a tensor of losses (:class:`StoredLosses`) or to their sum (:class:`SummedLosses`): :func:`destination_of`. A
+run is a range of columns whose losses an accumulator adds up before it is read.
+
+:class:`Weighted` is the definition of a loss times a weight for each element; :func:`weighted` makes it if there is a
+weight. It stands beside :class:`TileOfLosses`, which takes the losses before they are multiplied.
 """
 
 from __future__ import annotations
