@@ -32,7 +32,7 @@ VARIABLE = "NKILIB_BOTH_WAYS"
 _BY_CHANCE = re.compile(r"core,? \d|got '?\d'?$|NkiScalar\(\w+|0x[0-9a-f]+")
 
 _counts: Counter[str] = Counter()
-_compute = launches._run
+_compute = launches._run_unreplayed
 
 
 class Verdict(NamedTuple):
@@ -95,7 +95,7 @@ def _run_both_ways(
 
 def pytest_configure() -> None:
     os.environ["NKILIB_REPLAY"] = "0"  # a launch that is replayed does not run as today
-    launches._run = _run_both_ways
+    launches._run_unreplayed = _run_both_ways
 
 
 @pytest.hookimpl(trylast=True)
