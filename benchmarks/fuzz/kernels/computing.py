@@ -131,7 +131,10 @@ def reducing(maker: Maker) -> None:
     )
     if "bias=" in line and maker.chance(0.5):
         line = line.replace(f"bias={line.split('bias=')[1].split(', scale')[0]}, ", "")
-    keep(maker, place, line)
+    if (into.rows, into.columns) == (place.rows, place.columns):
+        keep(maker, place, line)
+    else:
+        maker.add(line)  # of a new tile the rest has no content, so that no later line may read it
 
 
 def select(maker: Maker) -> None:
