@@ -4,12 +4,13 @@
 """The common parts of random calls: dtypes, machines and sums; targets and reductions of losses over positions.
 
 :func:`machine` and :func:`dtype_of` draw for every family; :func:`sum_error`, :func:`stored` and :func:`summed` bound
-errors. A :class:`Recipe` holds the options of a loss over positions, :func:`drawn_targets` draws its targets, and
-:func:`reduced` reduces its expected results.
+errors. :func:`gradients_of_layer` is for losses of hidden states. A :class:`Recipe` holds the options of a loss over
+positions, :func:`drawn_targets` draws its targets, and :func:`reduced` reduces its expected results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import expm1
 from typing import Any, Final
@@ -18,11 +19,13 @@ import numpy as np
 import torch
 
 from benchmarks.fuzz.call import Expected
-from benchmarks.fuzz.draw import DTYPES, Array, Draw
+from benchmarks.fuzz.draw import DTYPES, Array, Draw, array_of, numpy_dtype
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss
 
 REDUCTIONS: Final = ("mean", "sum", "none")
+# What may get a gradient of hidden states and an output layer, and the name of its gradient in the reference.
+OF_LAYER: Final = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"}
 
 
 def machine(draw: Draw) -> dict[str, Any]:
@@ -57,6 +60,28 @@ def summed(values: Array, errors: Array) -> tuple[float, float]:
     """A float32 sum by PyTorch: its value and its largest error."""
     cost = sum_error(values.size) * (np.abs(values) + errors).sum()
     return float(values.sum()), float(errors.sum() + cost)
+
+
+def gradients_of_layer(
+    given: Mapping[str, torch.Tensor], gradients: Mapping[str, tuple[Array, Array]]
+) -> dict[str, Expected]:
+    """Return the expected gradients of hidden states and an output layer, that of the weight added to its sum if one is
+    given.
+
+    Args:
+        given: the tensors of the call.
+        gradients: value and error of each gradient in float32, by the name of the argument.
+    """
+    computed = {}
+    for name, (value, error) in gradients.items():
+        if name == "linear_weight" and "grad_weight_sum" in given:
+            total = value + array_of(given["grad_weight_sum"]).astype(np.float64)
+            computed["grad_weight_sum"] = Expected(total, error + 2.0**-24 * np.abs(total), np.float32)
+            continue
+        shape, dtype = given[name].shape, numpy_dtype(given[name].dtype)
+        error = stored(value, error, dtype)
+        computed[f"grad_{name}"] = Expected(value.reshape(shape), error.reshape(shape), dtype)
+    return computed
 
 
 # Results of return_outputs that have a derivative, and loss.

@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.common import drawn_targets, dtype_of, machine, stored, summed
+from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, tensor_of
+from benchmarks.fuzz.families.common import (
+    OF_LAYER,
+    drawn_targets,
+    dtype_of,
+    gradients_of_layer,
+    machine,
+    summed,
+)
 from benchmarks.fuzz.families.linear_cross_entropy import operands, sizes
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
@@ -31,7 +38,6 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
 )
 
 _MODULE: Final = "LinearDistillationLoss"
-_GRADIENTS: Final = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"}
 # What a module's constructor does not take, and a call of it only by name.
 _BY_NAME: Final = ("linear_bias", "teacher_bias", "row_weight", "grad_weight_sum")
 # Of both models together, in float32.
@@ -61,7 +67,7 @@ def drawn(draw: Draw, function: str) -> Call:
             arguments[name] = tensor_of(normal(draw, classes))
     if draw.chance(0.3):
         arguments["row_weight"] = tensor_of(np.abs(normal(draw, *shape)))
-    wanted = tuple(gradient for gradient in _GRADIENTS if gradient in arguments and draw.chance(0.85)) or (
+    wanted = tuple(gradient for gradient in OF_LAYER if gradient in arguments and draw.chance(0.85)) or (
         "linear_weight",
     )
     is_summed = "linear_weight" in wanted and draw.chance(0.2)
@@ -214,22 +220,12 @@ class _Reference:
     def _gradients(self, results: Results) -> dict[str, Expected]:
         if not results.upstream:
             return {}
-        upstream, is_summed = self._upstream(results), "grad_weight_sum" in self._given
         exact, bounds = pair_gradients_and_bounds(
             self._problem,
-            upstream,
+            self._upstream(results),
             errors=StatisticsErrors.of_forward(self._bounds),
             input_dtype=np.float32,
             weight_dtype=np.float32,
         )
-        computed = {}
-        for name in self._wanted:
-            value, error = getattr(exact, _GRADIENTS[name]), getattr(bounds, _GRADIENTS[name])
-            if name == "linear_weight" and is_summed:
-                total = value + array_of(self._given["grad_weight_sum"]).astype(np.float64)
-                computed["grad_weight_sum"] = Expected(total, error + 2.0**-24 * np.abs(total), np.float32)
-                continue
-            shape, dtype = self._given[name].shape, numpy_dtype(self._given[name].dtype)
-            error = stored(value, error, dtype)
-            computed[f"grad_{name}"] = Expected(value.reshape(shape), error.reshape(shape), dtype)
-        return computed
+        gradients = {name: (getattr(exact, OF_LAYER[name]), getattr(bounds, OF_LAYER[name])) for name in self._wanted}
+        return gradients_of_layer(self._given, gradients)

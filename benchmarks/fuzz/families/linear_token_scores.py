@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.common import drawn_targets, dtype_of, machine, stored
+from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, tensor_of
+from benchmarks.fuzz.families.common import OF_LAYER, drawn_targets, dtype_of, gradients_of_layer, machine
 from benchmarks.fuzz.families.linear_cross_entropy import argmax_within, of_entropy, operands, sizes
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
@@ -31,7 +31,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
 
 _OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 _DIFFERENTIABLE: Final = ("logprob", "entropy", "lse")
-_GRADIENTS: Final = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"}
 
 
 def drawn(draw: Draw, function: str) -> Call:
@@ -56,7 +55,7 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     if draw.chance(0.4):
         arguments["linear_bias"] = tensor_of(normal(draw, classes))
-    wanted = tuple(gradient for gradient in _GRADIENTS if gradient in arguments and draw.chance(0.85)) or (
+    wanted = tuple(gradient for gradient in OF_LAYER if gradient in arguments and draw.chance(0.85)) or (
         "linear_weight",
     )
     is_summed = "linear_weight" in wanted and draw.chance(0.2)
@@ -162,18 +161,11 @@ class _Reference:
             name: gradient.astype(np.float64).reshape(-1) for name, gradient in results.upstream.items()
         }
         (exact, bounds), further = self._exact_gradients(inputs), self._of_statistics(inputs)
-        computed = {}
+        gradients = {}
         for name in self._wanted:
-            value = getattr(exact, _GRADIENTS[name])
-            error = getattr(bounds, _GRADIENTS[name]) + getattr(further, _GRADIENTS[name])
-            if name == "linear_weight" and "grad_weight_sum" in self._given:
-                total = value + array_of(self._given["grad_weight_sum"]).astype(np.float64)
-                computed["grad_weight_sum"] = Expected(total, error + 2.0**-24 * np.abs(total), np.float32)
-                continue
-            shape, dtype = self._given[name].shape, numpy_dtype(self._given[name].dtype)
-            error = stored(value, error, dtype)
-            computed[f"grad_{name}"] = Expected(value.reshape(shape), error.reshape(shape), dtype)
-        return computed
+            value, *errors = (getattr(group, OF_LAYER[name]) for group in (exact, bounds, further))
+            gradients[name] = value, sum(errors)
+        return gradients_of_layer(self._given, gradients)
 
     def _size(self, arguments: dict[str, Array]) -> Array:
         """Return the size of the upstream gradient of each position's log-probability."""
