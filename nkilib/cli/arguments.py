@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments that commands share: the parser, names of types, the arguments of a modelled launch, and output files.
+"""Arguments and output that commands share: the parser, names of types, arguments of a launch, output files, folded lines.
 
-:class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code.
+:class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code, and
+:func:`folded` folds prose into lines of :data:`MOST_COLUMNS`.
 :func:`dtype_name` and :func:`positive` read single values: a type, also by a short name (:data:`SHORT_DTYPES`), and a
 positive integer. :func:`add_launch_arguments` adds the arguments of a launch, among them its type (:data:`DTYPES`), and
 :func:`reason_against_profiles` tells whether one can be modelled. :func:`output_file` and :func:`picture_file` check
@@ -15,10 +16,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+MOST_COLUMNS = 88
+"""The width of tables and prose that commands print; long names, such as those of files, may be wider."""
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
 # The types of the tensors of a launch.
 DTYPES = ("bfloat16", "float32", "float16")
@@ -113,6 +117,23 @@ def fail(command: str, message: str) -> int:
     """Print an error of a command, and return the exit code with which it ends."""
     print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
     return 1
+
+
+def folded(text: str, head: str = "", indent: int | None = None) -> str:
+    """Return ``head`` and ``text`` in lines of at most :data:`MOST_COLUMNS`; words are never divided.
+
+    Args:
+        text: one line or several; each is folded by itself.
+        head: the begin of the first line.
+        indent: the spaces before the other lines; None: the width of ``head``.
+    """
+    space = " " * (len(head) if indent is None else indent)
+    lines: list[str] = []
+    for line in text.splitlines():
+        fold = textwrap.TextWrapper(MOST_COLUMNS, break_long_words=False, break_on_hyphens=False)
+        fold.initial_indent, fold.subsequent_indent = space if lines else head, space
+        lines += fold.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def output_file(text: str) -> str:
