@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments and output that commands share: the parser, names of types, arguments of a launch, output files, folded lines.
+"""Arguments and output that commands share: the parser, types, arguments of a launch, output files, and folded lines.
 
 :class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code, and
 :func:`folded` folds prose into lines of :data:`MOST_COLUMNS`.
