@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MOST_COLUMNS = 88
 """The width of tables and prose that commands print; long names, such as those of files, may be wider."""
@@ -48,8 +49,18 @@ SHORT_DTYPES = {
 _DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
 
 
+class _Formatter(argparse.HelpFormatter):
+    """The formatter of argparse in lines of at most :data:`MOST_COLUMNS`, also on a wider terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, MOST_COLUMNS))
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that prints an error and names ``--help``, where argparse prints the usage, which has 20 lines here."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Formatter, **options})
 
     def error(self, message: str) -> NoReturn:
         """Print the error on stderr and end the process with 2.
@@ -94,7 +105,9 @@ def add_launch_arguments(
         "--direction",
         choices=_DIRECTIONS,
         default=_DIRECTIONS[0] if is_required else None,
-        help=f"default {_DIRECTIONS[0]}; forward_backward with --features, mixture with --family linear_distillation",
+        metavar="NAME",
+        help="forward (default), backward, forward_backward (with --features) or mixture (with --family "
+        "linear_distillation)",
     )
     command.add_argument(
         "--target", choices=targets, default="trn2" if is_required else None, help="hardware generation (default trn2)"

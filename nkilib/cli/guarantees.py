@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nkilib.base.guarantee import Guarantee
+from nkilib.cli.arguments import folded
 from nkilib.experimental.public_kernels import guarantee_of, public_kernels
 
 _PROMISES: Final = ("kernel", "elements", "sums", "repeatable", "same on 1 and 2 cores", "in place", "workspace, bytes")
@@ -55,7 +56,7 @@ def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
     width = max(map(len, facts))
     for fact, text in facts.items():
         if text:
-            yield f"  {fact:<{width}}  {text}"
+            yield folded(text, f"  {fact:<{width}}  ")
 
 
 def as_text() -> str:

@@ -20,7 +20,7 @@ from .named_kernel import ValueRefusedError, arguments_of
 
 _LISTED = 10
 _CORES = 2
-_WIDTHS = (19, 10, 10)  # of the columns with sizes
+_LEAST_WIDTH = 10  # of a column with sizes
 
 
 class TriedTiling(NamedTuple):
@@ -90,7 +90,7 @@ def main(options: argparse.Namespace) -> int:
         return fail("tune", refused[0])
     print(f"{kernels.kernel} on {_CORES} cores of {options.target}: modelled, not measured")
     names = type(chosen)._fields
-    widths = [max(len(name), width) for name, width in zip(names, _WIDTHS, strict=False)]
+    widths = [max(len(name), _LEAST_WIDTH) for name in names]
     print(f"{_columns(names, widths)} {'us':>12} {'times bound':>11}")
     for place, entry in enumerate(tried):
         if place < _LISTED or entry.tiling == chosen:

@@ -303,7 +303,8 @@ def _seconds(text: str) -> float:
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, help="kinds of steps (default: all)")
+    kinds = f"kinds of steps: {', '.join(_KINDS)} (default: all)"
+    command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, metavar="KIND", help=kinds)
     command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this text")
     command.add_argument("--quick", action="store_true", help="a few steps of each kind: run these first")
     command.add_argument("--list", action="store_true", help="list the steps without running them")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from nkilib.cli.arguments import MOST_COLUMNS
 from nkilib.cli.main import main
 from nkilib.experimental.loss import Tiling, choose_linear_tiling, choose_tiling, cross_entropy_forward
 from nkilib.experimental.loss.profiling import profile_launch
@@ -37,6 +38,14 @@ def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.Capture
     arguments = spec((512, 32128), nl.bfloat16), spec((512,), nl.int32)
     profiled = profile(cross_entropy_forward[2], *arguments, **chosen._asdict())
     assert marked[2] == f"{profiled.time_us:,.1f}" and marked[3] == f"{profiled.fraction_of_bound:.3f}"
+
+
+def test_the_longest_names_fit_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--family", "linear_distillation", "--features", "128", "--teacher-features", "128")
+    sizes = ("--position-block", "128", "--class-block", "256")
+    code, lines, _ = command(capsys, "--positions", "128", "--vocab", "256", *options, *sizes)
+    assert code == 0 and any(line.endswith("  choose_linear_distillation_tiling") for line in lines)
+    assert max(map(len, lines)) <= MOST_COLUMNS
 
 
 def test_every_tiling_that_is_asked_for_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
