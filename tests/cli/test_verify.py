@@ -25,7 +25,7 @@ from nkilib.verify.registry import KINDS, all_steps, step_named
 from nkilib.verify.runner import Entry, Remaining, Report, Settings
 from nkilib.verify.step import Status, Step
 from tests.cli.test_command_line import ended
-from tests.fresh_python import with_checkout
+from tests.fresh_python import CHECKOUT, with_checkout
 from tests.hangs import HANG_SECONDS
 
 FIRST = "nkilib verify ON THE SIMULATOR"
@@ -199,6 +199,12 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
         assert (process.returncode, err) == (code, said)
     assert verify(report, "--quick", "--step", "outside") == 0
     assert json.loads(report.read_text())["summary"] == {"as expected": 1}
+
+
+def test_the_page_has_the_numbers_of_steps() -> None:
+    page = (CHECKOUT / "docs" / "how_to" / "verify_on_a_device.md").read_text(encoding="utf-8")
+    for name, is_quick in (("`--quick`", True), ("all", False)):
+        assert f"| {name} | {sum(map(len, all_steps(quick_only=is_quick).values()))} |" in page
 
 
 def test_the_list_names_every_step_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
