@@ -45,6 +45,8 @@ _PACKAGES: Final = (
 )
 # The spaces before the lines below the status of a step.
 _INDENT: Final = 13
+# The columns of the line of the step that runs: a terminal of 80 does not fold it.
+_LIVE: Final = 79
 _MINUTE, _HOUR = 60.0, 3600.0
 
 
@@ -182,13 +184,11 @@ class _Printer:
 
     def begin(self, name: str, rest: Remaining) -> None:
         """Show the step that begins, on a terminal."""
-        if self._is_terminal:
-            print(f"\r{f'{_rest(rest)}; now: {name} ...'[:79]:79}\r", end="", file=sys.stderr, flush=True)
+        self._show(f"{_rest(rest)}; now: {name} ...")
 
     def end(self, name: str, entry: Entry, rest: Remaining) -> None:
         """Print the result of a step: its line, and its findings below."""
-        if self._is_terminal:
-            print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)
+        self.clear()
         text = f"{name} ({entry.seconds:.1f} s; {_rest(rest) if rest.steps else 'the last one'})"
         print(folded(text, f"{entry.status.value:<{_INDENT - 1}} "))
         lines = entry.text.splitlines()
@@ -198,6 +198,14 @@ class _Printer:
             print(folded(self._estimate(rest.steps, rest.seconds)))
         self._is_first = False
         sys.stdout.flush()
+
+    def clear(self) -> None:
+        """Remove the line of the step that runs."""
+        self._show("")
+
+    def _show(self, text: str) -> None:
+        if self._is_terminal:
+            print(f"\r{text[:_LIVE]:{_LIVE}}\r", end="", file=sys.stderr, flush=True)
 
     def _estimate(self, steps: int, seconds: float) -> str:
         others = f"{_counted(steps)} {'is' if steps == 1 else 'are'} left"
@@ -254,6 +262,7 @@ def _run(options: argparse.Namespace, place: LaunchPlace, steps: dict[str, list[
         with _ending_as_by_ctrl_c():
             run_steps(steps, Settings(place, _target(options), options.timeout), report, printer)
     except KeyboardInterrupt:
+        printer.clear()
         done = sum(map(report.has, names))
         print(f"interrupted after {done} of {_counted(len(names))}; the same command goes on", file=sys.stderr)
         return INTERRUPTED

@@ -180,6 +180,26 @@ def test_ctrl_c_ends_in_one_line(
     assert "3 as expected" in capsys.readouterr().out
 
 
+def test_a_terminal_shows_the_step_that_runs(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    steps_end: Callable[..., None],
+) -> None:
+    """Its line is gone before anything else is printed."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    steps_end(step2=KeyboardInterrupt)
+    assert verify(tmp_path / "r.json", "--step", "outside") == 130
+    *lines, last = capsys.readouterr().err.split("\r")
+    shown = [line.rstrip() for line in lines if line]
+    now = [
+        "3 left; now: log outside its range ...",
+        "2 left, about 4 s; now: an index outside the view, inside the tensor ...",
+    ]
+    assert shown == [now[0], "", now[1], ""] and all(len(line) in (0, 79) for line in lines)
+    assert last == "interrupted after 1 of 3 steps; the same command goes on\n"
+
+
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     """Whether it had time to tidy up, as after SIGTERM, or not."""
     report = tmp_path / "r.json"
