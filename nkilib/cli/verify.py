@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -113,12 +113,12 @@ def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
     }
 
 
-def _opened(options: argparse.Namespace, place: LaunchPlace) -> Report:
-    """Return the report of a new run, or of the run that goes on; print why if a run starts anew beside a report.
+def _opened(options: argparse.Namespace, place: LaunchPlace) -> tuple[Report, str]:
+    """Return the report of a new run, or of the run that goes on; and why a run starts anew beside a report, if so.
 
     Raises:
-        ReportError: the file is no report, or ``--resume`` is given and there is no run to go on with.
-        OSError: the report cannot be written.
+        ReportError: the file is no report or cannot be written, or ``--resume`` is given and there is no run to go on
+            with.
     """
     from nkilib.verify.runner import Report, ReportError
 
@@ -129,25 +129,24 @@ def _opened(options: argparse.Namespace, place: LaunchPlace) -> Report:
             raise ReportError(f"--resume needs the report of a run, but there is no {path}; run without --resume first")
         report = Report(path, header)
         report.save()
-        return report
+        return report, ""
     report = Report.opened(path)
-    differences = report.differences(header)
+    differences = "; ".join(report.differences(header))
+    note = ""
     if options.resume and differences:
         raise ReportError(
-            f"--resume needs a report with the same versions, but {path} is of another run: {'; '.join(differences)}. "
-            "Run without --resume, or name another file with --report"
+            f"--resume needs a report with the same versions, but {path} is of another run: {differences}. Run without "
+            "--resume, or name another file with --report"
         )
     if differences or options.fresh:
-        why = f"{path} is of another run: {'; '.join(differences)}." if differences else "As asked for,"
-        print(
-            folded(f"{why} {'T' if differences else 't'}his run starts anew; that report is {report.put_aside()} now.")
-        )
+        why = f"{path} is of another run: {differences}." if differences else "--fresh is given."
+        note = f"{why} This run starts anew; the old report is {report.put_aside()} now."
         report = Report(path, header)
     report.header = header
     if options.again:
         report.without_bad_ends()
     report.save()
-    return report
+    return report, note
 
 
 def _duration(seconds: float) -> str:
@@ -216,6 +215,10 @@ class _Printer:
         return text
 
 
+def _same_command(options: argparse.Namespace) -> str:
+    return "the same command without --fresh" if options.fresh else "the same command"
+
+
 def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report: Report) -> _Printer:
     """Print what will run and what remains of it, and return the printer of its steps."""
     from nkilib.verify.runner import remaining
@@ -231,7 +234,8 @@ def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report:
         print(folded(f"{done} ended in an earlier run with the same versions: {left}"))
     elif is_long:
         print(folded(f"Begin with --quick: it runs {quick_steps} of them, the most important ones."))
-    print(folded(f"Report: {report.path}. Ctrl-C stops the run; the same command goes on with it."))
+    goes_on = f"{_same_command(options)} goes on with it"
+    print(folded(f"Report: {report.path}. Ctrl-C stops the run; {goes_on}."))
     if rest.steps and rest.seconds is None:
         print("The first step tells how long the others may take ...", flush=True)
     return _Printer(quick_steps if is_long else 0, rest.seconds is None)
@@ -264,7 +268,8 @@ def _run(options: argparse.Namespace, place: LaunchPlace, steps: dict[str, list[
     except KeyboardInterrupt:
         printer.clear()
         done = sum(map(report.has, names))
-        print(f"interrupted after {done} of {_counted(len(names))}; the same command goes on", file=sys.stderr)
+        same = _same_command(options)
+        print(f"interrupted after {done} of {_counted(len(names))}; {same} goes on", file=sys.stderr)
         return INTERRUPTED
     counts = ", ".join(f"{number} {status}" for status, number in report.counts(names).items())
     print(f"{counts}, in {_duration(time.monotonic() - start)}.")
@@ -285,18 +290,21 @@ def main(options: argparse.Namespace) -> int:
     """Run the steps; return 0, 1 if a result is not as expected, 2 if nothing can run."""
     from nkilib.verify.runner import CannotRunError, ReportError, chosen_place, writing_alone
 
-    try:
-        place = chosen_place(options.on)
-        steps = _chosen_steps(options)
-        if options.list:
-            return _list(steps)
-        with writing_alone(options.report):
-            print(folded(place.first_line))
-            return _run(options, place, steps, _opened(options, place))
-    except (CannotRunError, ReportError, ImportError, ValueError) as error:
-        return _cannot(str(error))
-    except OSError as error:
-        return _cannot(f"the report must be writable: {error}; name another file with --report")
+    with ExitStack() as stack:
+        try:
+            place = chosen_place(options.on)
+            steps = _chosen_steps(options)
+            if options.list:
+                return _list(steps)
+            stack.enter_context(writing_alone(options.report))
+            report, note = _opened(options, place)
+        except (CannotRunError, ReportError, ImportError, ValueError) as error:
+            return _cannot(str(error))
+        print(folded("\n".join(filter(None, (place.first_line, note)))))
+        try:
+            return _run(options, place, steps, report)
+        except ReportError as error:  # of a full disk, for instance
+            return _cannot(str(error))
 
 
 def _seconds(text: str) -> float:

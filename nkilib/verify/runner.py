@@ -176,6 +176,15 @@ class ReportError(Exception):
     """Error for a file that is no report, or the report of another run; the message says what to do."""
 
 
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Turn errors of files inside the ``with`` block into ReportErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"the report must be writable: {error}; name another file with --report") from error
+
+
 @dataclass(frozen=True)
 class Entry:
     """A step in the report.
@@ -228,15 +237,19 @@ class Report:
         self.save()
 
     def save(self) -> None:
-        """Write the file atomically, so that it is complete after any end of this process or machine."""
+        """Write the file atomically, so that it is complete after any end of this process or machine.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
         steps = {name: {**asdict(entry), "status": entry.status.value} for name, entry in self.entries.items()}
         text = json.dumps({**self.header, "summary": self.counts(), "steps": steps}, indent=1, allow_nan=False)
         beside = self.path.with_name(f"{self.path.name}.new")
-        with beside.open("w", encoding="utf-8") as file:
+        with _writing(), beside.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, self.path)
+            os.replace(beside, self.path)
 
     def drop(self, name: str) -> None:
         """Remove the entry of a step, so that it runs again, and write the file."""
@@ -284,10 +297,15 @@ class Report:
         return cls(path, read, entries)
 
     def put_aside(self) -> Path:
-        """Rename the file to a name that no file has, and return the new name."""
+        """Rename the file to a name that no file has, and return the new name.
+
+        Raises:
+            ReportError: if it cannot be renamed.
+        """
         numbered = (self.path.with_name(f"{self.path.stem}.{number}{self.path.suffix}") for number in count(1))
         aside = next(path for path in numbered if not path.exists())
-        self.path.rename(aside)
+        with _writing():
+            self.path.rename(aside)
         return aside
 
 
@@ -298,13 +316,14 @@ def writing_alone(path: Path) -> Iterator[None]:
     The system releases the lock of a process that is killed.
 
     Raises:
-        ReportError: if another run writes it now.
-        OSError: if the folder cannot be written.
+        ReportError: if another run writes it now, or the folder cannot be written.
     """
     import fcntl  # which not every system has, while the rest of this module can be imported
 
     lock = path.with_name(f".{path.name}.lock")
-    with lock.open("a") as file:
+    with _writing():
+        file = lock.open("a")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -7,6 +7,7 @@ run, also into one that was killed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -161,10 +162,11 @@ def test_only_a_run_with_the_same_versions_goes_on(
     assert verify(report, "--step", QUICK) == 0
     said = words(capsys.readouterr().out)
     assert f"{report} is of another run: numpy was 1.0 and is " in said
-    assert f"This run starts anew; that report is {tmp_path / 'r.1.json'} now." in said
+    assert f"This run starts anew; the old report is {tmp_path / 'r.1.json'} now." in said
     assert verify(report, "--step", QUICK, "--fresh") == 0
     said = words(capsys.readouterr().out)
-    assert f"As asked for, this run starts anew; that report is {tmp_path / 'r.2.json'} now." in said
+    assert f"--fresh is given. This run starts anew; the old report is {tmp_path / 'r.2.json'} now." in said
+    assert "the same command without --fresh goes on with it." in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.1.json", "r.2.json", "r.json"]
 
 
@@ -274,6 +276,33 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(
     assert "the report must be writable" in capsys.readouterr().err
     assert verify(tmp_path / f"{'x' * 300}.json", "--step", QUICK) == 2
     assert "the report must be writable: [Errno 36] File name too long" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_a_run_in_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    steps_end: Callable[..., None],
+) -> None:
+    def fill(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    steps_end()
+    assert verify(tmp_path / "r.json", "--step", QUICK) == 0
+    monkeypatch.setattr(os, "fsync", fill)
+    capsys.readouterr()
+    assert verify(tmp_path / "r.json", "--step", "outside") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the report must be writable: [Errno 28] No space left on device; name another file" in line
+    assert Report.opened(tmp_path / "r.json").counts() == {"as expected": 1}
+
+
+def test_nobody_reads_the_list(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "nkilib", "verify", "--list")
+    with subprocess.Popen(command, env=with_checkout(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(HANG_SECONDS), process.stderr.read()) == (141, b"")
 
 
 def test_a_file_that_is_no_report_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
