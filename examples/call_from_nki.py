@@ -88,7 +88,7 @@ def make_inputs(width: int, positions: int, vocabulary: int) -> tuple[np.ndarray
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.call_from_nki",
         description="Run a kernel that multiplies by an output layer and calls the cross-entropy of nkilib inside NKI "

@@ -32,7 +32,7 @@ QUICK_POSITIONS = 4
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
         description="Run the cross-entropy kernels on two simulated NeuronCores: accuracy and work for two "
@@ -67,11 +67,11 @@ def show_accuracy(console: Console, quick: bool) -> bool:
     measured = cases(quick)
     console.print(
         heading(
-            "1. Cross-entropy forward and backward, beside float64",
+            "1. Cross-entropy forward and backward, compared with float64",
             *dict.fromkeys(case.size for case in measured),
-            "Normal logits of spread 3, gradient of the mean loss, log-sum-exp in float32.",
-            "A share is an error over what is allowed at its element; 100% and less is right.",
-            "Rounding to bf16 alone takes up to 98% of that.",
+            "Random logits (standard deviation 3), mean loss, log-sum-exp in float32.",
+            "An error is also shown as a share of the largest that is allowed: 100% or less is",
+            "right. Rounding the exact result to bf16 alone can take 98%.",
         )
     )
     measurements = []

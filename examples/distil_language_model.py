@@ -104,7 +104,7 @@ FUSED = Losses("linear_distillation_loss", fused_text_loss, fused_loss_of_teache
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.distil_language_model",
         description="Distil a transformer into a smaller one with nkilib.torch.distillation_loss.",

@@ -168,7 +168,7 @@ def report(console: Console, rewards: Sequence[float]) -> bool:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.grpo",
         description="Train a small language model by rewards, with TRL's GRPO trainer and scores from the kernels.",

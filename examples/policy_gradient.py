@@ -150,7 +150,7 @@ def train(steps: int) -> bool:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     return parse_steps(
         arguments,
         "python -m examples.policy_gradient",

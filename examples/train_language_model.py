@@ -58,7 +58,7 @@ def pytorch_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tens
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.train_language_model",
         description="Train a small transformer on English text with nkilib.torch.cross_entropy.",

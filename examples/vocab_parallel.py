@@ -165,7 +165,7 @@ def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     return parse_steps(
         arguments,
         "torchrun --nproc_per_node 2 -m examples.vocab_parallel",

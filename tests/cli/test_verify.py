@@ -188,7 +188,7 @@ def test_a_terminal_shows_the_step_that_runs(
     monkeypatch: pytest.MonkeyPatch,
     steps_end: Callable[..., None],
 ) -> None:
-    """Its line is gone before anything else is printed."""
+    """The line is gone before anything else is printed."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     steps_end(step2=KeyboardInterrupt)
     assert verify(tmp_path / "r.json", "--step", "outside") == 130
