@@ -9,6 +9,7 @@ import pytest
 
 from nkilib.cli.arguments import MOST_COLUMNS
 from nkilib.cli.main import main
+from nkilib.cli.tune import _heads
 from nkilib.experimental.loss import Tiling, choose_linear_tiling, choose_tiling, cross_entropy_forward
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nl
@@ -23,7 +24,8 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, l
 
 
 def rows(lines: list[str]) -> list[list[str]]:
-    return [line.split() for line in lines[2:-1]]
+    (first,) = (number for number, line in enumerate(lines, 1) if line.endswith(" us times bound"))
+    return [line.split() for line in lines[first:-1]]
 
 
 def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +48,17 @@ def test_the_longest_names_fit_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     code, lines, _ = command(capsys, "--positions", "128", "--vocab", "256", *options, *sizes)
     assert code == 0 and any(line.endswith("  choose_linear_distillation_tiling") for line in lines)
     assert max(map(len, lines)) <= MOST_COLUMNS
+
+
+def test_names_of_sizes_take_several_lines_if_one_is_too_long() -> None:
+    names = ("positions_per_batch", "chunk_size", "partitions_per_position", "positions_per_partition")
+    assert _heads(names[:2], "choose_tiling") == [[name] for name in names[:2]]
+    assert _heads(names, "choose_tiling") == [
+        ["positions_", "per_batch"],
+        ["chunk_size"],
+        ["partitions_", "per_position"],
+        ["positions_", "per_partition"],
+    ]
 
 
 def test_every_tiling_that_is_asked_for_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
