@@ -70,15 +70,30 @@ navigation = {
     ],
     "Explanation": [
         "explanation/cross_entropy",
+        "explanation/cross_entropy_shift",
+        "explanation/cross_entropy_extended",
+        "explanation/cross_entropy_accuracy",
         "explanation/linear_cross_entropy",
+        "explanation/linear_cross_entropy_figures",
         "explanation/losses",
         "explanation/softmax",
         "explanation/distillation",
+        "explanation/distillation_figures",
         "explanation/simulator",
         "explanation/performance_model",
     ],
     "Evidence": ["evidence/measurements", "evidence/model_figures", "evidence/memory", "evidence/peers"],
-    "Contributing": ["how_to/contribute", "how_to/add_a_loss", "how_to/newcomers_path", "changelog"],
+    "Contributing": [
+        "how_to/contribute",
+        "how_to/where_things_are",
+        "how_to/further_checks",
+        "how_to/add_a_loss",
+        "how_to/add_a_loss_of_your_own",
+        "how_to/add_a_loss_with_kernels",
+        "how_to/add_an_option",
+        "how_to/newcomers_path",
+        "changelog",
+    ],
 }
 
 # Anchors of headings as GitHub makes them, so that a link works there and on the site.

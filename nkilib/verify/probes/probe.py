@@ -26,7 +26,7 @@ from nkilib.verify.step import Array, Observation, Status, Step, Verdict, argume
 # Pages of the documentation that depend on answers.
 READINGS: Final = "reference/simulator_readings.md"
 KERNELS: Final = "reference/kernels.md"
-CROSS_ENTROPY: Final = "explanation/cross_entropy.md"
+CROSS_ENTROPY: Final = "explanation/cross_entropy_accuracy.md"
 PROMISES: Final = "reference/promises.md"
 
 # The words with which an access is refused by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).

@@ -269,8 +269,8 @@ def cross_entropy(
             of the positions (such as [batch, 1]), is read by the kernel, in float32, and gets no gradient; where one
             of its values is out of range, it is an error on the CPU, and the results of the position are NaN elsewhere.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
-            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
-            have the same error bounds.
+            advance, None chooses the one with the shorter modelled time
+            (docs/explanation/cross_entropy_shift.md). Both forms have the same error bounds.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
             micro-batches or on all ranks; with ``weight``, the sum of their weights.
         inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses
