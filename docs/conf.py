@@ -88,6 +88,7 @@ navigation = {
         "how_to/where_things_are",
         "how_to/further_checks",
         "how_to/add_a_loss",
+        "how_to/finish_a_loss",
         "how_to/add_a_loss_of_your_own",
         "how_to/add_a_loss_with_kernels",
         "how_to/add_an_option",

@@ -277,8 +277,9 @@ def test_a_question_that_is_marked_0_7_is_about_a_name_that_was_read_there() -> 
     assert [question for question in questions if kept.isdisjoint(re.findall(r"\w+", question))] == []
 
 
-LOSS_PAGE = CHECKOUT / "docs" / "how_to" / "add_a_loss.md"
-SECTIONS = ("Add a loss with its own kernels", "Add an elementwise loss", "Add an option to cross-entropy")
+# The pages whose diffs add a loss with its own kernels, an elementwise loss, and an option of cross-entropy.
+KERNELS, ELEMENTWISE, OPTION = ("add_a_loss_with_kernels", "add_a_loss", "add_an_option")
+WORKED = (KERNELS, ELEMENTWISE, OPTION)
 # The losses are public, and the tests that are named pass.
 TESTS = """
 import sys
@@ -328,11 +329,9 @@ class Change:
         file.write_text(text, encoding="utf-8")
 
 
-def changes_of(section: str) -> list[Change]:
-    """The diffs in a section of the page."""
-    (text,) = re.findall(
-        rf"^## {section}\n(.*?)(?=^## |\Z)", LOSS_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+def changes_of(page: str) -> list[Change]:
+    """The diffs of a page that name files."""
+    text = (CHECKOUT / "docs" / "how_to" / f"{page}.md").read_text(encoding="utf-8")
     results = []
     for block in re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for old, path, body in re.findall(
@@ -374,13 +373,13 @@ def copy_changed(root: Path, paths: Iterable[str]) -> Path:
     return root
 
 
-def paths_of(section: str) -> list[str]:
-    return [change.path for change in changes_of(section)]
+def paths_of(page: str) -> list[str]:
+    return [change.path for change in changes_of(page)]
 
 
 def new_tests() -> list[str]:
-    """The files of tests that the page adds."""
-    changes = [change for section in SECTIONS for change in changes_of(section)]
+    """The files of tests that the pages add."""
+    changes = [change for page in WORKED for change in changes_of(page)]
     return [change.path for change in changes if change.is_new and change.path.startswith("tests")]
 
 
@@ -388,12 +387,12 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
     """Each applies alone; checked and run together, since a process that runs tests of torch takes its time."""
     sources: list[str] = []
     every = copy_to(tmp_path / "every")
-    for section in SECTIONS:
-        alone = copy_changed(tmp_path / section, paths_of(section))
-        for change in changes_of(section):
+    for page in WORKED:
+        alone = copy_changed(tmp_path / page, paths_of(page))
+        for change in changes_of(page):
             change.apply(alone)
             change.apply(every)
-        sources += [path for path in paths_of(section) if path.endswith(".py")]
+        sources += [path for path in paths_of(page) if path.endswith(".py")]
     assert_runs(every, "-m", "ruff", "check", "--quiet", *sources)
     assert_runs(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
     assert_runs(every, "-m", "tools.write_tables", "--but-times")
@@ -401,7 +400,7 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
 
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
-    paths = paths_of("Add a loss with its own kernels")
+    paths = paths_of(KERNELS)
     assert [path for path in paths if "experimental" in path] == [
         "nkilib/experimental/loss/squared_error/kernels.py",
         "nkilib/experimental/loss/squared_error/__init__.py",
@@ -419,7 +418,7 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
 
 def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
     """Nothing that is there changes: lines are added."""
-    changes = changes_of("Add an elementwise loss")
+    changes = changes_of(ELEMENTWISE)
     assert [change.path for change in changes if change.is_new] == [
         "nkilib/experimental/loss/elementwise/soft_margin.py",
         "nkilib/torch/functions/soft_margin_loss.py",
@@ -437,7 +436,7 @@ def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
 
 
 def test_an_option_takes_at_most_five_files_and_no_code_of_torch() -> None:
-    paths = paths_of("Add an option to cross-entropy")
+    paths = paths_of(OPTION)
     assert len(paths) == len(set(paths)) <= 5
     assert not [path for path in paths if path.startswith("nkilib/torch")]
     assert [path for path in paths if path.startswith("tests")] and "docs/reference/torch.md" in paths
