@@ -293,6 +293,7 @@ OF_TABLES = (
     "tests/experimental/loss/skeletons/elementwise",
     "tests/experimental/loss/test_registry.py",
     "tests/experimental/test_shared_refusals.py",
+    "tests/torch/functions/test_arguments.py",
     "tests/torch/functions/test_losses.py",
     "tests/torch/losses/test_elementwise.py",
 )
@@ -413,6 +414,7 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
         "nkilib/torch/__init__.py",
         "docs/reference/torch.md",
         "tests/torch/functions/test_squared_error.py",
+        "tests/torch/functions/test_arguments.py",
     ]
 
 
@@ -431,6 +433,7 @@ def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
         "nkilib/torch/functions/__init__.py",
         "nkilib/torch/__init__.py",
         "tests/torch/functions/losses.py",
+        "tests/torch/functions/test_arguments.py",
     ]
     assert not [line for change in changes for hunk in change.hunks for line in hunk if line.startswith("-")]
 
