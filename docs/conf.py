@@ -77,7 +77,14 @@ navigation = {
         "explanation/simulator",
         "explanation/performance_model",
     ],
-    "Evidence": ["evidence/measurements", "evidence/model_figures", "evidence/memory", "evidence/peers"],
+    "Evidence": [
+        "evidence/measurements",
+        "evidence/measured_kernels",
+        "evidence/measured_instructions",
+        "evidence/model_figures",
+        "evidence/memory",
+        "evidence/peers",
+    ],
     "Contributing": ["how_to/contribute", "how_to/add_a_loss", "how_to/newcomers_path", "changelog"],
 }
 
