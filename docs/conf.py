@@ -64,6 +64,7 @@ navigation = {
         "reference/simulator",
         "reference/simulator_functions",
         "reference/simulator_readings",
+        "reference/model_constants",
         "reference/cli",
         "reference/public_api",
         "reference/api/index",
@@ -76,6 +77,7 @@ navigation = {
         "explanation/distillation",
         "explanation/simulator",
         "explanation/performance_model",
+        "explanation/profiling_cost",
     ],
     "Evidence": [
         "evidence/measurements",
