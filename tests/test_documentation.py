@@ -192,7 +192,7 @@ def test_names_of_arguments_on_two_lines_are_joined() -> None:
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 FUNCTIONS_PAGE = (REFERENCE / "simulator_functions.md").read_text(encoding="utf-8")
-READINGS = (REFERENCE / "simulator_readings.md").read_text(encoding="utf-8")
+READINGS = "".join(path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("simulator_readings*.md")))
 GENERATIONS = {2: "trn1", 3: "trn2", 4: "trn3"}
 RUNS, OPERATOR, MISSING = "runs", "operator", "NotImplementedError"
 
