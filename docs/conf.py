@@ -91,6 +91,9 @@ navigation = {
         "evidence/model_figures",
         "evidence/memory",
         "evidence/peers",
+        "evidence/peers_fused_models",
+        "evidence/peers_hidden_states",
+        "evidence/peers_sources",
     ],
     "Contributing": ["how_to/contribute", "how_to/add_a_loss", "how_to/newcomers_path", "changelog"],
 }
