@@ -53,7 +53,7 @@ class Way:
     """One way to compute the loss.
 
     Attributes:
-        name: what the README and its picture call it.
+        name: the name in the README and its picture.
         loss: the loss, 0-d, of hidden states [N, D], weight [V, D] and targets [N].
         copies, itemsize: how many tensors [N, V] exist at once at the peak, and the bytes of an element.
         measured: MiB at :data:`SIZES`, as the README and its picture show them.
