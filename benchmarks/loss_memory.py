@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     argparse.ArgumentParser(prog="python -m benchmarks.loss_memory", description=__doc__).parse_args(given)
     console = make_console()
-    console.print(heading("memory of output layer and loss", "three processes, about a minute in all"))
+    console.print(heading("memory of output layer and loss", "three processes, half a minute in all"))
     title = f"N = {SIZES.positions}, D = {SIZES.features}, V = {SIZES.classes}, bfloat16, on the CPU"
     table = table_of(title, ("loss",), ("peak, MiB", "of which logits and gradients, N x V", "README"))
     for name, way in WAYS.items():
