@@ -32,6 +32,11 @@ navigation = {
         "reference/promises",
         "glossary",
     ],
+    "On a Trainium": [
+        "how_to/on_an_instance",
+        "how_to/verify_on_a_device",
+        "how_to/install_beside_the_sdk",
+    ],
     "In training": [
         "how_to/training_loop",
         "how_to/hugging_face",
@@ -48,7 +53,6 @@ navigation = {
         "how_to/own_kernels",
         "how_to/run_other_kernels",
         "how_to/profile_a_kernel",
-        "how_to/verify_on_a_device",
     ],
     "Reference": [
         "reference/torch",

@@ -39,7 +39,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # Scripts of these are run by tests/tutorials, in the order of the page, and their output is compared.
-TUTORIALS = frozenset((ROOT / "docs" / "tutorials").glob("*.md"))
+FOLLOWED = frozenset({*(ROOT / "docs" / "tutorials").glob("*.md"), ROOT / "docs" / "how_to" / "on_an_instance.md"})
 
 
 def blocks(language: str, without: frozenset[Path] = frozenset()) -> list[Any]:
@@ -67,7 +67,7 @@ def skip_without_packages(source: str) -> None:
         pytest.skip(f"needs {missing}")
 
 
-@pytest.mark.parametrize("source", blocks("python", without=TUTORIALS))
+@pytest.mark.parametrize("source", blocks("python", without=FOLLOWED))
 def test_python_block_runs(source: str, tmp_path: Path) -> None:
     skip_without_packages(source)
     script = tmp_path / "block.py"
