@@ -89,7 +89,7 @@ def test_blocks_that_do_not_ask_for_the_simulator_run_on_the_documented_nki(sour
 def test_commands_of_bash_blocks_work(source: str, tmp_path: Path) -> None:
     """`make` finds its target; `python -m` runs, on a script of one line where the command names one."""
     (tmp_path / "script.py").write_text("import nki.language as nl")
-    for line in source.splitlines():
+    for line in source.replace("\\\n", "").splitlines():  # a line that ends with a backslash goes on
         words = shlex.split(line, comments=True)
         variables = dict(word.split("=", 1) for word in takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
         program, *arguments = words[len(variables) :]

@@ -6,7 +6,7 @@
 - docs/images/roofline.png: modelled speed of kernels on two cores of trn2 below the roof that HBM and engines set;
 - docs/images/memory.png: memory of the loss against tokens, from arithmetic, beside peaks that TRL has published.
 
-Every time is modelled, not measured. docs/reference/linear_cross_entropy.md has the source of TRL's figures.
+Every time is modelled, not measured. docs/reference/linear_cross_entropy_memory.md has the source of TRL's figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FEATURES, CLASSES = 1152, 262_144
 # logits and from hidden states.
 TRL_TOKENS: Final = 8192
 TRL_PEAKS_GIB: Final = {"DPO": (48.97, 12.00), "GRPO": (24.15, 10.30), "SFT": (30.33, 8.87)}
-# F.cross_entropy(logits.float(), target) with its gradient, bytes for a logit (docs/reference/linear_cross_entropy.md).
+# F.cross_entropy(logits.float(), target) with its gradient, bytes for a logit: see linear_cross_entropy_memory.md.
 LOGITS_BYTES: Final = 14
 
 
