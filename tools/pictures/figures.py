@@ -94,17 +94,21 @@ class Launch(NamedTuple):
 _USUAL: Final = re.compile(r", (mean|none|4,096 features)\b")
 
 
+# The head of the table of modelled times that ``python -m tools.write_tables`` writes into a page.
+_HEAD: Final = "| loss | launch | bfloat16 | float32 |\n"
+
+
 def _times_of_losses() -> Iterator[Cells]:
-    """Yield the rows of the table of modelled times that ``python -m tools.write_tables`` writes into a page.
+    """Yield the rows of the table of modelled times.
 
     Raises:
         ValueError: if not exactly one page has that table.
     """
     texts = [page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))]
-    tables = [text.split("<!-- losses: times -->", 1)[1] for text in texts if "<!-- losses: times -->" in text]
+    tables = [text.partition(_HEAD)[2] for text in texts if _HEAD in text]
     if len(tables) != 1:
-        raise ValueError(f"one page must have the marker 'losses: times', but {len(tables)} have it")
-    for line in tables[0].split("<!-- losses: end -->", 1)[0].strip().splitlines()[2:]:
+        raise ValueError(f"one page must have the table {_HEAD.strip()!r}, but {len(tables)} have it")
+    for line in tables[0].partition("\n\n")[0].splitlines()[1:]:
         yield tuple(cell.strip() for cell in line.split("|")[1:-1])
 
 
