@@ -34,7 +34,7 @@ from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, spec, using
 from tests.fresh_python import CHECKOUT
 from tests.torch_types import named_type
-from tools.write_plots import loss_bytes
+from tools.pictures.diagrams import loss_bytes
 
 DIRECTIONS = ("forward", "backward", "forward_backward")
 # Of the best tiling of the grid; modelled times are exact, so a choice that became worse is seen at once.
