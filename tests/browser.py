@@ -119,7 +119,7 @@ class Browser:
         """Open a window with a profile of its own.
 
         Args:
-            width: of the content, in CSS pixels.
+            width: the width of the content, in CSS pixels.
             scheme: ``"light"`` or ``"dark"``, what pages learn of the reader's preference.
             javascript: whether scripts of pages run.
         """

@@ -290,7 +290,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def seen(site: Path, browser: Browser) -> dict[int | str, list[str]]:
-    """What is cut at each width, and what else is wrong, of all pages: each is opened once."""
+    """Open each page once, and note what is cut at each width, and what else is wrong."""
     result: dict[int | str, list[str]] = {width: [] for width in WIDTHS} | {"other": []}
     with browser.window() as window:
         for page in sorted(site.rglob("*.html")):
