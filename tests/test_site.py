@@ -243,6 +243,8 @@ def test_long_names_break_and_words_of_code_are_no_elements() -> None:
     body = '<code><span class="pre">torch.nn.linear_cross</span> <span class="pre">short.name</span></code>'
     assert page_body.compact(body) == "<code>torch.<wbr>nn.<wbr>linear_<wbr>cross short.name</code>"
     assert page_body.breakable("MultiLabelMarginLoss") == "Multi<wbr>Label<wbr>Margin<wbr>Loss"
+    heading = "<h1>nkilib.simulator.api: log</h1>"
+    assert page_body.compact(heading) == "<h1>nkilib.<wbr>simulator.<wbr>api: log</h1>"
     link = '<a class="reference internal" href="a.html#b.c" title="b.c">c</a>'
     assert page_body.compact(link) == '<a class="reference internal" href="a.html#b.c">c</a>'
 

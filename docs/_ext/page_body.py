@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 _WORD: Final = re.compile(r'<span class="pre">([^<]*)</span>')
+_HEADING: Final = re.compile(r"(?<=<h[1-3]>)[^<]*")
 _TOOLTIP: Final = re.compile(r'(<a class="reference internal" href="[^"]*") title="[\w.]*"')
 _LONG: Final = 16
 _BREAKS: Final = re.compile(r"(?<=[._/=(\[,])(?=[\w{&])|(?<=[a-z])(?=[A-Z])")
@@ -35,8 +36,9 @@ def breakable(word: str) -> str:
 
 
 def compact(body: str) -> str:
-    """Rewrite the content of a page: words of code without elements of their own, and breakable."""
-    return _TOOLTIP.sub(r"\1", _WORD.sub(lambda match: breakable(match[1]), body))
+    """Rewrite the content of a page: words of code without elements of their own, and breakable; headings too."""
+    body = _TOOLTIP.sub(r"\1", _WORD.sub(lambda match: breakable(match[1]), body))
+    return _HEADING.sub(lambda match: " ".join(breakable(word) for word in match[0].split(" ")), body)
 
 
 def _rewrite(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: object) -> None:
