@@ -18,7 +18,15 @@ author = "The nkilib authors"
 copyright = "The nkilib authors, Apache-2.0"
 version = release = nkilib.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "api_pages", "navigation"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "api_pages",
+    "docstrings",
+    "navigation",
+    "page_body",
+]
 exclude_patterns = ["_ext"]
 
 # A newcomer reads from top to bottom.
@@ -117,6 +125,21 @@ navigation = {
     "Contributing": ["how_to/contribute", "how_to/add_a_loss", "how_to/newcomers_path", "changelog"],
 }
 
+# The packages whose parts are the families of a public module, each with an API page of its own.
+api_families = {
+    "nkilib.torch": ["nkilib.torch", "nkilib.torch.functions"],
+    "nkilib.experimental.loss": [
+        "nkilib.experimental.loss",
+        "nkilib.experimental.loss.elementwise",
+        "nkilib.experimental.loss.linear_cross_entropy",
+        "nkilib.experimental.loss.linear_distillation",
+        "nkilib.experimental.loss.rowwise",
+    ],
+    "nkilib.simulator": ["nkilib.simulator"],
+    "nkilib.simulator.api.isa": ["nkilib.simulator", "nkilib.simulator.engines"],
+    "nkilib.simulator.api.language": ["nkilib.simulator", "nkilib.simulator.language"],
+}
+
 # Anchors of headings as GitHub makes them, so that a link works there and on the site.
 myst_heading_anchors = 5
 
@@ -130,6 +153,8 @@ add_module_names = False
 default_role = "code"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"nkilib {release}"
 html_copy_source = False
 html_show_sphinx = False

@@ -97,7 +97,7 @@ def follow(page: Path) -> tuple[Shown, ...]:
                 kept = kept if has_failed else tried
             elif language == "text" and block.startswith("python -m nkilib"):
                 path.write_text(kept, encoding="utf-8")
-                command = [sys.executable, *shlex.split(block)[1:]]
+                command = [sys.executable, *shlex.split(block.replace("\\\n", ""))[1:]]
                 done = subprocess.run(command, cwd=folder, env=with_checkout(), capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
                 printed, has_failed = done.stdout, False
