@@ -3,7 +3,7 @@
 
 """The choices of ``choose_tiling`` for usual launches, with their modelled times.
 
-The table of docs/reference/kernels.md. Modelled, not measured.
+The tables of docs/reference/kernels.md. Modelled, not measured.
 """
 
 from __future__ import annotations
@@ -43,18 +43,22 @@ def row(positions: int, vocabulary: int, dtype: str) -> Row:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table of docs/reference/kernels.md."""
-    lines = [
-        f"Two cores of {TARGET}, lse in float32, gradient in place. Times are modelled, not measured.",
-        "",
-        "| N | V | logits and tiles | forward: `chunk_size` | time, us | backward: `chunk_size` | time, us |",
-        "|---:|---:|---|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row.positions:,} | {row.vocabulary:,} | {row.dtype} | {row.forward:,} | {row.forward_us:,.1f} | "
+    """The tables of docs/reference/kernels.md, one for each type."""
+    lines = [f"Two cores of {TARGET}, lse in float32, gradient in place. Times are modelled, not measured."]
+    for dtype in DTYPES:
+        lines += [
+            "",
+            f"Logits and tiles in {dtype}:",
+            "",
+            "| N | V | forward: `chunk_size` | time, us | backward: `chunk_size` | time, us |",
+            "|---:|---:|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {row.positions:,} | {row.vocabulary:,} | {row.forward:,} | {row.forward_us:,.1f} | "
             f"{row.backward:,} | {row.backward_us:,.1f} |"
-        )
+            for row in rows
+            if row.dtype == dtype
+        ]
     return "\n".join(lines)
 
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The documentation: code blocks run as they stand, extensions of the site, tables of functions, worked examples.
+"""The documentation: code blocks run as they stand, tables of functions, worked examples.
 
 Each block runs in a process that has seen nothing of nkilib.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import shutil
@@ -19,7 +18,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,7 +37,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # Scripts of these are run by tests/tutorials, in the order of the page, and their output is compared.
-TUTORIALS = frozenset((ROOT / "docs" / "tutorials").glob("*.md"))
+FOLLOWED = frozenset({*(ROOT / "docs" / "tutorials").glob("*.md"), ROOT / "docs" / "how_to" / "on_an_instance.md"})
 
 
 def blocks(language: str, without: frozenset[Path] = frozenset()) -> list[Any]:
@@ -67,7 +65,7 @@ def skip_without_packages(source: str) -> None:
         pytest.skip(f"needs {missing}")
 
 
-@pytest.mark.parametrize("source", blocks("python", without=TUTORIALS))
+@pytest.mark.parametrize("source", blocks("python", without=FOLLOWED))
 def test_python_block_runs(source: str, tmp_path: Path) -> None:
     skip_without_packages(source)
     script = tmp_path / "block.py"
@@ -89,7 +87,7 @@ def test_blocks_that_do_not_ask_for_the_simulator_run_on_the_documented_nki(sour
 def test_commands_of_bash_blocks_work(source: str, tmp_path: Path) -> None:
     """`make` finds its target; `python -m` runs, on a script of one line where the command names one."""
     (tmp_path / "script.py").write_text("import nki.language as nl")
-    for line in source.splitlines():
+    for line in source.replace("\\\n", "").splitlines():  # a line that ends with a backslash goes on
         words = shlex.split(line, comments=True)
         variables = dict(word.split("=", 1) for word in takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
         program, *arguments = words[len(variables) :]
@@ -122,77 +120,9 @@ def test_tests_that_a_page_names_exist() -> None:
     assert named > 0
 
 
-DOCS = CHECKOUT / "docs"
-
-
-def load(path: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-api_pages, navigation = load(DOCS / "_ext" / "api_pages.py"), load(DOCS / "_ext" / "navigation.py")
-
-
-@pytest.fixture(scope="module")
-def groups() -> dict[str, list[str]]:
-    loaded: dict[str, list[str]] = load(DOCS / "conf.py").navigation
-    return loaded
-
-
-def test_every_page_stands_in_one_group(groups: dict[str, list[str]]) -> None:
-    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")} - {"index"}
-    listed = [page for pages_of_group in groups.values() for page in pages_of_group]
-    assert sorted(listed) == sorted(pages | {"reference/api/index"})
-
-
-def test_the_side_bar_lists_the_pages_of_a_group_under_its_caption() -> None:
-    text = navigation.contents({"Start": ["one", "two"]})
-    assert text.strip().splitlines() == ["```{toctree}", ":hidden:", ":caption: Start", "", "one", "two", "```"]
-
-
-def test_every_public_module_has_an_api_page() -> None:
-    modules = api_pages.public_modules((DOCS / "reference" / "public_api.txt").read_text(encoding="utf-8"))
-    assert modules["nkilib.torch"]["cross_entropy"] == "function"
-    assert modules["nkilib.experimental.loss"]["mse_loss_forward"] == "kernel"
-
-
-def test_an_api_page_documents_each_name_once() -> None:
-    text = api_pages.page(
-        "nkilib.lnc", {"of_kernel": "function", "Choice": "class", "SIZES": "constant", "x": "module"}, {}
-    )
-    assert ".. autofunction:: nkilib.lnc.of_kernel" in text
-    assert ".. autoclass:: nkilib.lnc.Choice\n   :members:" in text
-    assert ".. autodata:: nkilib.lnc.SIZES" in text
-    assert "``x``" in text
-
-
-def test_an_object_that_two_modules_offer_is_indexed_once() -> None:
-    text = api_pages.page("nkilib.a", {"f": "function"}, {"f": False})
-    assert ".. autofunction:: nkilib.a.f\n   :no-index:" in text
-
-
-def test_bars_of_magnitudes_are_escaped_outside_literals() -> None:
-    assert api_pages.escaped("at most ``|x|`` or |x|") == r"at most ``|x|`` or \|x\|"
-
-
-def test_named_results_are_listed_like_arguments_and_others_become_a_field() -> None:
-    named = ["Returns:", "    loss_hbm: [N], float32.", "    lse_hbm: [N]."]
-    assert api_pages.with_results(named) == ["Results:", *named[1:]]
-    assert api_pages.with_results(["Returns:", "    In this order: a, b."]) == [":returns: In this order: a, b."]
-    assert api_pages.with_results(["Nothing to rewrite."]) == ["Nothing to rewrite."]
-
-
-def test_names_of_arguments_on_two_lines_are_joined() -> None:
-    lines = ["Args:", "    a, b,", "        c: three numbers.", "    d: a fourth."]
-    assert api_pages.with_joined_names(lines) == ["Args:", "    a, b, c: three numbers.", "    d: a fourth."]
-
-
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 FUNCTIONS_PAGE = (REFERENCE / "simulator_functions.md").read_text(encoding="utf-8")
-READINGS = (REFERENCE / "simulator_readings.md").read_text(encoding="utf-8")
+READINGS = "".join(path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("simulator_readings*.md")))
 GENERATIONS = {2: "trn1", 3: "trn2", 4: "trn3"}
 RUNS, OPERATOR, MISSING = "runs", "operator", "NotImplementedError"
 
@@ -277,8 +207,9 @@ def test_a_question_that_is_marked_0_7_is_about_a_name_that_was_read_there() -> 
     assert [question for question in questions if kept.isdisjoint(re.findall(r"\w+", question))] == []
 
 
-LOSS_PAGE = CHECKOUT / "docs" / "how_to" / "add_a_loss.md"
-SECTIONS = ("Add a loss with its own kernels", "Add an elementwise loss", "Add an option to cross-entropy")
+# The pages whose diffs add a loss with its own kernels, an elementwise loss, and an option of cross-entropy.
+KERNELS, ELEMENTWISE, OPTION = ("add_a_loss_with_kernels", "add_a_loss", "add_an_option")
+WORKED = (KERNELS, ELEMENTWISE, OPTION)
 # The losses are public, and the tests that are named pass.
 TESTS = """
 import sys
@@ -292,6 +223,7 @@ OF_TABLES = (
     "tests/experimental/loss/skeletons/elementwise",
     "tests/experimental/loss/test_registry.py",
     "tests/experimental/test_shared_refusals.py",
+    "tests/torch/functions/test_arguments.py",
     "tests/torch/functions/test_losses.py",
     "tests/torch/losses/test_elementwise.py",
 )
@@ -328,11 +260,9 @@ class Change:
         file.write_text(text, encoding="utf-8")
 
 
-def changes_of(section: str) -> list[Change]:
-    """The diffs in a section of the page."""
-    (text,) = re.findall(
-        rf"^## {section}\n(.*?)(?=^## |\Z)", LOSS_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+def changes_of(page: str) -> list[Change]:
+    """The diffs of a page that name files."""
+    text = (CHECKOUT / "docs" / "how_to" / f"{page}.md").read_text(encoding="utf-8")
     results = []
     for block in re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for old, path, body in re.findall(
@@ -374,13 +304,13 @@ def copy_changed(root: Path, paths: Iterable[str]) -> Path:
     return root
 
 
-def paths_of(section: str) -> list[str]:
-    return [change.path for change in changes_of(section)]
+def paths_of(page: str) -> list[str]:
+    return [change.path for change in changes_of(page)]
 
 
 def new_tests() -> list[str]:
-    """The files of tests that the page adds."""
-    changes = [change for section in SECTIONS for change in changes_of(section)]
+    """The files of tests that the pages add."""
+    changes = [change for page in WORKED for change in changes_of(page)]
     return [change.path for change in changes if change.is_new and change.path.startswith("tests")]
 
 
@@ -388,12 +318,12 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
     """Each applies alone; checked and run together, since a process that runs tests of torch takes its time."""
     sources: list[str] = []
     every = copy_to(tmp_path / "every")
-    for section in SECTIONS:
-        alone = copy_changed(tmp_path / section, paths_of(section))
-        for change in changes_of(section):
+    for page in WORKED:
+        alone = copy_changed(tmp_path / page, paths_of(page))
+        for change in changes_of(page):
             change.apply(alone)
             change.apply(every)
-        sources += [path for path in paths_of(section) if path.endswith(".py")]
+        sources += [path for path in paths_of(page) if path.endswith(".py")]
     assert_runs(every, "-m", "ruff", "check", "--quiet", *sources)
     assert_runs(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
     assert_runs(every, "-m", "tools.write_tables", "--but-times")
@@ -401,7 +331,7 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
 
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
-    paths = paths_of("Add a loss with its own kernels")
+    paths = paths_of(KERNELS)
     assert [path for path in paths if "experimental" in path] == [
         "nkilib/experimental/loss/squared_error/kernels.py",
         "nkilib/experimental/loss/squared_error/__init__.py",
@@ -414,12 +344,13 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
         "nkilib/torch/__init__.py",
         "docs/reference/torch.md",
         "tests/torch/functions/test_squared_error.py",
+        "tests/torch/functions/test_arguments.py",
     ]
 
 
 def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
     """Nothing that is there changes: lines are added."""
-    changes = changes_of("Add an elementwise loss")
+    changes = changes_of(ELEMENTWISE)
     assert [change.path for change in changes if change.is_new] == [
         "nkilib/experimental/loss/elementwise/soft_margin.py",
         "nkilib/torch/functions/soft_margin_loss.py",
@@ -432,12 +363,13 @@ def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
         "nkilib/torch/functions/__init__.py",
         "nkilib/torch/__init__.py",
         "tests/torch/functions/losses.py",
+        "tests/torch/functions/test_arguments.py",
     ]
     assert not [line for change in changes for hunk in change.hunks for line in hunk if line.startswith("-")]
 
 
 def test_an_option_takes_at_most_five_files_and_no_code_of_torch() -> None:
-    paths = paths_of("Add an option to cross-entropy")
+    paths = paths_of(OPTION)
     assert len(paths) == len(set(paths)) <= 5
     assert not [path for path in paths if path.startswith("nkilib/torch")]
     assert [path for path in paths if path.startswith("tests")] and "docs/reference/torch.md" in paths

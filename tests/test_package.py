@@ -271,7 +271,17 @@ LISTED = {
     module: dict(line.strip().partition(": ")[::2] for line in lines.splitlines()) for module, lines in BLOCKS.items()
 }
 # Pages for contributors to nkilib itself.
-OF_DEVELOPERS = {"contribute.md", "add_a_loss.md", "CONTRIBUTING.md"}
+OF_DEVELOPERS = {
+    "CONTRIBUTING.md",
+    "add_a_loss.md",
+    "add_a_loss_of_your_own.md",
+    "add_a_loss_with_kernels.md",
+    "add_an_option.md",
+    "contribute.md",
+    "finish_a_loss.md",
+    "further_checks.md",
+    "where_things_are.md",
+}
 
 
 def needs_what_is_there(module: str) -> None:

@@ -1,38 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Draw the plots of the documentation: ``python -m tools.write_plots`` (needs matplotlib; about a minute).
+"""Draw the pictures of the documentation into docs/images: ``python -m tools.write_plots`` (about a minute).
 
-- docs/images/roofline.png: modelled speed of kernels on two cores of trn2 below the roof that HBM and engines set;
-- docs/images/memory.png: memory of the loss against tokens, from arithmetic, beside peaks that TRL has published.
+The SVG files of :mod:`tools.pictures`, in a second; memory.svg needs PyTorch, whose losses its figures are about. Then
+roofline.png, modelled speed of kernels on two cores of trn2 below the roof that HBM and engines set, for which the
+kernels are profiled and matplotlib draws; ``--svg`` leaves it as it is.
 
-Every time is modelled, not measured. docs/reference/linear_cross_entropy.md has the source of TRL's figures.
+Every time in a picture is modelled, not measured.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import argparse
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nkilib.experimental.loss import choose_linear_tiling, choose_tiling, mse_loss_forward, profiling
-from nkilib.experimental.loss.linear.block_schedule import position_parts
-from nkilib.experimental.loss.linear.tiling import backward_bytes, split_backward_bytes
+from nkilib.experimental.loss import choose_tiling, mse_loss_forward, profiling
 from nkilib.experimental.softmax import softmax_forward
 from nkilib.simulator import Profile, profile, spec
+from tools.pictures import charts, decisions, diagrams, timelines
+from tools.pictures.figures import DOCS
+from tools.pictures.svg import Picture
 
-IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
-GIB: Final = 2**30
-
-# Gemma 3 1B: features and classes.
-FEATURES, CLASSES = 1152, 262_144
-# TRL 1.15.0 release notes, one GPU with 79 GiB, Gemma 3 1B at 8,192 tokens: peak of a whole training step in GiB, with
-# logits and from hidden states.
-TRL_TOKENS: Final = 8192
-TRL_PEAKS_GIB: Final = {"DPO": (48.97, 12.00), "GRPO": (24.15, 10.30), "SFT": (30.33, 8.87)}
-# F.cross_entropy(logits.float(), target) with its gradient, bytes for a logit (docs/reference/linear_cross_entropy.md).
-LOGITS_BYTES: Final = 14
+IMAGES: Final = DOCS / "images"
+# The pictures that are drawn from figures alone, by the name of the file without its suffix.
+PICTURES: Final[Mapping[str, Callable[[], Picture]]] = {
+    "memory": charts.memory,
+    "peer_errors": charts.peer_errors,
+    "over_bound": charts.over_bound,
+    "neuron_core": diagrams.neuron_core,
+    "logits_or_fused": diagrams.logits_or_fused,
+    "choose_a_loss": decisions.choose_a_loss,
+}
 
 
 class Point(NamedTuple):
@@ -68,24 +69,6 @@ def launches() -> Iterator[tuple[str, Profile]]:
     yield "MSE forward", profile(mse_loss_forward[2], matrix, matrix)
 
 
-def loss_bytes(tokens: int, features: int = FEATURES, classes: int = CLASSES) -> int:
-    """Compute the memory of the linear loss kernels beyond inputs and gradients.
-
-    Args:
-        tokens: the number of positions, in bfloat16.
-        features: D, the number of features, by default that of Gemma 3 1B.
-        classes: V, the number of classes, by default that of Gemma 3 1B.
-
-    Returns:
-        The number of bytes of HBM.
-    """
-    tiling = choose_linear_tiling(tokens, features, classes, "bfloat16", "backward")
-    parts = position_parts(tokens, features)
-    if parts.is_split:
-        return split_backward_bytes(parts, features, classes, tiling, input_itemsize=2, has_weight_sum=False)
-    return backward_bytes(tokens, features, *tiling)
-
-
 def _figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
@@ -113,37 +96,19 @@ def draw_roofline(path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_memory(path: Path) -> None:
-    """Draw memory against tokens into ``path``."""
-    figure, axes = _figure()
-    tokens = [2**power for power in range(10, 18)]
-    axes.plot(tokens, [LOGITS_BYTES * CLASSES * n / GIB for n in tokens], "o-", label="loss from logits.float()")
-    axes.plot(tokens, [loss_bytes(n) / GIB for n in tokens], "s-", label="loss of nkilib from hidden states")
-    for (name, peaks), marker in zip(TRL_PEAKS_GIB.items(), "v^D", strict=True):
-        label = f"whole {name} step with TRL 1.15 on a GPU: with logits above, from hidden states below"
-        axes.plot([TRL_TOKENS] * 2, peaks, marker, color="#888888", markersize=6, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("GiB")
-    axes.set_title("Gemma 3 1B, 262,144 classes: memory by arithmetic, beside published peaks")
-    axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
-    axes.grid(True, alpha=0.25)
-    figure.legend(loc="outside lower center", fontsize=8, ncols=1)
-    figure.savefig(path)
-
-
-def main() -> int:
-    """Draw all plots.
-
-    Returns:
-        The exit code, 0.
-    """
-    IMAGES.mkdir(exist_ok=True)
-    draw_roofline(IMAGES / "roofline.png")
-    draw_memory(IMAGES / "memory.png")
-    return 0
+def main() -> None:
+    """Draw all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--svg", action="store_true", help="leave out roofline.png, which takes a minute and matplotlib"
+    )
+    options = parser.parse_args()
+    drawn = {name: draw() for name, draw in PICTURES.items()} | timelines.steps()
+    for name, picture in drawn.items():
+        (IMAGES / f"{name}.svg").write_text(picture.svg(), encoding="utf-8")
+    if not options.svg:
+        draw_roofline(IMAGES / "roofline.png")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

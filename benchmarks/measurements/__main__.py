@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks._display import verdict
 from benchmarks.measurements.modelled import Found, Model, goals, record, recorded, summary
-from benchmarks.measurements.page import BEFORE, NOW, PAGE, SOFTWARE, rewritten, select
+from benchmarks.measurements.page import BEFORE, NOW, PAGES, SOFTWARE, rewritten, select
 from benchmarks.measurements.probes import PROBES, compared, factors
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel, measurements
@@ -37,7 +37,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--half", choices=(FIT, CHECK), help="the rows of one half only")
     parser.add_argument("--row", default="", metavar="TEXT", help='only rows whose "source|row" contains the text')
     parser.add_argument(
-        "--page", action="store_true", help="record the figures and rewrite docs/evidence/measurements.md"
+        "--page", action="store_true", help="record the figures and rewrite the tables of docs/evidence"
     )
     parser.add_argument("--probes", action="store_true", help="single instructions and transfers instead of kernels")
     which = parser.add_mutually_exclusive_group()
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.probes:
         _show_probes(console)
-        _write_page(options.page)
+        _write_pages(options.page)
         return 0
     wanted = [row for row in measurements() if options.half in (None, row.half) and options.row in row.name]
     name = BEFORE if options.before else SOFTWARE if options.software else NOW
@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _show_missing(console, missing)
     if options.page:
         record(name, [result for result in results if result.measurement.name not in missing])
-    _write_page(options.page)
+    _write_pages(options.page)
     return 0
 
 
-def _write_page(is_asked: bool) -> None:
-    if is_asked:
-        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+def _write_pages(is_asked: bool) -> None:
+    for page in PAGES if is_asked else ():
+        page.write_text(rewritten(page), encoding="utf-8")
 
 
 def _model_of(name: str, sources: Sources | None) -> Model:

@@ -4,8 +4,9 @@
 """The guarantees of a kernel, stated next to the kernel as data. Tests check each claim; pages and commands print them.
 
 :func:`states_guarantee` attaches a :class:`Guarantee`, with a :class:`TermError` as a bound of errors, and
-:func:`guarantee_stated_for` returns it. This module imports nothing of this library, so that a statement of guarantees
-depends on nothing.
+:func:`guarantee_stated_for` returns it. Bounds say what an activation function adds in the words of
+:func:`of_each_unit`. This module imports nothing of this library, so that a statement of guarantees depends on
+nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from weakref import WeakKeyDictionary
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def of_each_unit(function: str) -> str:
+    """Return the words for what an activation function adds to a bound, which counts its error up to u / 2 already."""
+    return f"for each u of error of {function} beyond u / 2"
+
+
 @dataclass(frozen=True)
 class TermError:
     """A bound on the error of float32 losses, in units of u times M: u is 2^-23, and M the largest magnitude among the
@@ -25,7 +31,7 @@ class TermError:
 
     Attributes:
         own: the bound in these units if the results of all activation functions are correctly rounded, to half a u.
-        functions: by the name of an activation function, the units that each further u of its error adds.
+        functions: by the name of an activation function, the units that each u of its error beyond half a u adds.
         terms: the terms that the loss is a sum of, as formulas; empty: M is the loss.
         form: the form of the loss for which the bound holds, such as ``"with pos_weight"``; empty: every form.
         beside: the part of the bound that is not in proportion to M, as a text; empty: none.
@@ -48,13 +54,13 @@ class TermError:
     def __str__(self) -> str:
         """Return the bound as a clause.
 
-        For example: ``"with pos_weight: 2.5 u times the largest of the loss, w s and p, plus 1 u for each further u of
-        exp"``.
+        For example: ``"with pos_weight: 2.5 u times the largest of the loss, w s and p, plus 1 u for each u of error of
+        exp beyond u / 2"``.
         """
         figure = f"({self.figure})" if self.additions else self.figure
         parts = [f"{figure} u times {f'the largest of the loss, {self.terms}' if self.terms else 'the loss'}"]
         parts += [f"plus {self.beside}"] if self.beside else []
-        parts += [f"plus {factor:g} u for each further u of {name}" for name, factor in self.functions.items()]
+        parts += [f"plus {factor:g} u {of_each_unit(name)}" for name, factor in self.functions.items()]
         return f"{self.form}: {', '.join(parts)}" if self.form else ", ".join(parts)
 
 

@@ -9,8 +9,8 @@ extra, and :func:`visible_devices` lists the devices that can be opened.
 
 The imported nkilib may be this one, another one, or a mixture of both. The Neuron compiler of AWS installs a package
 that is called nkilib too, with modules of its own. This package may precede it on the import path
-(``docs/how_to/install.md``), but an import must not load one half from here and the other half from there. Everything
-here works in a mixture, and imports nothing of nkilib.
+(``docs/how_to/install_beside_the_sdk.md``), but an import must not load one half from here and the other half from
+there. Everything here works in a mixture, and imports nothing of nkilib.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _message(name: str, origin: str | None) -> str:
         )
     return (
         f"nkilib: modules of {HOME} are mixed with another package nkilib (the Neuron compiler installs one): {name} "
-        f"is {origin or 'missing'}. {remedy} (docs/how_to/install.md)."
+        f"is {origin or 'missing'}. {remedy} (docs/how_to/install_beside_the_sdk.md)."
     )
 
 

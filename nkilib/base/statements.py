@@ -109,7 +109,7 @@ def replayable(function: Function) -> Function:
     """State that a kernel depends on nothing that may change but its arguments and the options of the simulator.
 
     The simulator then replays its repeated launches from a recorded plan, without running its Python
-    (docs/explanation/simulator.md, "Replayed launches"). The statement covers all that the kernel calls:
+    (docs/explanation/replay.md). The statement covers all that the kernel calls:
 
     - it reads nothing else that changes while the process runs: no variable, attribute, list, dictionary or array that
       is assigned or written after the import, no file, environment variable, clock or random generator;

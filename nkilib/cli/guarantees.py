@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The guarantees of the public kernels, as text for a terminal and as tables for docs/reference/guarantees.md.
+"""The guarantees of the public kernels, as text for a terminal and as parts of pages in Markdown.
 
-``python -m nkilib.cli.guarantees`` prints the tables. The functions that format a Markdown table, :func:`table`,
-:func:`in_cell` and :func:`yes_or_no`, also serve ``losses``.
+``python -m nkilib.cli.guarantees`` prints the parts: what all kernels promise (:func:`promise_tables`, in
+docs/reference/guarantees.md), and bounds on the errors of kernels that no page of losses lists (:func:`error_lists`, in
+docs/reference/guarantees_errors.md). The functions that format Markdown, :func:`table`, :func:`escaped`,
+:func:`item`, :func:`shared_notes` and :func:`yes_or_no`, also serve ``losses``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Final
 
 from nkilib.base.guarantee import Guarantee
-from nkilib.cli.arguments import folded
+from nkilib.cli.arguments import MOST_COLUMNS, folded
+from nkilib.core.host.loss import Family
+from nkilib.experimental.loss.registry import LOSSES
 from nkilib.experimental.public_kernels import guarantee_of, public_kernels
 
-_PROMISES: Final = ("kernel", "elements", "sums", "repeatable", "same on 1 and 2 cores", "in place", "workspace, bytes")
+_PROMISES: Final = ("kernel", "sums", "same on 1 and 2 cores", "in place")
+# A note on as many kernels or losses of a page stands there once.
+_SHARED: Final = 2
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -25,9 +35,44 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def in_cell(text: str) -> str:
-    """Escape bars, underscores and stars: a bar would end a cell, and pairs of the others would format the text."""
-    return "".join(f"\\{letter}" if letter in "|_*" else letter for letter in text)
+def escaped(text: str) -> str:
+    """Escape underscores and stars outside code, pairs of which would format the text."""
+    return re.sub(r"`[^`]*`|[_*]", lambda found: found[0] if found[0].startswith("`") else f"\\{found[0]}", text)
+
+
+def clauses(text: str) -> list[str]:
+    """Return the clauses of a text, which semicolons separate; empty for an empty text."""
+    return text.split("; ") if text else []
+
+
+def item(label: str, text: str, level: int = 0) -> str:
+    """Return a Markdown list item, wrapped to the width of printed text.
+
+    Args:
+        label: the words in bold with which it begins.
+        text: the text behind them. If it does not fit a line, its clauses become a list of their own.
+        level: how far the item is indented, in lists.
+    """
+    indent, head = "  " * level, f"- **{label}:**"
+    line = f"{indent}{head} {escaped(text)}"
+    if len(clauses(text)) == 1 or len(line) <= MOST_COLUMNS:
+        return wrapped(line.strip(), indent)
+    inner = (f"- {escaped(re.sub('^u = ', 'with u = ', clause))}" for clause in clauses(text))
+    return "\n".join((f"{indent}{head}", *(wrapped(clause, f"{indent}  ") for clause in inner)))
+
+
+def wrapped(text: str, indent: str) -> str:
+    """Wrap an item or a paragraph; no line begins with an operator or a number with a point, which would be an item."""
+    glued = re.sub(r" (?=(?:[-+=>#*]|\\\*|\d+[.)]) )", "\0", text)
+    lines = textwrap.wrap(
+        glued,
+        MOST_COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  " if text.startswith("- ") else indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\0", " ")
 
 
 def yes_or_no(holds: bool) -> str:
@@ -64,27 +109,74 @@ def as_text() -> str:
     return "\n\n".join("\n".join(_lines(name, guarantee)) for name, guarantee in guarantees().items())
 
 
-def as_tables() -> str:
-    """Return Markdown tables: the guarantees of all kernels, then the bounds on their errors and further notes."""
-    all_guarantees = guarantees()
-    promises = [
-        (
-            f"`{name}`",
-            guarantee.math,
-            guarantee.accumulator,
-            yes_or_no(guarantee.deterministic),
-            yes_or_no(guarantee.same_bits_on_cores),
-            f"`{guarantee.in_place}`" if guarantee.in_place else "-",
-            in_cell(guarantee.workspace),
-        )
-        for name, guarantee in all_guarantees.items()
+def promise_tables() -> str:
+    """Return the promises of all kernels in Markdown: what all share, a table for each precision, and the memory that
+    kernels allocate.
+    """
+    stated = guarantees()
+    differing = [f"`{name}`" for name, guarantee in stated.items() if not guarantee.deterministic]
+    but = f" except {', '.join(differing)}" if differing else ""
+    parts = [f"All kernels are repeatable{but}."]
+    for math, group in groupby(sorted(stated, key=lambda name: stated[name].math), lambda name: stated[name].math):
+        rows = [
+            (
+                f"`{name}`",
+                stated[name].accumulator,
+                yes_or_no(stated[name].same_bits_on_cores),
+                f"`{stated[name].in_place}`" if stated[name].in_place else "-",
+            )
+            for name in group
+        ]
+        parts += [wrapped(f"Elements in {escaped(math)}:", ""), table(_PROMISES, rows)]
+    with_memory = [
+        item(f"`{name}`", guarantee.workspace) for name, guarantee in stated.items() if guarantee.workspace != "0"
     ]
-    further = [
-        (f"`{name}`", in_cell(guarantee.error), in_cell(guarantee.notes) or "-")
-        for name, guarantee in all_guarantees.items()
+    parts += ["Workspace in bytes; kernels that are not listed allocate none:", "\n".join(with_memory)]
+    return "\n\n".join(parts)
+
+
+def shared_notes(notes: Mapping[str, Sequence[str]]) -> tuple[set[str], str]:
+    """Return the notes that several of the named things share, and a text that lists them once.
+
+    Args:
+        notes: the notes on each thing, by its name.
+
+    Returns:
+        The notes, and a list in Markdown: the names, and the notes that hold for all of them. The text is empty if no
+        note is shared.
+    """
+    counted = Counter(note for of_each in notes.values() for note in of_each)
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for note in (note for note, count in counted.items() if count >= _SHARED):
+        by_names.setdefault(tuple(name for name, of_each in notes.items() if note in of_each), []).append(note)
+    parts = [
+        wrapped(f"- {', '.join(f'`{name}`' for name in names)}:", "")
+        + "".join(f"\n{wrapped(f'- {escaped(note)}', '  ')}" for note in of_all)
+        for names, of_all in by_names.items()
     ]
-    return "\n\n".join((table(_PROMISES, promises), table(("kernel", "largest error", "notes"), further)))
+    return {note for of_all in by_names.values() for note in of_all}, "\n".join(parts)
+
+
+def error_lists() -> str:
+    """Return the bounds on errors, and further notes, of the kernels that no page of losses lists, in Markdown.
+
+    They are the kernels of vocabularies, of softmax, and those without an entry in the registry of losses.
+    """
+    listed = {
+        kernel.__name__
+        for loss in LOSSES
+        if loss.family is not Family.VOCABULARY
+        for kernel in (loss.forward, loss.backward)
+    }
+    here = {name: guarantee for name, guarantee in guarantees().items() if name not in listed}
+    shared, text = shared_notes({name: clauses(guarantee.notes) for name, guarantee in here.items()})
+    parts = []
+    for name, guarantee in here.items():
+        own = "; ".join(note for note in clauses(guarantee.notes) if note not in shared)
+        lines = [item("Error", guarantee.error), *([item("Notes", own)] if own else [])]
+        parts.append("\n".join((f"### `{name}`\n", *lines)))
+    return "\n\n".join((*parts, "### Notes on several kernels", text))
 
 
 if __name__ == "__main__":
-    print(as_tables())
+    print("\n\n".join((promise_tables(), error_lists())))

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of losses as tables for docs/reference/losses.md: formulas, guarantees, bounds of errors, edges, and
-modelled times.
+"""The registry of losses as parts of pages in Markdown.
 
-``python -m nkilib.cli.losses`` prints the tables.
+- docs/reference/losses.md: the losses and where they are described (:func:`overview`).
+- docs/reference/losses_classification.md and its siblings: what is known of each loss (:func:`entries`).
+- docs/reference/losses_times.md: modelled times (:func:`times`).
+
+``python -m nkilib.cli.losses`` prints the parts.
 """
 
 from __future__ import annotations
@@ -12,90 +15,87 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from nkilib.cli.guarantees import in_cell, table, yes_or_no
-from nkilib.core.host.loss import Loss, ModelledLaunch
+from nkilib.base.guarantee import Guarantee
+from nkilib.cli.guarantees import clauses, item, shared_notes, table, yes_or_no
+from nkilib.core.host.loss import Family, Loss, ModelledLaunch
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.experimental.public_kernels import guarantee_of
 
-_FORMULAS: Final = (
-    "loss",
-    "module",
-    "loss per element or row",
-    "derivative with respect to the input",
-    "options",
-    "differentiable inputs",
-)
-_GUARANTEES: Final = (
-    "loss",
-    "largest error",
-    "largest error of gradients",
-    "bitwise identical on 1 and 2 cores",
-    "in place",
-)
-_TERM_ERRORS: Final = (
-    "loss",
-    "error, in u of the largest term",
-    "plus, for each further u of error of a function",
-    "terms",
-)
-_EDGES: Final = ("loss", "edges", "differences from PyTorch")
+_OVERVIEW: Final = ("loss", "module", "differentiable inputs", "same on 1 and 2 cores")
 _TIMES: Final = ("loss", "launch", "bfloat16", "float32")
 _DTYPES: Final = ("bfloat16", "float32")
 
 
-def formulas() -> str:
-    """Return the table of formulas and derivatives."""
+def page_of(family: Family) -> str:
+    """Return the name of the page, without suffix, that lists the losses of a family."""
+    return f"losses_{(Family.CLASSIFICATION if family is Family.VOCABULARY else family).value}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def overview() -> str:
+    """Return the table of all losses by family, with links to their descriptions."""
     rows = [
         (
-            f"`{kind.name}`",
+            f"[`{kind.name}`]({page_of(kind.family)}.md#{kind.name})",
             f"`{kind.module}`",
-            in_cell(kind.formula),
-            in_cell(kind.derivative),
-            ", ".join(f"`{option}`" for option in kind.options) or "-",
-            ", ".join(f"`{name}`" for name in kind.differentiated),
+            _names(kind.differentiated),
+            yes_or_no(all(guarantee.same_bits_on_cores for guarantee in _guarantees_of(kind))),
         )
-        for kind in LOSSES
+        for kind in sorted(LOSSES, key=lambda kind: list(Family).index(kind.family))
     ]
-    return table(_FORMULAS, rows)
+    return table(_OVERVIEW, rows)
 
 
-def guarantees() -> str:
-    """Return the table of the main guarantees of the kernels. docs/reference/guarantees.md has all of them."""
-    rows = []
-    for kind in LOSSES:
-        forward, backward = guarantee_of(kind.forward), guarantee_of(kind.backward)
-        if forward is None or backward is None:
-            raise ValueError(f"{kind.name}: a kernel states no guarantee; state it where it is jitted")
-        same_on_cores = forward.same_bits_on_cores and backward.same_bits_on_cores
-        in_place = f"`{backward.in_place}`" if backward.in_place else "-"
-        error = "above" if forward.term_errors else in_cell(forward.error)
-        rows.append((f"`{kind.name}`", error, in_cell(backward.error), yes_or_no(same_on_cores), in_place))
-    return table(_GUARANTEES, rows)
+def _guarantees_of(kind: Loss) -> tuple[Guarantee, Guarantee]:
+    forward, backward = guarantee_of(kind.forward), guarantee_of(kind.backward)
+    if forward is None or backward is None:
+        raise ValueError(f"{kind.name}: a kernel states no guarantee; state it where it is jitted")
+    return forward, backward
 
 
-def term_errors() -> str:
-    """Return the table of the :class:`~nkilib.base.guarantee.TermError` bounds of the losses, a row for each form of a
-    loss.
+def _notes(kind: Loss) -> list[str]:
+    """Return the further notes of the guarantees of both kernels, each once."""
+    return list(dict.fromkeys(note for guarantee in _guarantees_of(kind) for note in clauses(guarantee.notes)))
 
-    :func:`guarantees` refers to this table for these losses.
+
+def _errors(kind: Loss, shared: set[str]) -> Iterator[str]:
+    """Yield the items on the errors of a loss."""
+    forward, backward = _guarantees_of(kind)
+    yield item("Largest error of the loss", forward.error)
+    yield item("Largest error of the gradients", backward.error)
+    own = "; ".join(note for note in _notes(kind) if note not in shared)
+    if own:
+        yield item("Notes", own)
+
+
+def _entry(kind: Loss, shared: set[str]) -> str:
+    lines = [
+        f"### `{kind.name}`\n",
+        item("Module", f"`{kind.module}`"),
+        item("Loss", kind.formula),
+        item("Derivative", kind.derivative),
+        item("Options", _names(kind.options)),
+        item("Differentiable inputs", _names(kind.differentiated)),
+        *([item("Special values", kind.edges)] if kind.edges else []),
+        *([item("Unlike PyTorch", kind.differences)] if kind.differences else []),
+        *([] if kind.family is Family.VOCABULARY else _errors(kind, shared)),
+    ]
+    return "\n".join(lines)
+
+
+def entries(family: Family) -> str:
+    """Return what the registry knows of the losses of a family: a section for each, and the notes that they share.
+
+    Errors of the losses of vocabularies are among those of their kernels (docs/reference/guarantees_errors.md).
     """
-    rows = []
-    for kind in LOSSES:
-        guarantee = guarantee_of(kind.forward)
-        for bound in guarantee.term_errors if guarantee is not None else ():
-            name = f"`{kind.name}`, {in_cell(bound.form)}" if bound.form else f"`{kind.name}`"
-            own = f"{bound.figure}, plus {in_cell(bound.beside)}" if bound.beside else bound.figure
-            further = ", ".join(f"`{function}` {factor:g}" for function, factor in bound.functions.items())
-            rows.append((name, own, further or "-", in_cell(bound.terms) or "the loss"))
-    return table(_TERM_ERRORS, rows)
-
-
-def edges() -> str:
-    """Return the table of special values, and of differences from PyTorch's functions."""
-    told = [kind for kind in LOSSES if kind.edges or kind.differences]
-    return table(
-        _EDGES, [(f"`{kind.name}`", in_cell(kind.edges) or "-", in_cell(kind.differences) or "-") for kind in told]
-    )
+    kinds = [kind for kind in LOSSES if kind.family is family]
+    notes = {} if family is Family.VOCABULARY else {kind.name: _notes(kind) for kind in kinds}
+    shared, text = shared_notes(notes)
+    parts = [_entry(kind, shared) for kind in kinds]
+    return "\n\n".join((*parts, *(("### Notes on several losses", text) if text else ())))
 
 
 def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
@@ -134,10 +134,10 @@ def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
     return _modelled(kind, launch, dtype)[1]
 
 
-def as_tables() -> Sequence[str]:
-    """Return all tables, in the order of the page."""
-    return formulas(), term_errors(), guarantees(), edges(), times()
+def as_parts() -> Sequence[str]:
+    """Return all parts of the pages."""
+    return overview(), *map(entries, Family), times()
 
 
 if __name__ == "__main__":
-    print("\n\n".join(as_tables()))
+    print("\n\n".join(as_parts()))

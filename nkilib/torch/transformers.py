@@ -110,8 +110,12 @@ def causal_lm_loss(
         ignore_index: label of tokens that are not targets, such as padding.
         shift_labels: [..., sequence] integer, or flat, the target of every position; replaces ``labels``. Sequence
             parallelism needs it, because the token after a rank's last one is on another rank.
-        label_smoothing, logit_softcap, lse_square_scale, temperature: see :func:`nkilib.torch.cross_entropy`. A model
-            that caps its logits itself, such as Gemma 2, needs no ``logit_softcap``.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap. A model
+            that caps its logits itself, such as Gemma 2, needs none.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss) that is added to the loss.
+        temperature: divides the logits after the cap, a number from 1e-6 to 1e6 or a tensor of them, as in
+            :func:`nkilib.torch.cross_entropy`.
         inplace: the backward writes the gradient over the memory of ``logits``, which are also the ``logits`` of the
             model's output.
         kwargs: further arguments that a model passes; ignored, as in ``transformers``.

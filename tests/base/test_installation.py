@@ -297,7 +297,7 @@ def test_importing_ours_as_part_of_theirs_is_one_clear_error(
     assert bare_machine.error_of(f"import nkilib.{module}", led_into_ours) == (
         f"ImportError: nkilib: modules of {CHECKOUT / 'nkilib'} are mixed with another package nkilib (the Neuron "
         f"compiler installs one): nkilib is {theirs}. Put {CHECKOUT} first on the import path, in PYTHONPATH, or "
-        "install nkilib with pip, which puts it before the other (docs/how_to/install.md)."
+        "install nkilib with pip, which puts it before the other (docs/how_to/install_beside_the_sdk.md)."
     )
 
 
@@ -305,7 +305,8 @@ def _in_one_directory(tree: Path) -> str:
     return (
         f"nkilib: modules of {tree / 'nkilib'} are mixed with another package nkilib (the Neuron compiler installs "
         f"one): nkilib is {tree / 'nkilib' / '__init__.py'}. Both are in that directory: uninstall nkilib, reinstall "
-        "the other package, and install nkilib again, which has a directory of its own (docs/how_to/install.md)."
+        "the other package, and install nkilib again, which has a directory of its own "
+        "(docs/how_to/install_beside_the_sdk.md)."
     )
 
 
@@ -372,7 +373,7 @@ def test_the_doctor_names_another_owner_of_the_same_directory(one_directory: Pat
 
 
 def test_where_only_theirs_is_reached_there_is_no_doctor(wheels: dict[str, Path], machine: Machine) -> None:
-    """docs/how_to/install.md says what to do then: name our directory in PYTHONPATH."""
+    """docs/how_to/install_beside_the_sdk.md says what to do then: name our directory in PYTHONPATH."""
     machine.unpack(wheels["theirs"], wheels["ours"])
     done = machine.run("-m", "nkilib", "doctor", NKILIB_FORCE_BUNDLED_LIBRARY="1")
     assert done.returncode == 1

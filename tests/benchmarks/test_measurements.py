@@ -29,7 +29,7 @@ from benchmarks.measurements.kernels import (
     unfused_attention,
 )
 from benchmarks.measurements.modelled import Found, Model, goals, recorded, summary
-from benchmarks.measurements.page import BEFORE, NOW, PAGE, SOFTWARE, rewritten
+from benchmarks.measurements.page import BEFORE, NOW, PAGES, SOFTWARE, rewritten
 from benchmarks.measurements.probes import PROBES, SCALAR, TRANSFERS, VECTOR, Probe, compared, factors
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Measurement, OwnKernel, PublicKernel, half_of, measurements
@@ -154,9 +154,9 @@ def test_every_row_is_recorded() -> None:
         assert [record.measurement for record in recorded(name)] == list(ROWS)
 
 
-def test_the_page_shows_what_is_recorded() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert rewritten(text) == text
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_pages_show_what_is_recorded(page: Path) -> None:
+    assert rewritten(page) == page.read_text(encoding="utf-8")
 
 
 def test_a_ratio_is_that_of_its_rows() -> None:
@@ -355,10 +355,11 @@ def test_the_command_models_the_other_descriptors(capsys: pytest.CaptureFixture[
 def test_the_command_refuses_assumptions_that_it_cannot_make(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = PAGE.read_bytes()
+    before = [page.read_bytes() for page in PAGES]
     with pytest.raises(SystemExit):
         command.main(arguments)
-    assert message in " ".join(capsys.readouterr().err.split()) and PAGE.read_bytes() == before
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert [page.read_bytes() for page in PAGES] == before
 
 
 # The command.

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how_to"
-RECIPES_PAGE = HOW_TO / "loss_recipes.md"
+RECIPES_PAGES = (HOW_TO / "loss_recipes.md", HOW_TO / "distillation_recipes.md")
+CONTRASTIVE_PAGE = HOW_TO / "contrastive_recipes.md"
 REINFORCEMENT_PAGE = HOW_TO / "reinforcement_learning.md"
 
 

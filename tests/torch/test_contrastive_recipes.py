@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The contrastive losses of docs/how_to/loss_recipes.md against float64 formulas, and the memory that they keep."""
+"""The contrastive losses of docs/how_to/contrastive_recipes.md against float64 formulas, and the memory they keep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, normalize
 
 from nkilib.experimental.loss.linear_cross_entropy.registry_entry import backward_workspace_bytes
-from tests.torch.recipe_blocks import RECIPES_PAGE, names_of
+from tests.torch.recipe_blocks import CONTRASTIVE_PAGE, names_of
 from tests.torch.telling import UNIT, assert_telling
 
 PAIRS = 16  # as many as features, so that a transposed gradient has the same shape
@@ -27,7 +27,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def block() -> dict[str, Any]:
-    return names_of(RECIPES_PAGE, "def info_nce")
+    return names_of(CONTRASTIVE_PAGE, "def info_nce")
 
 
 def inputs(dtype: torch.dtype, further: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +142,7 @@ def kept_bytes(loss: Callable[..., Tensor], features: int, dtype: torch.dtype) -
 
 
 def rows_of_the_table() -> dict[str, list[int]]:
-    section = RECIPES_PAGE.read_text(encoding="utf-8").partition("### Memory of a large batch")[2]
+    section = CONTRASTIVE_PAGE.read_text(encoding="utf-8").partition("## Memory of a large batch")[2]
     return {
         name: [int(first), int(second)]
         for name, first, second in re.findall(r"^\| (.+) \| (\d+) \| (\d+) \|$", section, re.M)

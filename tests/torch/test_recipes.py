@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The recipes of docs/how_to/loss_recipes.md and their derivatives against float64 formulas, one token at a time.
+"""The recipes of docs/how_to/loss_recipes.md and distillation_recipes.md, and their derivatives, against float64
+formulas, one token at a time.
 
 Contrastive losses: test_contrastive_recipes.
 """
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch import linear_distillation_loss, linear_token_scores
-from tests.torch.recipe_blocks import RECIPES_PAGE, REINFORCEMENT_PAGE, is_launching, names_of, python_blocks
+from tests.torch.recipe_blocks import RECIPES_PAGES, REINFORCEMENT_PAGE, is_launching, names_of, python_blocks
 from tests.torch.telling import UNIT, assert_telling
 
 BATCH, LENGTH = 6, 5
@@ -28,9 +29,9 @@ Values = dict[str, np.ndarray]
 
 
 def recipes() -> dict[str, Any]:
-    """Return the definitions in the blocks of the page that have losses of log-probabilities."""
+    """Return the definitions in the blocks of the pages that have losses of log-probabilities."""
     namespace: dict[str, Any] = {}
-    for source in python_blocks(RECIPES_PAGE):
+    for source in (source for page in RECIPES_PAGES for source in python_blocks(page)):
         if re.search(r"^def ", source, re.MULTILINE) and not is_launching(source):
             exec(source, namespace)
     return namespace
@@ -386,12 +387,12 @@ def test_each_limit_of_the_terms_has_an_effect(name: str) -> None:
     assert loss == 0.0 and not student.grad.any()
 
 
-def test_every_loss_of_the_page_is_compared() -> None:
+def test_every_loss_of_the_pages_is_compared() -> None:
     helpers = {"mean_of_tokens", "mean_of_answers", "clipped", "mean_ratio", "log1mexp"}
     helpers |= {"kl", "with_tail", "mean_of_positions"}
-    contrastive = {"info_nce", "clip"}
-    functions = set(re.findall(r"^def (\w+)\(", RECIPES_PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    assert functions - helpers - contrastive == set(CASES)
+    texts = (page.read_text(encoding="utf-8") for page in RECIPES_PAGES)
+    functions = {name for text in texts for name in re.findall(r"^def (\w+)\(", text, re.MULTILINE)}
+    assert functions - helpers == set(CASES)
 
 
 def test_small_distances_keep_their_digits() -> None:

@@ -109,7 +109,7 @@ CORRECT: Final = FunctionErrors()
 # and u of a number. Over all float32 numbers with normal results, on CPUs with AVX2 and with AVX512, exp is off by at
 # most 1.784 u (2.54 units, at -62.0295), and log, on the documented range from 2^-64 to 2^64, by at most 2.289 u (3.83
 # units, at 0.7464124); without AVX2 by 0.5 u and 0.66 u. The larger numbers hold on every CPU, while the last bits of
-# results differ between CPUs (docs/reference/simulator.md).
+# results differ between CPUs (docs/explanation/simulator.md).
 SIMULATED: Final = FunctionErrors(exp=1.8, log=2.3)
 # The errors that verification allows for hardware, whose functions nobody has measured.
 GRANTED: Final = FunctionErrors(exp=3.0, log=4.0, reciprocal=4.0, rsqrt=4.0, sigmoid=4.0, softplus=4.0, sqrt=2.0)

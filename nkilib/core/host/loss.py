@@ -4,10 +4,11 @@
 """A loss of the library, stated as data: its kernels, its PyTorch functions, its formula, its tests.
 
 The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of such entries (:class:`Loss`,
-:class:`SizedLoss`). Pages, commands, checks and benchmarks follow from them, and a test checks that every entry is
-complete. :class:`Form` and :class:`Sample` say what checks run. :func:`tensors_of`, :func:`gradients_of` and
-:func:`kernel_options` read parts of an entry from the signatures of kernels. Launches are stated by
-:class:`TensorSize`, :func:`launch_tensors`, :func:`sized_launch` (a :class:`ModelledLaunch`) and :func:`tensor_bytes`.
+:class:`SizedLoss`). Pages (by :class:`Family`), commands, checks and benchmarks follow from them, and a test checks
+that every entry is complete. :class:`Form` and :class:`Sample` say what checks run. :func:`tensors_of`,
+:func:`gradients_of` and :func:`kernel_options` read parts of an entry from the signatures of kernels. Launches are
+stated by :class:`TensorSize`, :func:`launch_tensors`, :func:`sized_launch` (a :class:`ModelledLaunch`) and
+:func:`tensor_bytes`.
 """
 
 from __future__ import annotations
@@ -42,9 +43,22 @@ class Sample(Enum):
     CLASS_WEIGHTS = "a number from 1/8 on for each class"
 
 
+class Family(Enum):
+    """The purpose of a loss. The values name the pages that list the losses, docs/reference/losses_regression.md and so
+    on; the losses of vocabularies are on the page of classification.
+    """
+
+    REGRESSION = "regression"
+    CLASSIFICATION = "classification"
+    VOCABULARY = "vocabulary"
+    MARGIN = "margin"
+    EMBEDDING = "embedding"
+    SEQUENCE = "sequence"
+
+
 @dataclass(frozen=True)
 class ModelledLaunch:
-    """A launch whose modelled time is shown in docs/reference/losses.md.
+    """A launch whose modelled time is shown in docs/reference/losses_times.md.
 
     Attributes:
         label: the name of the launch, such as ``"forward, mean"``.
@@ -79,7 +93,8 @@ class Loss:
         tests: the folder or file with the tests of the kernels, and the one with the tests of the PyTorch functions.
         edges: the results at special values, such as infinities; the text says where they are better than PyTorch's.
         differences: the differences from PyTorch, beyond those of all losses.
-        launches: the launches whose modelled times are shown in docs/reference/losses.md.
+        launches: the launches whose modelled times are shown in docs/reference/losses_times.md.
+        family: the purpose of the loss, which decides the page that lists it.
     """
 
     name: str
@@ -94,6 +109,7 @@ class Loss:
     edges: str = ""
     differences: str = ""
     launches: tuple[ModelledLaunch, ...] = ()
+    family: Family = Family.CLASSIFICATION
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 """The registry of losses: one entry per loss, in the order in which the documentation lists them.
 
-The entries determine the tables of docs/reference/losses.md, the names and launches of ``python -m nkilib profile``,
+The entries determine the pages docs/reference/losses*.md, the names and launches of ``python -m nkilib profile``,
 the cases of ``python -m nkilib verify``, the benchmarks, and the parameters of tests. For host code.
 """
 

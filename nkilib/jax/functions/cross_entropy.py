@@ -269,8 +269,8 @@ def cross_entropy(
             arrays that are not being traced); else the results of its position but ``argmax`` are NaN, and so is its
             row of the gradient, even if the position is ignored.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
-            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
-            have the same error bounds.
+            advance, None chooses the one with the shorter modelled time
+            (docs/explanation/cross_entropy_shift.md). Both forms have the same error bounds.
         normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
             ``weight`` the sum of their weights. It may be traced; it has no derivative.
         return_outputs: whether to return :class:`CrossEntropyOutputs`.

@@ -171,7 +171,8 @@ TRN2 = Generation(
 # before the launch, and GpSimd writes all others (``nki/guides/architecture/trainium2_arch.rst``, Descriptor Generation
 # Engine). Latencies and the cost of a row are published for trn2 only and used here too: see TRN2.
 #
-# Measured on trn1 by foxl-ai/kiln (``docs/neuron-notes.md`` at fc21e10d); docs/evidence/measurements.md compares them:
+# Measured on trn1 by foxl-ai/kiln (``docs/neuron-notes.md`` at fc21e10d), compared with the model in
+# docs/evidence/measured_instructions.md:
 #
 # - descriptors of GpSimd: loads of 32 rows of 8 KiB at 196 GB/s, of 128 rows of 1 KiB at 95 GB/s, and gathers of 128
 #   rows of 2 KiB in 1,419 ns are 1.34, 1.38 and 1.42 us a transfer. 1.36 fits the two that the simulator runs on trn1;

@@ -102,7 +102,7 @@ class Options:
         psum_groups: the reaction if a matmul adds to an accumulation group in PSUM after another group was started in
             the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The
             sum is then the documented one. A device has lost a part of such a sum, but public kernels do this
-            nevertheless (docs/reference/simulator_readings.md), hence ``"warn"``.
+            nevertheless (docs/reference/simulator_readings_instructions.md), hence ``"warn"``.
         overlapping_copies: the reaction if a DMA or a transpose overwrites elements of its own source, or if a DMA or a
             matmul writes an element twice, so that the result depends on the order in which elements move, which is not
             documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.

@@ -9,8 +9,8 @@ A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-d
 known only if no element of the destination is read as another element of the source, and none is written twice.
 Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``);
 of their results only the sums of matmuls are checked.
-docs/reference/simulator_readings.md lists what is known. The check depends on shapes and places only: an address that
-is read at run time is not checked.
+docs/reference/simulator_readings_instructions.md lists what is known. The check depends on shapes and places only: an
+address that is read at run time is not checked.
 """
 
 from __future__ import annotations

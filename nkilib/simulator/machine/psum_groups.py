@@ -9,7 +9,7 @@ tensor that instructions have written.
 A matmul that overwrites starts a group; matmuls that add to its elements continue it. Observed on a device (trn2,
 NKI 0.6, once): of groups that alternated in one bank, all but the one that started last lost their earlier sums. So a
 matmul that starts a group is assumed to end all others in its bank, in the partitions that it writes; their contents
-can be read, but not added to. docs/reference/simulator_readings.md lists the evidence and the assumptions.
+can be read, but not added to. docs/reference/simulator_readings_instructions.md lists the evidence and the assumptions.
 
 Banks: a tensor that the kernel places lies in the banks of its address, a tensor that it does not place in banks of its
 own, and a tensor larger than a bank begins with one.

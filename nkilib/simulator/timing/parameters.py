@@ -54,7 +54,7 @@ class ModelParameters:
         body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, because
             the device has one copy of the body's instructions.
         trigger_us: the time between two triggers of a DMA queue; None for that of the generation (0.6). The published
-            throughput of small rows asks for 0.85: see docs/explanation/performance_model.md.
+            throughput of small rows asks for 0.85: see docs/reference/model_constants.md.
         issue_cycles: the cycles between two instructions of a compute engine other than the Tensor engine, which has
             none; None for those of the generation (100; 40 on trn1).
         queues_by_direction: whether loads and stores have a queue each, so that a store that waits for its data does

@@ -138,7 +138,7 @@ def chosen_registrar(requested: str, simulated: bool = SIMULATED) -> Registrar:
         if requested == "nki_op":
             raise ImportError(
                 f"nkilib.torch: {VARIABLE}=nki_op requires the native torch-neuronx, but {absent}. Install it (see "
-                f"docs/how_to/install.md), or set {VARIABLE}=library"
+                f"docs/how_to/install_beside_the_sdk.md), or set {VARIABLE}=library"
             ) from absent
         warn_of_library(str(absent))
         return Registrar(None, str(absent))

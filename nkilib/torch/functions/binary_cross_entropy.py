@@ -137,10 +137,17 @@ def binary_cross_entropy(
 
 
 class BCELoss(WeightedLossModule):
-    """``torch.nn.BCELoss``, computed by the kernels.
+    """Binary cross-entropy of probabilities as a module, in place of ``torch.nn.BCELoss``:
+    :func:`binary_cross_entropy`, computed by the kernels.
+
+    Call the module with ``(input, target)``: two tensors of probabilities of the same shape and dtype. The loss is a
+    float32 scalar tensor, or with ``"none"`` a tensor of that shape. The weight is a buffer: it moves with the module
+    to a device or dtype, and is in the state dict.
 
     Args:
-        weight, reduction, inplace: see :func:`binary_cross_entropy`; the weight is a buffer.
+        weight: a factor for each loss, of a shape that broadcasts to the target's; None means 1. It gets no gradient.
+        reduction: ``"mean"`` over the elements, whatever the weight, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -214,10 +221,19 @@ def binary_cross_entropy_with_logits(
 
 
 class BCEWithLogitsLoss(WeightedLossModule):
-    """``torch.nn.BCEWithLogitsLoss``, computed by the kernels.
+    """Binary cross-entropy of logits as a module, in place of ``torch.nn.BCEWithLogitsLoss``:
+    :func:`binary_cross_entropy_with_logits`, computed by the kernels.
+
+    Call the module with ``(input, target)``: logits, and targets of the same shape. The loss is a float32 scalar
+    tensor, or with ``"none"`` a tensor of that shape in the dtype of the target. Both weights are buffers: they move
+    with the module to a device or dtype, and are in the state dict.
 
     Args:
-        weight, reduction, pos_weight, inplace: see :func:`binary_cross_entropy_with_logits`; the weights are buffers.
+        weight: a factor for each loss, of a shape that broadcasts to the target's; None means 1. It gets no gradient.
+        reduction: ``"mean"`` over the elements, whatever the weight, ``"sum"``, or ``"none"``: a loss for each element.
+        pos_weight: a factor for the term of positive targets, of a shape that broadcasts to the target's, such as [C]
+            for one factor per class; None means 1. It gets no gradient.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     pos_weight: Tensor | None
@@ -314,11 +330,17 @@ def multilabel_soft_margin_loss(
 
 
 class MultiLabelSoftMarginLoss(WeightedLossModule):
-    """``torch.nn.MultiLabelSoftMarginLoss``, computed by the kernels.
+    """Multi-label soft margin loss as a module, in place of ``torch.nn.MultiLabelSoftMarginLoss``:
+    :func:`multilabel_soft_margin_loss`, computed by the kernels.
+
+    Call the module with ``(input, target)``: logits [..., C], and targets between 0 and 1 of a shape that broadcasts
+    with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape without C. The
+    weight is a buffer: it moves with the module to a device or dtype, and is in the state dict.
 
     Args:
-        weight: the class weights, a buffer.
-        reduction, inplace: see :func:`multilabel_soft_margin_loss`.
+        weight: a factor for each class, [C], or a tensor of a shape that broadcasts with the input's; None means 1.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss for each row.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False) -> None:

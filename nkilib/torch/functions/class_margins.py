@@ -153,12 +153,19 @@ def multi_margin_loss(
 
 
 class MultiMarginLoss(WeightedLossModule):
-    """``torch.nn.MultiMarginLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
-    PyTorch's order.
+    """Multi-class margin loss as a module, in place of ``torch.nn.MultiMarginLoss``: :func:`multi_margin_loss`,
+    computed by the kernels.
+
+    Call the module with ``(input, target)``: scores [N, C] and class indices [N], or [C] and a single index. The loss
+    is a float32 scalar tensor, or with ``"none"`` a tensor of the shape of the target. The weight is a buffer: it moves
+    with the module to a device or dtype, and is in the state dict.
 
     Args:
-        weight: [C] floating, kept as a buffer that moves with the module; None means 1.
-        p, margin, reduction, inplace: see :func:`multi_margin_loss`.
+        p: 1 or 2, the power to which each margin is raised.
+        margin: the distance, a finite number, by which the score of the target should exceed every other score.
+        weight: a factor for each class, [C], floating, used in float32; None means 1.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss for each row.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Raises:
         ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.
@@ -263,11 +270,16 @@ def multilabel_margin_loss(
 
 
 class MultiLabelMarginLoss(LossModule):
-    """``torch.nn.MultiLabelMarginLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
-    PyTorch's order.
+    """Margin loss with several targets per row as a module, in place of ``torch.nn.MultiLabelMarginLoss``:
+    :func:`multilabel_margin_loss`, computed by the kernels.
+
+    Call the module with ``(input, target)``: scores [C] or [N, C], and class indices of the same shape, where each row
+    has its targets and behind them -1. The loss is a float32 scalar tensor, or with ``"none"`` one loss per row. The
+    module keeps its options, and has neither parameters nor buffers.
 
     Args:
-        reduction, inplace: see :func:`multilabel_margin_loss`.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss for each row.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, reduction: str = "mean", *, inplace: bool = False) -> None:

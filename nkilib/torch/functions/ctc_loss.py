@@ -248,10 +248,20 @@ def ctc_loss(
 
 
 class CTCLoss(nn.Module):
-    """``torch.nn.CTCLoss``, computed by the kernels.
+    """Connectionist temporal classification as a module, in place of ``torch.nn.CTCLoss``: :func:`ctc_loss`, computed
+    by the kernels.
+
+    Call the module with ``(log_probs, targets, input_lengths, target_lengths)``: [T, N, C] or [T, C] as ``log_softmax``
+    returns them, labels [N, S] or concatenated, and two lengths for each of the N sequences. The loss is a float32
+    scalar tensor, or with ``"none"`` a tensor [N]. The module keeps its options, and has neither parameters nor
+    buffers.
 
     Args:
-        blank, reduction, zero_infinity: see :func:`ctc_loss`.
+        blank: the class of the blank, which no label has.
+        reduction: ``"mean"`` divides each loss by the length of its target, at least 1, and takes the mean over the
+            sequences; ``"sum"``; or ``"none"``: a loss for each sequence.
+        zero_infinity: whether the loss of a sequence without an alignment to its target is 0, and so its gradient; else
+            it is infinite.
     """
 
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:

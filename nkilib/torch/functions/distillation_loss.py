@@ -278,10 +278,24 @@ def distillation_loss(
 
 
 class DistillationLoss(LossModule):
-    """:func:`distillation_loss` as a module; call it as ``forward(student_logits, teacher_logits, labels=None)``.
+    """Distillation from logits as a module: :func:`distillation_loss` with its options kept; ``torch.nn`` has no such
+    module.
+
+    Call the module with ``(student_logits, teacher_logits, labels=None)``: two tensors [..., V], and labels [...], by
+    which positions are ignored. The loss is a float32 scalar tensor, or with ``"none"`` a tensor [...].
 
     Args:
-        temperature, direction, beta, ignore_index, reduction, temperature_squared, inplace: see the function.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models. A number is a constant of the compiled
+            kernel; a tensor is a buffer, which moves with the module but is not in the state dict.
+        direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; has no effect with ``beta``.
+        beta: from 0 to 1, the weight of the teacher in the mixture of the generalized Jensen-Shannon divergence; None:
+            the divergence that ``direction`` names.
+        ignore_index: the label of ignored positions, an int32.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``student_logits.size(0)``),
+            ``"sum"``, or ``"none"``: a loss for each position.
+        temperature_squared: multiply the loss by T^2.
+        inplace: the backward writes the gradient over the memory of ``student_logits``, which must not be used
+            afterwards.
     """
 
     temperature: float | Tensor

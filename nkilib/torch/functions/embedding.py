@@ -114,10 +114,17 @@ def cosine_embedding_loss(
 
 
 class CosineEmbeddingLoss(LossModule):
-    """``torch.nn.CosineEmbeddingLoss``, computed by the kernels.
+    """Cosine embedding loss as a module, in place of ``torch.nn.CosineEmbeddingLoss``: :func:`cosine_embedding_loss`,
+    computed by the kernels.
+
+    Call the module with ``(input1, input2, target)``: rows [N, D], rows [N, D], and for each pair of rows 1 if they
+    should be similar or -1 if not, [N]. The loss is a float32 scalar tensor, or with ``"none"`` a tensor [N]. The
+    module keeps its options, and has neither parameters nor buffers.
 
     Args:
-        margin, reduction, inplace: see :func:`cosine_embedding_loss`.
+        margin: the cosine up to which a pair with target -1 has no loss.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss for each row.
+        inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -185,10 +192,17 @@ def hinge_embedding_loss(
 
 
 class HingeEmbeddingLoss(LossModule):
-    """``torch.nn.HingeEmbeddingLoss``, computed by the kernels.
+    """Hinge embedding loss as a module, in place of ``torch.nn.HingeEmbeddingLoss``: :func:`hinge_embedding_loss`,
+    computed by the kernels.
+
+    Call the module with ``(input, target)``: distances of any shape, and 1 (similar) or -1 (dissimilar) for each, of a
+    shape that broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
+    shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
-        margin, reduction, inplace: see :func:`hinge_embedding_loss`.
+        margin: the distance from which on a pair with target -1 has no loss, a finite number.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, margin: float = 1.0, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -273,10 +287,18 @@ def margin_ranking_loss(
 
 
 class MarginRankingLoss(LossModule):
-    """``torch.nn.MarginRankingLoss``, computed by the kernels.
+    """Margin ranking loss as a module, in place of ``torch.nn.MarginRankingLoss``: :func:`margin_ranking_loss`,
+    computed by the kernels.
+
+    Call the module with ``(input1, input2, target)``: scores, scores, and 1 where the first should be larger or -1
+    where the second should, of the same number of dimensions and of shapes that broadcast. The loss is a float32 scalar
+    tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its options, and has neither parameters
+    nor buffers.
 
     Args:
-        margin, reduction, inplace: see :func:`margin_ranking_loss`.
+        margin: the difference, a finite number, from which on a pair in the right order has no loss.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -414,10 +436,20 @@ def triplet_margin_loss(
 
 
 class TripletMarginLoss(LossModule):
-    """``torch.nn.TripletMarginLoss``, computed by the kernels.
+    """Triplet margin loss as a module, in place of ``torch.nn.TripletMarginLoss``: :func:`triplet_margin_loss`,
+    computed by the kernels.
+
+    Call the module with ``(anchor, positive, negative)``: three tensors [..., D] of the same number of dimensions, of
+    shapes that broadcast. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape
+    without D. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
-        margin, p, eps, swap, reduction, inplace: see :func:`triplet_margin_loss`.
+        margin: the distance, greater than 0, by which the negative should be farther from the anchor than the positive.
+        p: the order of the norm, at least 1, infinity allowed.
+        eps: the number that is added to each difference.
+        swap: take the smaller of the distances of the negative from anchor and positive.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss for each row.
+        inplace: the backward writes the gradient over the memory of ``anchor``, which must not be used afterwards.
     """
 
     def __init__(

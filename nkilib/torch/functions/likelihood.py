@@ -139,11 +139,19 @@ def nll_loss(
 
 
 class NLLLoss(WeightedLossModule):
-    """``torch.nn.NLLLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in PyTorch's order.
+    """Negative log-likelihood as a module, in place of ``torch.nn.NLLLoss``: :func:`nll_loss`, computed by the kernels.
+
+    Call the module with ``(input, target)``: log-probabilities [C], [N, C] or [N, C, d1, ...], and class indices of
+    that shape without C. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the shape of the target.
+    The weight is a buffer: it moves with the module to a device or dtype, and is in the state dict.
 
     Args:
-        weight: [C] floating, kept as a buffer that moves with the module; None means 1.
-        ignore_index, reduction, inplace: see :func:`nll_loss`.
+        weight: a factor for each class, [C], floating, used in float32; None means 1.
+        ignore_index: the class index of positions that have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
+            not, ``"none"`` returns one loss per position.
+        inplace: the backward writes the gradient over the memory of ``input``, which must be contiguous and must not be
+            used afterwards.
     """
 
     def __init__(
@@ -275,10 +283,19 @@ def gaussian_nll_loss(
 
 
 class GaussianNLLLoss(LossModule):
-    """``torch.nn.GaussianNLLLoss``, computed by the kernels.
+    """Negative log-likelihood of normal distributions as a module, in place of ``torch.nn.GaussianNLLLoss``:
+    :func:`gaussian_nll_loss`, computed by the kernels.
+
+    Call the module with ``(input, target, var)``: means of any shape, targets of a shape that broadcasts with it, and
+    variances of the shape of the input, of that shape without the last dimension or with extent 1 in one dimension, or
+    a number. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
+    its options, and has neither parameters nor buffers.
 
     Args:
-        full, eps, reduction, inplace: see :func:`gaussian_nll_loss`.
+        full: add the constant ``log(2 pi) / 2`` to each loss.
+        eps: the least variance that is computed with, at least 2^-64.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(
@@ -356,10 +373,21 @@ def poisson_nll_loss(
 
 
 class PoissonNLLLoss(LossModule):
-    """``torch.nn.PoissonNLLLoss``, computed by the kernels.
+    """Negative log-likelihood of Poisson distributions as a module, in place of ``torch.nn.PoissonNLLLoss``:
+    :func:`poisson_nll_loss`, computed by the kernels.
+
+    Call the module with ``(log_input, target)``: rates or their logarithms, of any shape, and counts of a shape that
+    broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
+    module keeps its options, and has neither parameters nor buffers.
 
     Args:
-        log_input, full, eps, reduction, inplace: see :func:`poisson_nll_loss`.
+        log_input: whether the first tensor has the logarithms of the rates.
+        full: add Stirling's estimate of ``log t!`` where the count t is greater than 1.
+        eps: the number that is added to a rate before its logarithm is taken, at least 2^-64; without effect with
+            ``log_input``.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of the first tensor, which must not be used
+            afterwards.
     """
 
     def __init__(
@@ -443,11 +471,19 @@ def kl_div(
 
 
 class KLDivLoss(LossModule):
-    """``torch.nn.KLDivLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in PyTorch's
-    order.
+    """Kullback-Leibler divergence as a module, in place of ``torch.nn.KLDivLoss``: :func:`kl_div`, computed by the
+    kernels.
+
+    Call the module with ``(input, target)``: log-probabilities of any shape, and probabilities of a shape that
+    broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
+    module keeps its options, and has neither parameters nor buffers.
 
     Args:
-        reduction, log_target, inplace: see :func:`kl_div`.
+        reduction: ``"mean"`` over the elements, ``"batchmean"`` (the sum divided by ``input.size(0)``),
+            ``"sum"``, or ``"none"``: a term for each element.
+        log_target: whether the target has log-probabilities, too.
+        inplace: the backward writes the gradient over the memory of ``input``, which must be dense, neither broadcast
+            nor cast, and must not be used afterwards.
     """
 
     def __init__(self, reduction: str = "mean", log_target: bool = False, *, inplace: bool = False) -> None:

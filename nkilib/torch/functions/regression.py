@@ -68,10 +68,15 @@ def l1_loss(
 
 
 class L1Loss(LossModule):
-    """``torch.nn.L1Loss``, computed by the kernels.
+    """Absolute error as a module, in place of ``torch.nn.L1Loss``: :func:`l1_loss`, computed by the kernels.
+
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
+    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
+    options, and has neither parameters nor buffers.
 
     Args:
-        reduction, inplace: see :func:`l1_loss`.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -134,10 +139,15 @@ def mse_loss(
 
 
 class MSELoss(LossModule):
-    """``torch.nn.MSELoss``, computed by the kernels.
+    """Squared error as a module, in place of ``torch.nn.MSELoss``: :func:`mse_loss`, computed by the kernels.
+
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
+    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
+    options, and has neither parameters nor buffers.
 
     Args:
-        reduction, inplace: see :func:`mse_loss`.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -207,10 +217,17 @@ def smooth_l1_loss(
 
 
 class SmoothL1Loss(LossModule):
-    """``torch.nn.SmoothL1Loss``, computed by the kernels.
+    """Smooth absolute error as a module, in place of ``torch.nn.SmoothL1Loss``: :func:`smooth_l1_loss`, computed by the
+    kernels.
+
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
+    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
+    options, and has neither parameters nor buffers.
 
     Args:
-        reduction, beta, inplace: see :func:`smooth_l1_loss`.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        beta: the error up to which the loss is quadratic, at least 0 and finite; with 0 it is the absolute error.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0, *, inplace: bool = False) -> None:
@@ -286,10 +303,16 @@ def huber_loss(
 
 
 class HuberLoss(LossModule):
-    """``torch.nn.HuberLoss``, computed by the kernels.
+    """Huber's error as a module, in place of ``torch.nn.HuberLoss``: :func:`huber_loss`, computed by the kernels.
+
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
+    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
+    options, and has neither parameters nor buffers.
 
     Args:
-        reduction, delta, inplace: see :func:`huber_loss`.
+        reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
+        delta: the error up to which the loss is quadratic and from which on it is linear, positive and finite.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0, *, inplace: bool = False) -> None:

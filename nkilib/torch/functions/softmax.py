@@ -254,15 +254,27 @@ def log_softmax(
     """Compute the logarithm of the softmax along a dimension, in nats, with the kernels of
     :mod:`nkilib.experimental.softmax`.
 
-    The result equals ``torch.nn.functional.log_softmax(input, dim, dtype=dtype)``; arguments, result and errors are
-    those of :func:`softmax`.
+    The result equals ``torch.nn.functional.log_softmax(input, dim, dtype=dtype)``. It is computed in float32 and
+    rounded once, to the dtype of the result; the backward needs only the result, so the input is not kept.
 
     Args:
-        input, dim, _stacklevel, dtype: see :func:`softmax`.
+        input: any number of dimensions, 0 included; bfloat16, float16 or float32. With ``dtype``, any other type, which
+            is first cast to float32. A tensor with gaps or overlaps in memory is copied.
+        dim: the dimension of the softmax; a negative one counts from the end. None chooses as PyTorch does (0 for an
+            input of 0, 1 or 3 dimensions, else 1), and warns.
+        _stacklevel: the stack level of that warning, as in PyTorch.
+        dtype: the dtype of the result: bfloat16, float16 or float32; None for that of the input. PyTorch first casts
+            the input to it; here the input is not cast: a narrower result is the rounded one of the uncast input.
 
     Returns:
         A tensor of the shape of ``input``, and of its layout if it is dense: at most 0, and -inf where the input is
-        -inf.
+        -inf. NaN where a row has a NaN, +inf, or only -inf.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; float64 for the input or as ``dtype``.
+        IndexError: ``dim`` is out of range.
+        NotImplementedError: another dtype of the result, or of an input without ``dtype``; an unsupported device; a
+            sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:
         refuse_unknown(log_softmax, unknown)
@@ -273,10 +285,14 @@ def log_softmax(
 
 
 class Softmax(nn.Softmax):
-    """``torch.nn.Softmax``, computed by the kernels: :func:`softmax` of its input along ``dim``.
+    """Softmax as a module, in place of ``torch.nn.Softmax``: :func:`softmax` of its input, computed by the kernels.
+
+    Call the module with a tensor of any shape, bfloat16, float16 or float32; the result has its shape and dtype. The
+    module has neither parameters nor buffers.
 
     Args:
-        dim: see :func:`softmax`.
+        dim: the dimension along which elements add up to 1; a negative one counts from the end. None chooses as PyTorch
+            does (0 for an input of 0, 1 or 3 dimensions, else 1), and warns.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -285,10 +301,15 @@ class Softmax(nn.Softmax):
 
 
 class LogSoftmax(nn.LogSoftmax):
-    """``torch.nn.LogSoftmax``, computed by the kernels: :func:`log_softmax` of its input along ``dim``.
+    """Logarithm of the softmax, in nats, as a module, in place of ``torch.nn.LogSoftmax``: :func:`log_softmax` of its
+    input, computed by the kernels.
+
+    Call the module with a tensor of any shape, bfloat16, float16 or float32; the result has its shape and dtype. The
+    module has neither parameters nor buffers.
 
     Args:
-        dim: see :func:`softmax`.
+        dim: the dimension of the softmax; a negative one counts from the end. None chooses as PyTorch does (0 for an
+            input of 0, 1 or 3 dimensions, else 1), and warns.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -297,7 +318,9 @@ class LogSoftmax(nn.LogSoftmax):
 
 
 class Softmax2d(nn.Softmax2d):
-    """``torch.nn.Softmax2d``, computed by the kernels: the softmax over the channels of [N, C, H, W] or [C, H, W]."""
+    """Softmax over the channels of [N, C, H, W] or [C, H, W] as a module, in place of ``torch.nn.Softmax2d``: computed
+    by the kernels, with the shape and dtype of its input. It has no arguments, parameters or buffers.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the softmax, of the shape and type of ``input``.

@@ -77,7 +77,8 @@ def token_scores(
         temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
             tensor has one for all positions, or one for each, and compiles nothing anew: see
             :func:`nkilib.torch.cross_entropy`.
-        exact_maximum: see :func:`nkilib.torch.cross_entropy`.
+        exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
+            advance, None chooses the one with the shorter modelled time.
         num_classes, shard_sizes: the classes of the ranks of ``group``, see
             :func:`nkilib.torch.vocab_parallel_cross_entropy`.
         entropy: whether to compute the entropy.

@@ -432,9 +432,11 @@ def fuse_linear_loss(
         head: the output layer, or its path in the model; None: what ``get_output_embeddings()`` returns. It must be a
             ``torch.nn.Linear``, or PEFT's wrapper around one.
         evaluation: return lazy logits after ``model.eval()`` and under ``torch.no_grad()`` too.
-        label_smoothing, lse_square_scale: see :func:`nkilib.torch.linear_cross_entropy`; of every cross-entropy in
-            training.
-        memory_limit: see :func:`nkilib.torch.linear_cross_entropy`; of every cross-entropy.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes, in every cross-entropy of
+            the training.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), in these cross-entropies too.
+        memory_limit: the bytes that a single launch for loss and gradients may use beside its inputs, in every
+            cross-entropy (:func:`nkilib.torch.linear_cross_entropy`); None: gradients are computed in the backward.
         on_compute: ``"warn"``, ``"ignore"`` or ``"raise"``: what happens where logits are computed in training.
 
     Returns:

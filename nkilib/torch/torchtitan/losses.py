@@ -171,11 +171,13 @@ def compute_logprobs(
     autograd, as in TorchTitan.
 
     Args:
-        logits: see ``pred`` of :func:`cross_entropy_loss`.
+        logits: [..., V]; a DTensor, whose vocabulary may be sharded; or, with a group, this rank's part of the
+            vocabulary, divided as ``torch.chunk`` does.
         labels: [...] class indices of any integer type, or -100, which gives log-probability 0.
         return_entropy: whether to return a tuple of log-probabilities and entropies.
-        global_vocab_size, group: see :func:`cross_entropy_loss`. Without the size, all ranks of a sharded vocabulary
-            must have equally many columns.
+        global_vocab_size: V, if ``logits`` is a plain tensor with a part of the vocabulary. Without it, all ranks of a
+            sharded vocabulary must have equally many columns.
+        group: the ranks that share the vocabulary of plain ``logits``; None: as for :func:`cross_entropy_loss`.
 
     Returns:
         A float32 tensor of the shape of ``labels``, in nats.
@@ -221,7 +223,9 @@ class CrossEntropyLoss:
     ``mtp_scale`` and divided by their number.
 
     Attributes:
-        global_vocab_size, group, inplace: see :func:`cross_entropy_loss`.
+        global_vocab_size: V, if ``pred`` is a plain tensor with a part of the vocabulary; else None.
+        group: the ranks that share the vocabulary of a plain ``pred``; None: as for :func:`cross_entropy_loss`.
+        inplace: whether the backward writes the gradient over the memory of ``pred``.
         mtp_scale: the weight of the further predictions together.
     """
 
@@ -236,7 +240,8 @@ class CrossEntropyLoss:
         """Return the loss, divided by the number of valid tokens on all ranks, and no metrics.
 
         Args:
-            pred, labels: see :func:`cross_entropy_loss`; or tuples of at least two of them.
+            pred: logits [..., V], as :func:`cross_entropy_loss` takes them; or a tuple of at least two of them.
+            labels: [...] class indices, -100 where a token is ignored; or a tuple of as many of them.
             global_valid_tokens: the number of valid tokens on all ranks; a tensor is not read.
             kwargs: further arguments that a trainer passes; ignored, as in TorchTitan.
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.probe import READINGS, Probe, Reading, loaded, row, same_arguments, stored, tile
+from nkilib.verify.probes.probe import INSTRUCTION_READINGS, Probe, Reading, loaded, row, same_arguments, stored, tile
 
 _MARK: Final = -5.0
 _PIECE: Final = 4
@@ -62,7 +62,7 @@ def _probe(name: str, engine: str, page_row: str, rests_on_it: str) -> Probe:
         name,
         False,
         f"what `reduce` adds to the registers of {engine.capitalize()} after `reset_reduce`",
-        (READINGS, page_row),
+        (INSTRUCTION_READINGS, page_row),
         rests_on_it,
         sums_of_pieces,
         same_arguments(values_hbm=_VALUES),
@@ -107,7 +107,7 @@ PRODUCT: Final = Probe(
     "a product over other numbers",
     False,
     "whether the first product in PSUM overwrites values that no product has written",
-    (READINGS, "`nc_matmul(accumulate=None)`"),
+    (INSTRUCTION_READINGS, "`nc_matmul(accumulate=None)`"),
     "recomputed rows: their slots are prefix sums that Tensor computes",
     product_over,
     same_arguments(left_hbm=_LEFT, right_hbm=_RIGHT),
@@ -146,7 +146,7 @@ BESIDE: Final = Probe(
     "finished sums beside each other",
     False,
     "whether sums of products stay as they are when another one starts in their bank of PSUM",
-    (READINGS, "several accumulation groups in one PSUM bank"),
+    (INSTRUCTION_READINGS, "several accumulation groups in one PSUM bank"),
     "transposes and products of several tiles in a bank: gradients of the linear losses, softmax along short axes, CTC",
     sums_beside_each_other,
     same_arguments(left_hbm=_LEFT, right_hbm=_RIGHT),

@@ -15,8 +15,8 @@ import numpy as np
 from nkilib.core.cores import positions_of_core, strided_rows
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.probe import (
+    CORE_READINGS,
     PROMISES,
-    READINGS,
     Probe,
     Reading,
     column,
@@ -48,7 +48,7 @@ PROGRAMS: Final = Probe(
     "programs of a launch on two cores",
     True,
     "how many programs a kernel on two cores sees, launched with the variable or with a grid",
-    (READINGS, "`nl.program_ndim()` of `kernel(...)` on two cores"),
+    (CORE_READINGS, "`nl.program_ndim()` of `kernel(...)` on two cores"),
     "the division of positions: with one program both cores would do all of the work",
     programs,
     no_arguments,
@@ -127,7 +127,7 @@ EXCHANGED: Final = Probe(
     "an exchange of counts between the cores",
     False,
     "whether both cores have the other's number after `sendrecv`",
-    (READINGS, "`sendrecv` and HBM"),
+    (CORE_READINGS, "`sendrecv` and HBM"),
     "the iteration count of the loop that recomputes rows, on which both cores must agree",
     exchanged,
     same_arguments(numbers_hbm=integer_row(3, 7)),

@@ -14,9 +14,9 @@ import numpy as np
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.probe import (
+    INSTRUCTION_READINGS,
     OUT_OF_RANGE,
     PROMISES,
-    READINGS,
     Probe,
     Reading,
     column,
@@ -384,7 +384,7 @@ SKIPPED: Final = Probe(
     "a scatter that skips",
     False,
     "whether `oob_mode=skip` skips elements that are out of range, by one or by far, and writes the rest",
-    (READINGS, "`oob_mode=skip` with a scalar offset that moves"),
+    (INSTRUCTION_READINGS, "`oob_mode=skip` with a scalar offset that moves"),
     "recomputed rows: slots without a row are out of range",
     skipped_scatter,
     same_arguments(values_hbm=column(1, 2, 3, 4), index_hbm=indices(2, 4, 0, 2**24)),

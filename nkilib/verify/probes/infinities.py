@@ -13,7 +13,17 @@ import numpy as np
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.probe import KERNELS, READINGS, Probe, Reading, loaded, row, same_arguments, stored, tile
+from nkilib.verify.probes.probe import (
+    INSTRUCTION_READINGS,
+    KERNELS,
+    Probe,
+    Reading,
+    loaded,
+    row,
+    same_arguments,
+    stored,
+    tile,
+)
 from nkilib.verify.step import Array
 
 _INF: Final = np.inf
@@ -167,7 +177,7 @@ EQUALITY: Final = Probe(
     "equality of NaN and zeros",
     False,
     "whether NaN equals itself, and the two zeros each other",
-    (READINGS, "comparisons in `nc_find_index8`"),
+    (INSTRUCTION_READINGS, "comparisons in `nc_find_index8`"),
     "the argmax of rows with a NaN, and of rows whose maximum is a zero",
     equal_pairs,
     same_arguments(left_hbm=row(_NAN, _INF, -0.0, 1), right_hbm=row(_NAN, _INF, 0.0, 2)),

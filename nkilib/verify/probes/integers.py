@@ -11,8 +11,9 @@ import numpy as np
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.probe import (
+    INSTRUCTION_READINGS,
     PROMISES,
-    READINGS,
+    TENSOR_READINGS,
     Probe,
     Reading,
     integer_row,
@@ -51,7 +52,7 @@ EXACT: Final = Probe(
     "integers beyond 2^24",
     True,
     "whether int32 arithmetic of GpSimd is exact, or goes through float32",
-    (READINGS, "int32 tile with a Python integer"),
+    (TENSOR_READINGS, "int32 tile with a Python integer"),
     "the index of a target's logit: row * V + target",
     integer_arithmetic,
     same_arguments(left_hbm=_LEFT, right_hbm=_RIGHT),
@@ -155,7 +156,7 @@ NOT_FOUND: Final = Probe(
     "a value that is not found",
     True,
     "which index a value gets that is not found, such as NaN, and which float32 number that index becomes",
-    (READINGS, "`nc_match_replace8`: a value that is not found"),
+    (INSTRUCTION_READINGS, "`nc_match_replace8`: a value that is not found"),
     "the argmax of rows with a NaN, and of rows whose maximum is in a later part of a chunk",
     searched,
     same_arguments(data_hbm=_DATA, values_hbm=row(*[np.nan] * 4, *[2] * 4)),

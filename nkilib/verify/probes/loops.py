@@ -11,9 +11,10 @@ import numpy as np
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.probe import (
+    CORE_READINGS,
     OUT_OF_RANGE,
     PROMISES,
-    READINGS,
+    TENSOR_READINGS,
     Probe,
     Reading,
     column,
@@ -55,7 +56,7 @@ TRIPS: Final = Probe(
     "loops of the device",
     True,
     "how often a loop runs whose bound is a register, including 0",
-    (READINGS, "bounds in registers"),
+    (CORE_READINGS, "bounds in registers"),
     "rows that are recomputed in a device loop: usually none",
     counted_loops,
     same_arguments(trips_hbm=integer_row(0, 3)),
@@ -90,7 +91,7 @@ ROW_OF_TRIP: Final = Probe(
     "a row that a loop names",
     False,
     "which row of HBM the body of a loop reads if it selects the row by the iteration number",
-    (READINGS, "`t[register]`, `nl.ds(register, size)`"),
+    (TENSOR_READINGS, "`t[register]`, `nl.ds(register, size)`"),
     "recomputed rows: the iteration number selects their indices",
     rows_of_loop,
     same_arguments(rows_hbm=_ROWS[:, np.newaxis], trips_hbm=integer_row(3)),

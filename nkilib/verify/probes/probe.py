@@ -4,11 +4,11 @@
 """A probe: one launch, and the readings (possible answers to a question) that its results may confirm.
 
 :class:`Probe` is the step, and :class:`Reading` an answer. All probes share the rest: the pages of the documentation
-that depend on answers (:data:`READINGS`, :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`), the words of
-refused accesses (:data:`OUT_OF_RANGE`), the same arguments with and without a device (:func:`same_arguments`,
-:func:`no_arguments`), arguments as a launch :func:`left` them, arrays for arguments and expected results (:func:`row`,
-:func:`integer_row`, :func:`column`, :func:`indices`), and whole tiles in kernels (:func:`loaded`, :func:`tile`,
-:func:`stored`).
+that depend on answers (those of :data:`READINGS` by topic: :data:`TENSOR_READINGS`, :data:`INSTRUCTION_READINGS`,
+:data:`CORE_READINGS`; and :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`), the words of refused accesses
+(:data:`OUT_OF_RANGE`), the same arguments with and without a device (:func:`same_arguments`, :func:`no_arguments`),
+arguments as a launch :func:`left` them, arrays for arguments and expected results (:func:`row`, :func:`integer_row`,
+:func:`column`, :func:`indices`), and whole tiles in kernels (:func:`loaded`, :func:`tile`, :func:`stored`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from nkilib.nki import nisa, nl
 from nkilib.verify.step import Array, Observation, Status, Step, Verdict, argument_name, observed, typed
 
 # Pages of the documentation that depend on answers.
-READINGS: Final = "reference/simulator_readings.md"
+TENSOR_READINGS: Final = "reference/simulator_readings.md"
+INSTRUCTION_READINGS: Final = "reference/simulator_readings_instructions.md"
+CORE_READINGS: Final = "reference/simulator_readings_cores.md"
+READINGS: Final = (TENSOR_READINGS, INSTRUCTION_READINGS, CORE_READINGS)
 KERNELS: Final = "reference/kernels.md"
-CROSS_ENTROPY: Final = "explanation/cross_entropy.md"
+CROSS_ENTROPY: Final = "explanation/cross_entropy_accuracy.md"
 PROMISES: Final = "reference/promises.md"
 
 # The words with which an access is refused by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).

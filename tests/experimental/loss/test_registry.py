@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_errors
-from nkilib.core.host.loss import Loss, ModelledLaunch
+from nkilib.cli.losses import entries, over_bound, overview, page_of
+from nkilib.core.host.loss import Family, Loss, ModelledLaunch
 from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.registry import LOSSES
@@ -19,7 +19,8 @@ from nkilib.experimental.public_kernels import guarantee_of, public_kernels
 from nkilib.verify.registry import cases
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-PAGE = (CHECKOUT / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
+REFERENCE = CHECKOUT / "docs" / "reference"
+PAGE, TIMES_PAGE = ((REFERENCE / name).read_text(encoding="utf-8") for name in ("losses.md", "losses_times.md"))
 # Losses that tests/torch/functions/losses.py does not compare with torch.nn.functional. PyTorch does not have them, or
 # not their arguments (DTensors, further results, hidden states). Each has tests of its own in tests/torch/functions.
 OWN_ARGUMENTS = {"cross_entropy", "linear_cross_entropy"}
@@ -108,7 +109,7 @@ def test_a_loss_has_its_function_and_module_of_pytorch(entry: Loss) -> None:
 
 @every_entry
 def test_a_loss_has_its_docs_and_its_tests(entry: Loss) -> None:
-    is_on_page = f"| `{entry.name}` |" in PAGE
+    is_on_page = f"| [`{entry.name}`]({page_of(entry.family)}.md#{entry.name}) |" in PAGE
     assert is_on_page, "run `python -m tools.write_tables`"
     for place in entry.tests:
         sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
@@ -126,17 +127,35 @@ def test_the_faces_have_the_kernels_of_the_registry_and_those_named_here() -> No
     assert called == kernels, "compare nkilib/experimental/loss/inline.py"
 
 
-def test_the_page_has_the_tables_that_are_printed() -> None:
+def test_the_page_has_the_table_that_is_printed() -> None:
+    is_on_page = overview() in PAGE
+    assert is_on_page, "run `python -m tools.write_tables`"
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_page_of_a_family_has_what_is_printed(family: Family) -> None:
     """But for the times, which the sweep holds."""
-    for printed in (formulas(), term_errors(), guarantees(), edges()):
-        is_on_page = printed in PAGE
-        assert is_on_page, "run `python -m tools.write_tables`"
+    page = (REFERENCE / f"{page_of(family)}.md").read_text(encoding="utf-8")
+    is_on_page = entries(family) in page
+    assert is_on_page, "run `python -m tools.write_tables`"
+
+
+def test_what_is_printed_of_a_loss_is_all_that_its_entry_states() -> None:
+    """Semicolons separate what becomes a list of its own."""
+    (entry,) = (entry for entry in LOSSES if entry.name == "multi_margin_loss")
+    printed = entries(entry.family)
+    section = printed.partition("### `multi_margin_loss`\n")[2].partition("\n### ")[0]
+    words = section.replace("\\", "").split()
+    for text in (entry.formula, entry.derivative, entry.edges, entry.differences):
+        clauses = [clause.split() for clause in text.split("; ")]
+        assert all(" ".join(clause) in " ".join(words) for clause in clauses), text
+    assert max(map(len, section.splitlines())) <= 88
 
 
 def test_times_are_checked_against_little_more_than_they_are() -> None:
     """Goals are near the page's figures, which the sweep compares with the model: loose ones hide a slower kernel."""
     launches = {(f"`{entry.name}`", launch.label): launch for entry in LOSSES for launch in entry.launches}
-    rows = [tuple(line.strip("| ").split(" | ")) for line in PAGE.splitlines()]
+    rows = [tuple(line.strip("| ").split(" | ")) for line in TIMES_PAGE.splitlines()]
     timed = [row for row in rows if row[:2] in launches]
     assert len(timed) > 20
     for name, label, *cells in timed:
@@ -158,4 +177,4 @@ def test_modelled_times(entry: Loss, launch: ModelledLaunch, dtype: str) -> None
     """Each launch stays within its limit for the time over the bound, and the page has the figure."""
     result = over_bound(entry, launch, dtype)
     assert result <= launch.bound[dtype]
-    assert f", {result:.2f}" in PAGE
+    assert f", {result:.2f}" in TIMES_PAGE

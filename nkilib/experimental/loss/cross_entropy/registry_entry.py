@@ -29,7 +29,7 @@ from nkilib.base.statements import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import ModelledLaunch, SizedLoss, TensorSize, launch_tensors, tensor_bytes
+from nkilib.core.host.loss import Family, ModelledLaunch, SizedLoss, TensorSize, launch_tensors, tensor_bytes
 from nkilib.core.rows.recomputation import most_trips
 from nkilib.experimental.loss.cross_entropy import kernels
 from nkilib.experimental.loss.cross_entropy.tiling import choose_tiling
@@ -40,7 +40,7 @@ _TIME_LIMITS: Final = {"bfloat16": 1.25, "float32": 1.15}
 _INDEX_BYTES = 4  # a target is int32
 _FORWARD_NOTES = (
     "logits are rounded to dtype on loading; exact_maximum=None selects the form by the number of batches per core; "
-    "with True or False, one core and two give bitwise identical results"
+    "with exact_maximum=True or False, one core and two give bitwise identical results"
 )
 _WORKSPACE = "512 (ceil(N / positions_per_batch) + 1); 0 with exact_maximum=True"
 _BACKWARD_NOTES = "logits are rounded to dtype on loading; at the target, 1 is subtracted from p in float32"
@@ -260,11 +260,12 @@ CROSS_ENTROPY: Final = SizedLoss(
     tests=("tests/experimental/loss/cross_entropy", "tests/torch/functions/cross_entropy"),
     edges="without a valid target the mean is NaN",
     differences="the gradients of class probabilities, and of weights given with them, are computed by PyTorch's "
-    "operators; the mean is NaN where the weights sum to 0; weights must be finite; the PyTorch page lists further "
-    "options and results",
+    "operators; the mean is NaN where the weights sum to 0; weights must be finite; there are further options and "
+    "results",
     launches=(
         ModelledLaunch("forward, none", True, partial(_arguments, "forward"), _TIME_LIMITS, bounded_by=None),
         ModelledLaunch("backward", False, partial(_arguments, "backward"), _TIME_LIMITS),
     ),
     size_of=size_of,
+    family=Family.VOCABULARY,
 )

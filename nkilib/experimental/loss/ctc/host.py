@@ -26,7 +26,7 @@ from nkilib.core.cores import LEAF, levels
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.host.error_bounds import SIMULATED, SMALLEST_NORMAL, UNIT, Float64Array, rounding
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
+from nkilib.core.host.loss import SCALAR, Family, SizedLoss, TensorSize, tensor_bytes
 from nkilib.experimental.loss.ctc import kernels
 
 Integers: TypeAlias = npt.NDArray[Any]
@@ -119,8 +119,9 @@ CTC: Final = SizedLoss(
     edges="without an alignment the loss is inf and the gradient NaN, or both are 0 with zero_infinity; a class of "
     "probability 0 that is not a label has gradient 0, where PyTorch's is NaN",
     differences="bfloat16 and float16 are accepted; a label that is not a class has probability 0; gradients are those "
-    "of the loss even where the blank is among the labels; the numbers of classes and labels are limited, see below",
+    "of the loss even where the blank is among the labels; the numbers of classes and labels are limited",
     size_of=size_of,
+    family=Family.SEQUENCE,
 )
 
 

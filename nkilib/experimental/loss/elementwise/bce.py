@@ -354,7 +354,7 @@ BCE: Final = elementwise_loss(
         Form(BceReference(), _PROBABILITIES),
         Form(WeightedReference(BceReference()), {**_PROBABILITIES, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
-    edges="logarithms are at least -100",
+    edges="both logarithms are clamped to at least -100, as in PyTorch",
     differences="a subnormal probability may count as 0 or almost 0; "
     "the gradient of the target is finite at x = 0 and x = 1",
     notes="the bound does not cover subnormal probabilities, which may count as 0",

@@ -374,7 +374,8 @@ BCE_WITH_LOGITS: Final = elementwise_loss(
             label=", both weights",
         ),
     ),
-    edges="infinite logits as in PyTorch, except for x = -inf, t > 0, where the loss is infinite, its limit, not NaN",
+    edges="infinite logits give PyTorch's losses, except x = -inf with t > 0: the loss is infinite, the limit, "
+    "where PyTorch's is NaN",
     differences="the loss of confident logits does not vanish: at x = -20, t = 0 it is 2.06e-9, where PyTorch's "
     "float32 loss is 0; pos_weight must be finite: an infinite one makes the loss of t > 0 NaN",
 )

@@ -38,7 +38,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.rows.checks import LEAST_ARGUMENT_OF_LOG, require_flag, require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
@@ -293,4 +293,5 @@ GAUSSIAN_NLL: Final = elementwise_loss(
     ),
     edges="the gradient of var is the gradient of v, even where var < eps",
     differences="eps must be at least 2^-64",
+    family=Family.REGRESSION,
 )

@@ -28,7 +28,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, Derived, Exact, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.rows.checks import require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
@@ -229,4 +229,5 @@ HINGE_EMBEDDING: Final = elementwise_loss(
     edges="a target other than 1 and -1 gives the sum of both terms",
     differences="the sum of both terms is max(x, margin), which is margin where x is -inf (PyTorch: NaN); margin "
     "must be finite",
+    family=Family.EMBEDDING,
 )

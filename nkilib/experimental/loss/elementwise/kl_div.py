@@ -369,5 +369,5 @@ KL_DIV: Final = elementwise_loss(
         ),
     ),
     edges="t = 0 gives 0, or NaN where x is infinite",
-    differences="no warning for the mean; log t is computed as log(t + 2^-64); t = inf gives inf, not NaN",
+    differences='reduction="mean" gives no warning; log t is computed as log(t + 2^-64); t = inf gives inf, not NaN',
 )

@@ -24,7 +24,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, Derived, Exact, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
@@ -211,4 +211,5 @@ L1_LOSS: Final = elementwise_loss(
     ),
     edges="the gradient at 0 and at NaN is 0",
     differences="complex tensors are not supported",
+    family=Family.REGRESSION,
 )

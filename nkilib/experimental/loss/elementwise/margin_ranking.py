@@ -30,7 +30,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import combine, product, subtract_on_gpsimd
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.rows.checks import require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     TARGET,
@@ -253,8 +253,8 @@ MARGIN_RANKING: Final = elementwise_loss(
     derivative="-t where t (x1 - x2) <= margin, else 0",
     errors=(ERROR,),
     gradient_error=GradientError(
-        "1.5 u times the gradient (where the loss does not exceed its own error, the gradient may be that of either "
-        "side)"
+        "1.5 u times the gradient (where the loss is within its own error of 0, the gradient may be that of either "
+        "side of the hinge)"
     ),
     functions=Functions(forward=1),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
@@ -267,4 +267,5 @@ MARGIN_RANKING: Final = elementwise_loss(
     ),
     edges="the gradient is -t, not 0, where margin - t (x1 - x2) is exactly 0",
     differences="margin must be finite",
+    family=Family.EMBEDDING,
 )

@@ -26,7 +26,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import difference
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
@@ -256,4 +256,5 @@ MSE: Final = elementwise_loss(
         Form(MseReference(), NUMBERS),
         Form(WeightedReference(MseReference()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
+    family=Family.REGRESSION,
 )

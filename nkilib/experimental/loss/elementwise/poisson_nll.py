@@ -48,7 +48,7 @@ from nkilib.core.arithmetic import (
 )
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.rows.checks import LEAST_ARGUMENT_OF_LOG, require_flag, require_option
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
@@ -444,6 +444,7 @@ POISSON_NLL: Final = elementwise_loss(
     functions=Functions(forward=1, backward=1),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(_form(True, False), _form(True, True), _form(False, False), _form(False, True)),
-    edges="full adds its term only where t > 1",
+    edges="full adds Stirling's approximation of log t! only where t > 1",
     differences="eps must be at least 2^-64; with full, the gradient of a target of at most 1 is not NaN",
+    family=Family.REGRESSION,
 )

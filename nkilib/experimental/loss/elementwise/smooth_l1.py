@@ -44,7 +44,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import subtract_on_gpsimd, transform
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.rows.checks import LEAST_NORMAL, require_option
 from nkilib.experimental.loss.elementwise.l1 import L1, L1Reference
 from nkilib.experimental.loss.skeletons.elementwise.definition import (
@@ -392,6 +392,7 @@ SMOOTH_L1: Final = elementwise_loss(
     ),
     edges="beta = 0 gives l1_loss",
     differences="beta must be finite; below 2^-126 it counts as 0",
+    family=Family.REGRESSION,
 )
 HUBER: Final = elementwise_loss(
     "huber_loss",
@@ -414,4 +415,5 @@ HUBER: Final = elementwise_loss(
         ),
     ),
     differences="delta must be finite and at least 2^-126",
+    family=Family.REGRESSION,
 )

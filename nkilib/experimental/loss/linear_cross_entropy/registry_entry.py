@@ -23,7 +23,7 @@ from nkilib.base.guarantee import Guarantee
 from nkilib.base.statements import Work
 from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Loss, ModelledLaunch
+from nkilib.core.host.loss import Family, Loss, ModelledLaunch
 from nkilib.core.host.sizes import dtype_name
 from nkilib.experimental.loss.linear.block_schedule import position_parts
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
@@ -470,9 +470,10 @@ LINEAR_CROSS_ENTROPY: Final = Loss(
     differentiated=("input", "weight", "bias"),
     options=("ignore_index", "label_smoothing", "logit_softcap"),
     tests=("tests/experimental/loss/linear_cross_entropy", "tests/torch/functions/linear_cross_entropy"),
-    differences="the logits are never in memory; the options have a page of their own",
+    differences="the logits are never in memory; there are further options and results",
     launches=(
         ModelledLaunch("forward, none, 4,096 features", True, _forward_tensors, {"bfloat16": 1.1}, bounded_by=None),
         ModelledLaunch("backward, 4,096 features", False, _backward_tensors, {"bfloat16": 1.1}, bounded_by=None),
     ),
+    family=Family.VOCABULARY,
 )

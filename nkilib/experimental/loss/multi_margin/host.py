@@ -23,7 +23,7 @@ from nkilib.core.cores import LEAF, levels
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, Float64Array, rounding
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import SizedLoss, sized_launch, tensor_bytes
+from nkilib.core.host.loss import Family, SizedLoss, sized_launch, tensor_bytes
 from nkilib.experimental.loss.multi_margin import kernels
 from nkilib.experimental.loss.multi_margin.launch import MOST_COLUMNS
 from nkilib.experimental.loss.skeletons.indexed import Shape, size_of
@@ -97,8 +97,9 @@ MULTI_MARGIN: Final = SizedLoss(
     tests=("tests/experimental/loss/multi_margin", "tests/torch/functions"),
     edges="a hinge of 0 has gradient 0; the mean divides by N, whatever the weights",
     differences="weights may have any floating type and targets any integer type; a NaN in a row makes its loss NaN, "
-    "whereas PyTorch omits its hinge, and so does +inf as the score of the target, whose -inf counts as the largest "
-    "finite number; margin and weights must be finite",
+    "whereas PyTorch omits its hinge; +inf as the score of the target makes the loss NaN, and -inf as that score "
+    "counts as the lowest finite number; margin and weights must be finite",
+    family=Family.MARGIN,
     launches=(
         sized_launch("forward, mean", kernels.multi_margin_loss_forward, (1.2, 1.05), size_of, _SHAPE),
         sized_launch("forward, mean, p = 2", kernels.multi_margin_loss_forward, (1.75, 1.05), size_of, _SHAPE, p=2),

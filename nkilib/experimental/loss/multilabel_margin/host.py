@@ -24,7 +24,7 @@ from nkilib.core.cores import LEAF, levels
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, Float64Array, rounding
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
+from nkilib.core.host.loss import SCALAR, Family, SizedLoss, TensorSize, tensor_bytes
 from nkilib.experimental.loss.multilabel_margin import kernels
 from nkilib.experimental.loss.multilabel_margin.launch import iterations_of
 
@@ -114,6 +114,7 @@ MULTILABEL_MARGIN: Final = SizedLoss(
     edges="the targets end at the first -1; a target listed twice counts twice",
     differences="at most 4,096 classes; targets may have any integer type; infinite scores count as the largest finite "
     "number; a NaN in a row makes its loss NaN and its gradient 0, whereas PyTorch omits its hinges",
+    family=Family.MARGIN,
     size_of=size_of,
 )
 

@@ -42,7 +42,7 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import CORRECT, SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.loss_arguments import Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require_flag, require_vector
 from nkilib.core.rows.tiles import product, scaled, selected
@@ -388,8 +388,9 @@ COSINE_EMBEDDING: Final = rowwise_loss(
             {"margin": 0.01},
         ),
     ),
-    edges="1e-12 is added to the squared norms; the loss is 0 for other targets",
-    differences="the rows of both inputs must have the same length; PyTorch broadcasts a row of one element after "
-    "computing its norm; a row whose squares overflow float32 has cosine 0 and gradient 0, where PyTorch's gradient is "
-    "NaN or 0",
+    edges="1e-12 is added to the squared norms; the loss is 0 for targets other than 1 and -1",
+    differences="the rows of both inputs must have the same length, whereas PyTorch broadcasts a row of one element "
+    "after computing its norm; a row whose squares overflow float32 has cosine 0 and gradient 0, where PyTorch's "
+    "gradient is NaN or 0",
+    family=Family.EMBEDDING,
 )

@@ -24,7 +24,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.arithmetic import product
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.core.loss_arguments import Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import Scratch
@@ -525,4 +525,5 @@ MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
     ),
     edges="x = inf with t = 1, and -inf with t = 0, give NaN",
     differences="the gradient is infinite, not NaN, where a weight is infinite",
+    family=Family.MARGIN,
 )

@@ -25,7 +25,7 @@ from nkilib.core.host.error_bounds import (
     Float64Array,
     FunctionErrors,
 )
-from nkilib.core.host.loss import Form, Sample
+from nkilib.core.host.loss import Family, Form, Sample
 from nkilib.experimental.loss.rowwise.triplet_distances import needed_tensors, num_coefficients, pairs_of
 from nkilib.experimental.loss.rowwise.triplet_margin import triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.skeletons.rowwise.host import (
@@ -268,8 +268,8 @@ TRIPLET_MARGIN: Final = rowwise_loss(
     errors=(*ERRORS.values(), error_of_another_norm(4.0)),
     gradients=RowGradients(
         "4 u times each derivative of a distance, plus the errors of the forward's coefficients, plus half a ulp; for "
-        "p other than 1, 2 and infinity, also (p - 1) times the relative errors of d and of the distance, and (p - 1) "
-        "u times each of their logarithms",
+        "p other than 1, 2 and infinity, also (p - 1) times the relative errors of the difference and of the "
+        "distance, and (p - 1) u times the logarithm of each",
         "gradients are computed only on request; p must be at least 1",
     ),
     rows=RowTensors(
@@ -290,4 +290,5 @@ TRIPLET_MARGIN: Final = rowwise_loss(
     "two tensors have rows of one element, a third tensor with longer rows is rejected; for p = 1 and infinity, the "
     "gradient of a NaN difference is NaN, not 0",
     notes="p must be at least 1; p = 4 stands for every p other than 1, 2 and infinity",
+    family=Family.EMBEDDING,
 )

@@ -269,8 +269,8 @@ def cross_entropy(
             of the positions (such as [batch, 1]), is read by the kernel, in float32, and gets no gradient; where one
             of its values is out of range, it is an error on the CPU, and the results of the position are NaN elsewhere.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
-            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
-            have the same error bounds.
+            advance, None chooses the one with the shorter modelled time
+            (docs/explanation/cross_entropy_shift.md). Both forms have the same error bounds.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
             micro-batches or on all ranks; with ``weight``, the sum of their weights.
         inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses
@@ -363,21 +363,35 @@ def nkilib_cross_entropy(*args: Any, **kwargs: Any) -> Tensor | CrossEntropyOutp
 
 
 class CrossEntropyLoss(nn.Module):
-    """``torch.nn.CrossEntropyLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
-    PyTorch's order.
+    """Cross-entropy as a module, in place of ``torch.nn.CrossEntropyLoss``: :func:`cross_entropy`, computed by the
+    kernels.
 
     Example::
 
         criterion = CrossEntropyLoss(ignore_index=-100, class_dim=-1)
         loss = criterion(logits, target)  # [batch, sequence, V] and [batch, sequence]
 
+    Call the module with ``(input, target, normalizer=None)``: logits [V], [batch, V], [batch, V, d1, ...], or with
+    ``class_dim=-1`` [..., V], and class indices of that shape without V, or class probabilities of that shape. The loss
+    is a float32 scalar tensor, or with ``"none"`` a tensor of the shape of class indices. The weight is a buffer: it
+    moves with the module to a device or dtype, and is in the state dict. Further options are those of
+    :func:`cross_entropy`: ``logit_softcap``, ``lse_square_scale`` and ``exact_maximum``.
+
     Args:
-        weight: [V] floating, kept as a buffer that moves with the module; None means 1.
-        ignore_index: see :func:`~nkilib.torch.cross_entropy`, also for the arguments not listed here.
-        normalizer: a buffer that moves with the module, but is not in the state dict. Prefer an integer: a floating
-            tensor is rounded when the module is cast, as by ``model.to(torch.bfloat16)``. Pass a normalizer that
-            changes from step to step to the call of the module instead.
-        temperature: a tensor is such a buffer, too.
+        weight: a factor for each class, [V], floating, used in float32; None means 1.
+        ignore_index: the class index of positions that have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored (for class
+            probabilities, by the number of positions), ``"sum"`` does not, ``"none"`` returns one loss per position.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes.
+        normalizer: a scalar tensor that replaces the divisor of the mean: a buffer that moves with the module, but is
+            not in the state dict. Prefer an integer: a floating tensor is rounded when the module is cast, as by
+            ``model.to(torch.bfloat16)``. Pass a normalizer that changes from step to step to the call of the module
+            instead.
+        inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory.
+        return_outputs: return :class:`CrossEntropyOutputs`.
+        class_dim: 1, as in PyTorch, or -1 for [batch, sequence, V], the layout of language models.
+        temperature: divides the logits after the cap, from 1e-6 to 1e6. A number is a constant of the compiled kernel;
+            a tensor is a buffer that is not in the state dict.
     """
 
     weight: Tensor | None

@@ -17,7 +17,8 @@ from nkilib.torch.losses.temperatures import keep_temperature
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """``torch.nn.LinearCrossEntropyLoss``, computed by the kernels, with the same constructor and state dict keys.
+    """Output layer and cross-entropy as a module, in place of ``torch.nn.LinearCrossEntropyLoss``: its constructor and
+    state dict keys, and :func:`~nkilib.torch.linear_cross_entropy`, computed by the kernels without logits in memory.
 
     Example::
 
@@ -30,11 +31,24 @@ class LinearCrossEntropyLoss(nn.Module):
         out_features: further dimensions of the classes, which PyTorch's own operators compute.
         bias: whether the layer has a bias.
         device, dtype: the device and dtype of the layer.
-        reduction: see :func:`~nkilib.torch.linear_cross_entropy`, also for the arguments not listed here.
-        weight: [V] floating, the class weights, kept as a buffer; None means 1.
-        normalizer: a buffer too, but not in the state dict. Pass a normalizer that changes from step to step to the
-            call of the module instead.
-        temperature: a tensor is a buffer that is not in the state dict.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
+            not, ``"none"`` returns one loss per position.
+        weight: [V] floating, the class weights, kept as a buffer, which is in the state dict; None means 1.
+        ignore_index: the class index of positions that have loss 0 and gradient 0; None means -100.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes.
+        options: PyTorch's ``LinearCrossEntropyOptions``, which has no effect here.
+        logit_softcap: c, replaces the logits by c * tanh(logits / c), from 1e-30 to 1e30; None applies no cap.
+        temperature: divides the logits after the cap, from 1e-6 to 1e6. A number is a constant of the compiled kernel;
+            a tensor is a buffer that is not in the state dict.
+        logit_scale: multiplies the logits before the cap, from 1e-6 to 1e6.
+        compute_dtype: bfloat16, float16 or float32, the dtype of the products. None: autocast's dtype if autocast is
+            on, else that of the operands.
+        lse_square_scale: the factor of the squared log-sum-exp (z-loss), from 0 to 1e30.
+        normalizer: a scalar tensor that replaces the divisor of the mean: a buffer that is not in the state dict. Pass
+            a normalizer that changes from step to step to the call of the module instead.
+        return_outputs: return :class:`~nkilib.torch.CrossEntropyOutputs`.
+        memory_limit: the bytes that a single launch for loss and gradients may use beside its inputs; None: gradients
+            are computed in the backward.
 
     Attributes:
         linear: the layer, ``torch.nn.Linear``.

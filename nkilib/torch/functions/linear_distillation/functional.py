@@ -309,16 +309,36 @@ def linear_distillation_loss(
 
 
 class LinearDistillationLoss(nn.Module):
-    """:func:`~nkilib.torch.linear_distillation_loss` as a module whose call takes the tensors.
+    """Distillation from hidden states as a module: :func:`~nkilib.torch.linear_distillation_loss` with its options
+    kept; ``torch.nn`` has no such module.
 
     Example::
 
         criterion = LinearDistillationLoss(beta=0.5, temperature=0.9)
         loss = criterion(hidden, student.lm_head.weight, teacher_hidden, teacher.lm_head.weight.detach(), labels)
 
+    Call the module with the tensors of the function: hidden states [..., Ds] and weight [V, Ds] of the student, those
+    of the teacher, [..., Dt] and [V, Dt], labels [...], and by name biases, row weights and ``grad_weight_sum``. The
+    loss is a float32 scalar tensor, or with ``"none"`` a tensor [...]. The module has no parameters: the output layers
+    stay where they are.
+
     Args:
-        direction, beta, temperature, temperature_squared, reduction, ignore_index, logit_scale, logit_softcap,
-            teacher_logit_scale, teacher_logit_softcap, outputs, compute_dtype, memory_limit: see the function.
+        direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; has no effect with ``beta``.
+        beta: from 0 to 1, the weight of the teacher in the mixture of the generalized Jensen-Shannon divergence; None:
+            the divergence that ``direction`` names.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. A number is a constant of
+            the compiled kernel; a tensor is a buffer, which moves with the module but is not in the state dict.
+        temperature_squared: multiply the loss by T^2.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``input.size(0)``),
+            ``"sum"``, or ``"none"``: a loss for each position.
+        ignore_index: the label of ignored positions, an int32.
+        logit_scale, teacher_logit_scale: multiply the logits before the cap; from 1e-6 to 1e6.
+        logit_softcap, teacher_logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None
+            applies no cap.
+        outputs: names of scores of the student to return too: ``"entropy"``, and with labels ``"logprob"``.
+        compute_dtype: bfloat16, float16 or float32, the dtype of the products; None: autocast's dtype if autocast is
+            on, else that of each model.
+        memory_limit: the HBM bytes that kept logits of both models may use, for ``beta`` between 0 and 1; None: 2 GiB.
     """
 
     temperature: float | Tensor

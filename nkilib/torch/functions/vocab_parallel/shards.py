@@ -390,7 +390,7 @@ def combined_statistics(
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
     """Return the statistics over all classes from those of the shards, with all-reduces: every rank of the group has to
-    call it. ``docs/explanation/cross_entropy.md`` has the formulas.
+    call it. ``docs/explanation/cross_entropy_extended.md`` has the formulas.
 
     Args:
         caller: the function that error messages name.

@@ -100,7 +100,7 @@ def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
 
 
 def _combined(results: list[dict[str, Array]], factors: list[Any]) -> tuple[Array, Array, Array, Array]:
-    """Combine maximum, log-sum, sum of distances and entropy of shards as docs/explanation/cross_entropy.md does."""
+    """Combine what the shards return, with the formulas of docs/explanation/cross_entropy_extended.md."""
     parts = [{name: values.astype(np.float64) for name, values in result.items()} for result in results]
     maximum = np.max([part["maximum"] for part in parts], axis=0)
     shares = [np.exp(part["maximum"] - maximum + part["log_sum"]) for part in parts]

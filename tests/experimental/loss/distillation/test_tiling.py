@@ -97,7 +97,7 @@ def test_the_backward_reads_once_and_writes_once(beta: float) -> None:
     assert profiled.hbm_written_bytes == _logit_bytes(4000) // 2
 
 
-# The figures of docs/explanation/distillation.md.
+# The figures of docs/explanation/distillation_figures.md.
 @pytest.mark.parametrize(
     ("beta", "direction", "most"),
     [(0.0, "forward", 1.13), (0.0, "backward", 1.1), (0.5, "forward", 1.33), (0.5, "backward", 1.08)],

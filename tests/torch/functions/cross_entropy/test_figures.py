@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The figures of docs/reference/torch.md beside F.cross_entropy: memory, and accuracy also on hard inputs (long sums,
-large vocabularies, extreme logits) and with both values of ``exact_maximum``.
+"""The figures of docs/reference/torch_memory.md beside F.cross_entropy: memory, and accuracy also on hard inputs (long
+sums, large vocabularies, extreme logits) and with both values of ``exact_maximum``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The figures of docs/explanation/linear_cross_entropy.md beside PyTorch's logits, on smaller inputs."""
+"""The figures of docs/explanation/linear_cross_entropy_figures.md beside PyTorch's logits, on smaller inputs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_the_scratch_is_the_largest_that_fits(positions: int, features: int, cla
 
 @pytest.mark.parametrize(("positions", "features", "classes"), [(2048, 2048, 65_536), (4096, 4096, 128_256)])
 def test_the_figures_of_the_page(positions: int, features: int, classes: int) -> None:
-    page = (CHECKOUT / "docs" / "reference" / "linear_cross_entropy.md").read_text(encoding="utf-8")
+    page = (CHECKOUT / "docs" / "reference" / "linear_cross_entropy_memory.md").read_text(encoding="utf-8")
     tiling = choose_linear_tiling(positions, features, classes, nl.bfloat16, "backward")
     bytes_of = form_bytes(positions, features, classes, tiling.position_block, tiling.class_block)
     kept = 2 * features * (positions + classes)

@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.base.guarantee import Guarantee, TermError
+from nkilib.base.guarantee import Guarantee, TermError, of_each_unit
 from nkilib.base.statements import StatesWork, Work
 from nkilib.core.cores import LEAF, levels
 from nkilib.core.hardware import PARTITIONS, div_ceil
@@ -51,6 +51,7 @@ from nkilib.core.host.error_bounds import (
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import (
     SCALAR,
+    Family,
     Form,
     ModelledLaunch,
     Sample,
@@ -158,8 +159,8 @@ class GradientError:
 
     Attributes:
         bound: the bound in words, with every activation function rounded correctly.
-        functions: by activation function, the error that each further u of the function's own error adds, in u
-            of the quantity that ``bound`` multiplies by u.
+        functions: by activation function, the error that each u of the function's own error beyond half a u adds, in
+            u of the quantity that ``bound`` multiplies by u.
         notes: further notes.
     """
 
@@ -170,9 +171,10 @@ class GradientError:
     def __str__(self) -> str:
         """Return the error in words.
 
-        An example is ``"4 u times the gradient; plus 2 u for each further u of log; plus half a ulp; u = 2^-23"``.
+        An example is ``"4 u times the gradient; plus 2 u for each u of error of log beyond u / 2; plus half a ulp; u =
+        2^-23"``.
         """
-        further = "".join(f"; plus {units:g} u for each further u of {name}" for name, units in self.functions.items())
+        further = "".join(f"; plus {units:g} u {of_each_unit(name)}" for name, units in self.functions.items())
         return f"{self.bound}{further}; plus half a ulp; u = 2^-23"
 
 
@@ -282,11 +284,12 @@ def elementwise_loss(
     edges: str = "",
     differences: str = "",
     notes: str = "",
+    family: Family = Family.CLASSIFICATION,
 ) -> ElementwiseLoss:
     """Return the registry entry of a loss, and make its kernels launchable.
 
     Args:
-        name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
+        name, module, formula, derivative, edges, differences, family: see :class:`nkilib.core.host.loss.Loss`.
         forward, backward, forward_backward: the kernel functions; the last one is the fused forward-backward kernel.
         errors: bounds on the error of the losses, one for each form.
         gradient_error: the bound on the error of the gradients.
@@ -318,6 +321,7 @@ def elementwise_loss(
         tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions"),
         edges=edges,
         differences=differences,
+        family=family,
         launches=(
             launch_of("forward, mean", forward, time_limits[0]),
             launch_of("backward, mean", backward, time_limits[1]),

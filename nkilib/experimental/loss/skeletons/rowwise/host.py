@@ -47,6 +47,7 @@ from nkilib.core.host.error_bounds import (
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import (
     SCALAR,
+    Family,
     Form,
     SizedLoss,
     TensorSize,
@@ -235,11 +236,12 @@ def rowwise_loss(
     edges: str = "",
     differences: str = "",
     notes: str = "",
+    family: Family = Family.CLASSIFICATION,
 ) -> RowwiseLoss:
     """Return the registry entry of a loss, and make its kernels launchable.
 
     Args:
-        name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
+        name, module, formula, derivative, edges, differences, family: see :class:`nkilib.core.host.loss.Loss`.
         forward, backward: the kernel functions.
         errors: bounds on the error of the losses, one for each form; activation functions are assumed to be
             correctly rounded, and n is the number of consecutive additions in the sum of a row.
@@ -270,6 +272,7 @@ def rowwise_loss(
         tests=tests,
         edges=edges,
         differences=differences,
+        family=family,
         launches=(
             sized_launch("forward, mean", forward, time_limits[0], size_of, _SHAPE),
             sized_launch("backward, mean", backward, time_limits[1], size_of, _SHAPE),

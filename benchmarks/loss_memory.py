@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Peak memory of output layer and loss, three ways: ``python -m benchmarks.loss_memory`` prints the README's figures.
+
+Each way runs forward and backward of hidden states [N, D] and a weight [V, D] in bfloat16, on the CPU, in a process of
+its own. What counts is the growth of the peak resident set beyond hidden states and weight. PyTorch's loss gets float32
+logits, as the trainers of transformers and TorchTitan call it. The kernels run in the simulator, whose own buffers
+count as well.
+
+Run as ``python -m benchmarks.loss_memory POSITIONS FEATURES CLASSES WAY`` it prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks._display import table_of
+from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
+from examples._display import heading, make_console
+from nkilib.torch import cross_entropy, linear_cross_entropy
+
+MEBI: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of an output layer.
+
+    Attributes:
+        positions, features, classes: N, D and V.
+    """
+
+    positions: int
+    features: int
+    classes: int
+
+    def logits_bytes(self, itemsize: int) -> int:
+        """Return the bytes of one tensor [N, V] with elements of ``itemsize`` bytes."""
+        return itemsize * self.positions * self.classes
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute the loss.
+
+    Attributes:
+        name: the name in the README and its picture.
+        loss: the loss, 0-d, of hidden states [N, D], weight [V, D] and targets [N].
+        copies, itemsize: how many tensors [N, V] exist at once at the peak, and the bytes of an element.
+        measured: MiB at :data:`SIZES`, as the README and its picture show them.
+    """
+
+    name: str
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    copies: int
+    itemsize: int
+    measured: int
+
+
+SIZES: Final = Sizes(2048, 256, 64_000)
+WAYS: Final = {
+    "stock": Way("PyTorch", lambda x, w, t: F.cross_entropy(F.linear(x, w).float(), t), 3, 4, 1500),
+    "inplace": Way(
+        "cross_entropy(inplace=True)", lambda x, w, t: cross_entropy(F.linear(x, w), t, inplace=True), 1, 2, 321
+    ),
+    "linear": Way("linear_cross_entropy", linear_cross_entropy, 0, 2, 168),
+}
+
+
+def measure(sizes: Sizes, way: str) -> MemoryUse:
+    """Return the memory of a forward and backward in a fresh process; ``arrays`` are the two gradients.
+
+    Raises:
+        RuntimeError: the process failed; the message ends with what it wrote.
+    """
+    return measure_in_process("benchmarks.loss_memory", sizes.positions, sizes.features, sizes.classes, way)
+
+
+def _grown(sizes: Sizes, way: str) -> int:
+    """Run a forward and backward; return by how many bytes the peak exceeds what there was with the inputs."""
+    hidden = torch.randn(sizes.positions, sizes.features).bfloat16().requires_grad_()
+    weight = (torch.randn(sizes.classes, sizes.features) / 16).bfloat16().requires_grad_()
+    target = torch.randint(sizes.classes, (sizes.positions,))
+    before = resident_bytes()
+    WAYS[way].loss(hidden, weight, target).backward()
+    return peak_resident_bytes() - before
+
+
+def _measured(sizes: Sizes, way: str) -> MemoryUse:
+    """Measure in this process, after a small case that loads what is loaded once."""
+    torch.manual_seed(0)
+    _grown(Sizes(128, sizes.features, 512), way)
+    return MemoryUse(_grown(sizes, way), 2 * sizes.features * (sizes.positions + sizes.classes))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the memory of all ways beside the tensors [N, V] that each holds and the figures of the README."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if len(given) == 4:
+        print(json.dumps(asdict(_measured(Sizes(*map(int, given[:3])), given[3]))))
+        return 0
+    argparse.ArgumentParser(prog="python -m benchmarks.loss_memory", description=__doc__).parse_args(given)
+    console = make_console()
+    console.print(heading("memory of output layer and loss", "three processes, half a minute in all"))
+    title = f"N = {SIZES.positions}, D = {SIZES.features}, V = {SIZES.classes}, bfloat16, on the CPU"
+    table = table_of(title, ("loss",), ("peak, MiB", "of which logits and gradients, N x V", "README"))
+    for name, way in WAYS.items():
+        logits = f"{way.copies} x {SIZES.logits_bytes(way.itemsize) / MEBI:.0f}" if way.copies else "none"
+        table.add_row(way.name, f"{measure(SIZES, name).growth / MEBI:.0f}", logits, str(way.measured))
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
