@@ -394,7 +394,7 @@ def _profile_of(
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
-        recorded=ProfiledLaunch(collection, TimeModel(generation, assumed), busy),
+        recorded=ProfiledLaunch(collection, TimeModel(generation, assumed), busy, max(bounds.values(), default=0.0)),
         untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
     )
 

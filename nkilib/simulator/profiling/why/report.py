@@ -8,16 +8,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import wrap
 
+from ...terms.enums import MemoryRegion
 from ...timing.timeline import Waited
+from .changes.registry import CHANGES
+from .changes.transfers import choice_of_descriptors
 from .critical_path import AnalysedLaunch, Link, LinkKind
 from .facts import NS_PER_US, Facts, Finding, largest, summed
-from .findings import FINDERS
+from .findings import OBSERVERS
+from .study import Study
 
 _MOST_LINES = 5
+# A launch of at most this multiple of its bound is left as it is.
+NEAR_BOUND = 1.1
+_OF_ANOTHER_ORDER = 0.8
 _SHOWN_FROM_US = 0.05  # less is 0.0 in the table
 _WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
@@ -106,21 +113,43 @@ def _waits(facts: Facts) -> dict[str, dict[str, float]]:
     }
 
 
-def report_of(launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> Report:
+def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Finding]:
+    """Yield the changes that save time, if all instructions of the launch are recorded, and the facts."""
+    if not facts.time_ns:
+        return
+    study, launch = Study(facts, room), facts.launch
+    if all(core.is_whole and core.program.steps for core in launch.cores):
+        if facts.time_ns > NEAR_BOUND * facts.bound_ns:
+            yield from study.advice(candidate for find in CHANGES for candidate in find(study))
+        yield from choice_of_descriptors(study)
+    for observe in OBSERVERS:
+        yield from observe(facts)
+
+
+def _weight(finding: Finding) -> float:
+    """Return the saving that a finding is sorted by: another order is more work than any other change."""
+    return finding.saved_us * (_OF_ANOTHER_ORDER if finding.about == "order" else 1.0)
+
+
+def report_of(
+    launch: AnalysedLaunch, busy_us: Mapping[str, float], bound_us: float, room: Mapping[MemoryRegion, int]
+) -> Report:
     """Analyse the notes of a launch.
 
     Args:
         launch: the notes.
         busy_us: the busy time by engine, on the core on which the engine is busy longest.
+        bound_us: the least time that the hardware needs for the work; 0 if it is not known.
+        room: by memory, the bytes of a partition that the launch leaves free.
 
     Returns:
         The report.
     """
-    facts = Facts(launch, busy_us)
-    findings = [finding for finder in FINDERS for finding in finder(facts)] if facts.time_ns else []
+    facts = Facts(launch, busy_us, bound_us)
+    findings = list(_findings(facts, room))
     lines = facts.by_line(facts.links)
     return Report(
-        tuple(sorted(findings, key=lambda finding: (-finding.saved_us, -finding.time_us))),
+        tuple(sorted(findings, key=lambda finding: (-_weight(finding), -finding.time_us))),
         _path(facts),
         {line: spent / NS_PER_US for line, spent in largest(lines, len(lines))},
         _waits(facts),
