@@ -153,6 +153,11 @@ class ProfiledLaunch:
         ]
         return AnalysedLaunch(cores, self._model, self._stored_by_every_core)
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether changes of the launch were tried: all of its instructions are recorded."""
+        return self.report.is_tried
+
     @cached_property
     def report(self) -> Report:
         """The findings, critical path and waits of the launch."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from textwrap import wrap
 
 from ...terms.enums import MemoryRegion
 from ...timing.timeline import Waited
+from ..texts import fitted, wrapped
 from .changes.registry import CHANGES
 from .changes.transfers import choice_of_descriptors
 from .critical_path import AnalysedLaunch, Link, LinkKind
@@ -26,19 +26,7 @@ _MOST_LINES = 5
 NEAR_BOUND = 1.1
 _OF_ANOTHER_ORDER = 0.8
 _SHOWN_FROM_US = 0.05  # less is 0.0 in the table
-_WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
-
-
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(
-        sentence,
-        _WIDTH,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 @dataclass(frozen=True)
@@ -53,6 +41,7 @@ class Report:
         waits_us: microseconds in which an engine was free and waited, by compute engine and by cause, on the core that
             is done last.
         links: the links of the critical path, in the order of time.
+        is_tried: whether changes were tried, which needs the record of all instructions.
     """
 
     findings: tuple[Finding, ...]
@@ -60,6 +49,7 @@ class Report:
     path_us_by_line: dict[str, float]
     waits_us: dict[str, dict[str, float]]
     links: tuple[Link, ...]
+    is_tried: bool = True
 
     def lines(self) -> list[str]:
         """Return the lines of text with the tables of the critical path and the waits, followed by the findings."""
@@ -69,13 +59,13 @@ class Report:
         of_the_end = "" if self.links[0].start_ns == 0.0 else f", last {whole:,.1f} us"
         table = [f"{'critical path' + of_the_end:<52} {'us':>10} {'share':>8}"]
         table += [
-            f"{purpose:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
+            f"{fitted(purpose, 52)} {spent:>10,.1f} {spent / whole:>8.1%}"
             for purpose, spent in self.path_us.items()
             if spent >= _SHOWN_FROM_US
         ]
         table += ["", f"{'critical path by line':<52} {'us':>10} {'share':>8}"]
         table += [
-            f"{line:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
+            f"{fitted(line, 52)} {spent:>10,.1f} {spent / whole:>8.1%}"
             for line, spent in list(self.path_us_by_line.items())[:_MOST_LINES]
         ]
         causes = [waited.name for waited in _CAUSES]
@@ -84,7 +74,7 @@ class Report:
         for engine, waits in self.waits_us.items():
             table.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
         return (
-            [*table, "", "why:", *(line for finding in self.findings for line in _wrapped(str(finding)))]
+            [*table, "", "why:", *(line for finding in self.findings for line in wrapped(str(finding), "- "))]
             if self.findings
             else table
         )
@@ -113,12 +103,16 @@ def _waits(facts: Facts) -> dict[str, dict[str, float]]:
     }
 
 
+def _is_recorded(launch: AnalysedLaunch) -> bool:
+    return all(core.is_whole and core.program.steps for core in launch.cores)
+
+
 def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Finding]:
     """Yield the changes that save time, if all instructions of the launch are recorded, and the facts."""
     if not facts.time_ns:
         return
     study, launch = Study(facts, room), facts.launch
-    if all(core.is_whole and core.program.steps for core in launch.cores):
+    if _is_recorded(launch):
         if facts.time_ns > NEAR_BOUND * facts.bound_ns:
             yield from study.advice(candidate for find in CHANGES for candidate in find(study))
         yield from choice_of_descriptors(study)
@@ -154,4 +148,5 @@ def report_of(
         {line: spent / NS_PER_US for line, spent in largest(lines, len(lines))},
         _waits(facts),
         tuple(facts.links),
+        _is_recorded(launch),
     )
