@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from ...machine.issue import REGISTRY
@@ -205,3 +205,57 @@ def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
 def slot_of(storage: int, slot: int) -> int:
     """Return the number of a further storage like one of the launch; slot 0 is that storage itself."""
     return storage if not slot else -(abs(storage) * 1024 + slot)
+
+
+def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[int, int, int, int]]:
+    """Return the uses of tiles from one time that new data are written to the next, in the order of their beginnings.
+
+    A use ends where a step writes and nothing that was written before is read any more.
+
+    Args:
+        flow: the flow of the program.
+        storages: the tiles.
+        end: the number of steps of the program.
+
+    Returns:
+        For each use the storage, the indices of its first and last step, and that of the first step of the next use.
+    """
+    uses: list[tuple[int, int, int, int]] = []
+    for storage in storages:
+        first, last, has_readers = -1, -1, False
+        for value in flow.by_storage.get(storage, ()):
+            if first >= 0 and has_readers and last <= value.writer:
+                uses.append((storage, first, last, value.writer))
+                first, last, has_readers = -1, -1, False
+            first = value.writer if first < 0 else first
+            last, has_readers = max(last, value.last_use), has_readers or bool(value.readers)
+        if first >= 0:
+            uses.append((storage, first, last, end))
+    return sorted(uses, key=lambda use: use[1])
+
+
+def with_uses(program: CoreProgram, holders: Mapping[tuple[int, int], int]) -> CoreProgram:
+    """Return a program in which uses of tiles are in other storages.
+
+    Args:
+        program: the program.
+        holders: by the storage and the first step of each use, the number of the storage to take.
+    """
+    firsts: dict[int, list[int]] = {}
+    for storage, first in sorted(holders, key=lambda use: use[1]):
+        firsts.setdefault(storage, []).append(first)
+    at_use = dict.fromkeys(firsts, -1)
+
+    def moved(at: int, storage: int, is_write: bool) -> int:
+        begins = firsts.get(storage)
+        if begins is None:
+            return storage
+        use = at_use[storage]
+        # A step that reads and overwrites a tile reads the use before.
+        while use + 1 < len(begins) and (begins[use + 1] < at or (is_write and begins[use + 1] == at)):
+            use += 1
+        if not is_write:
+            at_use[storage] = use
+        return holders[storage, begins[max(use, 0)]]
+
+    return with_storages(program, moved)

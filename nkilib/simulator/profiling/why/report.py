@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...terms.enums import MemoryRegion
 from ...timing.timeline import Waited
 from ..texts import fitted, wrapped
-from .changes.registry import CHANGES
+from .changes.registry import candidates, candidates_together
 from .changes.transfers import choice_of_descriptors
 from .critical_path import AnalysedLaunch, Link, LinkKind
 from .facts import NS_PER_US, Facts, Finding, largest, summed
@@ -114,7 +114,8 @@ def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Findin
     study, launch = Study(facts, room), facts.launch
     if _is_recorded(launch):
         if facts.time_ns > NEAR_BOUND * facts.bound_ns:
-            yield from study.advice(candidate for find in CHANGES for candidate in find(study))
+            advice = list(study.advice(candidates(study)))
+            yield from advice or study.advice(candidates_together(study))
         yield from choice_of_descriptors(study)
     for observe in OBSERVERS:
         yield from observe(facts)

@@ -79,7 +79,7 @@ FAULTS = [
         "one_buffer|only",
         ["'only' [128, 8192] float32", "7 times", "tensor_scalar has read it", "more tiles, 2 at"],
     ),
-    ("one_buffer", "order", "one_buffer|tensor_scalar", ["Load for the next iteration", "two tiles of each"]),
+    ("one_buffer", "order", "one_buffer|tensor_scalar", ["Load for the next iteration", "with 2 tiles of a kind"]),
     ("in_turns", "waits", "in_turns|tensor_scalar", ["Vector", "waits 59.5 us", "for the result of", "activation"]),
     (
         "all_on_vector",

@@ -15,7 +15,7 @@ from ....terms.enums import MemoryRegion
 from ....timing.recording import CoreProgram
 from ....timing.timeline import Waited
 from ..facts import joined, times
-from ..flow import slot_of, with_storages
+from ..flow import generations, slot_of, with_uses
 from ..study import Candidate, Study, on_each_core
 
 # The most lines that make tiles, and further tiles for each, that are tried.
@@ -44,62 +44,24 @@ class _Ring(NamedTuple):
     storages: frozenset[int]
 
 
-def _generations(study: Study, program: CoreProgram, storages: frozenset[int]) -> list[tuple[int, int, int, int]]:
-    """Return the uses of tiles between two times that new data are written: storage, first, last step, next first.
-
-    A use ends where a step writes and nothing that was written before is read any more.
-    """
-    flow, end = study.flow(program), len(program.steps)
-    uses: list[tuple[int, int, int, int]] = []
-    for storage in storages:
-        first, last, has_readers = -1, -1, False
-        for value in flow.by_storage.get(storage, ()):
-            if first >= 0 and has_readers and last <= value.writer:
-                uses.append((storage, first, last, value.writer))
-                first, last, has_readers = -1, -1, False
-            first = value.writer if first < 0 else first
-            last, has_readers = max(last, value.last_use), has_readers or bool(value.readers)
-        if first >= 0:
-            uses.append((storage, first, last, end))
-    return sorted(uses, key=lambda use: use[1])
-
-
 def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: CoreProgram) -> CoreProgram | None:
     """Return a program in which each ring has some more tiles."""
-    # By storage, the first steps of its uses and the storages that hold them.
-    firsts: dict[int, list[int]] = defaultdict(list)
-    holders: dict[int, list[int]] = defaultdict(list)
+    flow = study.flow(program)
+    holders: dict[tuple[int, int], int] = {}
     for ring in rings:
         own = [storage for storage in ring.storages if storage in program.storages]
         slots = [*own, *(slot_of(own[0], number + 1) for number in range(further))] if own else []
         free_from = dict.fromkeys(slots, -1)
         turn = 0
-        for storage, first, last, _ in _generations(study, program, frozenset(own)):
+        for storage, first, last, _ in generations(flow, frozenset(own), len(program.steps)):
             order = [slots[(turn + step) % len(slots)] for step in range(len(slots))]
             holder = next((slot for slot in order if free_from[slot] <= first), None)
             if holder is None:
                 return None
             turn = (slots.index(holder) + 1) % len(slots)
             free_from[holder] = last
-            firsts[storage].append(first)
-            holders[storage].append(holder)
-    if not firsts:
-        return None
-    at_use = dict.fromkeys(firsts, -1)
-
-    def moved(at: int, storage: int, is_write: bool) -> int:
-        uses = firsts.get(storage)
-        if uses is None:
-            return storage
-        use = at_use[storage]
-        # A step that reads and overwrites a tile reads the use before.
-        while use + 1 < len(uses) and (uses[use + 1] < at or (is_write and uses[use + 1] == at)):
-            use += 1
-        if not is_write:
-            at_use[storage] = use
-        return holders[storage][max(use, 0)]
-
-    return with_storages(program, moved)
+            holders[storage, first] = holder
+    return with_uses(program, holders) if holders else None
 
 
 def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:

@@ -76,12 +76,14 @@ def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> C
     return CoreProgram(steps, storages) if changed else None
 
 
-def _ways(study: Study, step: Step) -> Iterator[tuple[str, Remade, str, tuple[str, ...]]]:
+def _ways(study: Study, step: Step, engine: str) -> Iterator[tuple[str, Remade, str, tuple[str, ...]]]:
     """Yield the other engines for a step: the name, how it runs there, the text that asks for it, the call to write."""
     kind = step.action.kind
     for other in kind.others:
+        if other == engine:
+            continue
         yield other, _on_engine(study, other), f"with engine=nisa.engine.{other}", ()
-    call = _on_scalar(step) if kind.engine != "scalar" else None
+    call = _on_scalar(step) if engine != "scalar" else None
     if call is not None and call.action(study.kinds) is not None:
 
         def remade(step: Step) -> Action | None:
@@ -106,7 +108,7 @@ def moved(study: Study) -> Iterator[Candidate]:
     largest = sorted((key for key in spent if key[1] in busy), key=lambda key: -spent[key])
     for site, engine in largest[:_MOST_CALLS]:
         step = study.first_steps[site]
-        for other, remade, how, calls in _ways(study, step):
+        for other, remade, how, calls in _ways(study, step, engine):
             for stride in _STRIDES:
                 which = "" if stride == 1 else "every second call of "
                 yield Candidate(
