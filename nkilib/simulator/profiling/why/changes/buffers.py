@@ -79,7 +79,8 @@ def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
                 waits[life.place] += 1
                 named.setdefault(life.place, life.tensor.removeprefix("tensor "))
                 reader = facts.line(core, number - cause.overwrites)
-                texts[life.place][f"{facts.line(core, number)} waits %s until {reader} has read it"] += 1
+                if core is facts.core:
+                    texts[life.place][f"{facts.line(core, number)} waits %s until {reader} has read it"] += 1
     rings: list[_Ring] = []
     for place, _ in waits.most_common(_MOST_PLACES):
         lives = [(core.number, life) for core in facts.launch.cores for life in core.lives if life.place == place]
@@ -93,7 +94,7 @@ def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
     for place, waited in texts.items():
         (text, number), *_ = waited.most_common(1)
         shown[place] = text % times(number)
-    return rings, shown
+    return [ring for ring in rings if ring.place in shown], shown
 
 
 def more(study: Study) -> Iterator[Candidate]:
