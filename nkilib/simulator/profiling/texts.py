@@ -16,7 +16,7 @@ def wrapped(sentence: str, first: str = "", others: str = "  ") -> list[str]:
 
     Args:
         sentence: the text.
-        first, others: what the first line and the others begin with.
+        first, others: the text at the beginning of the first line and of the others.
     """
     lines: list[str] = wrap(
         sentence, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False

@@ -84,7 +84,7 @@ def accesses_of(action: Action) -> Iterator[tuple[int, Access]]:
 
 
 class Value:
-    """What one instruction writes to a part of an on-chip tensor.
+    """The data that one instruction writes to a part of an on-chip tensor.
 
     Attributes:
         access: the part.

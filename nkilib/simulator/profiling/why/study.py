@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
     """A change that may save time.
 
     Attributes:
-        about: as in :class:`.facts.Finding`.
+        about: the kind of change; see :class:`.facts.Finding`.
         change: the function that makes the changed programs; it returns None where it does not apply.
         text: the sentence that asks for the change, without its full stop.
         sites: the calls in the kernel that it is about, the main one first.
