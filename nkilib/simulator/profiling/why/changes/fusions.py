@@ -170,18 +170,32 @@ def into_activation(pair: Pair) -> Iterator[Calls]:
         yield [NewCall("tensor_scalar", product), second.with_operands(given | {"bias": negative})]
 
 
+def _stands_for(original: Argument, copy: Argument) -> bool:
+    """Tell whether a tile can take the place of its copy: equal shapes, partitions and, unless they are floats, types."""
+    if not isinstance(original.value, Access) or not isinstance(copy.value, Access):
+        return False
+    one, other = original.value.footprint, copy.value.footprint
+    are_floats = not one.form.dtype.is_integer and not other.form.dtype.is_integer
+    is_alike = one.form.shape == other.form.shape and (are_floats or one.form.dtype == other.form.dtype)
+    return is_alike and (one.side.first, one.side.step) == (other.side.first, other.side.step)
+
+
 def without_copy(pair: Pair) -> Iterator[Calls]:
     """Yield the reader of a copy, which can read the original; engines cast what they read."""
     first, second, roles, is_kept = pair
-    if not is_kept and _is_copy(first) and not second.step.action.kind.work and not second.step.action.meets:
+    if is_kept or not _is_copy(first) or second.step.action.meets:
+        return
+    if _stands_for(_source(first), first["dst"]):
         yield [second.with_operands(dict.fromkeys(roles, _source(first)))]
 
 
 def into_copy(pair: Pair) -> Iterator[Calls]:
     """Yield the writer of a tile that is only copied: it can write the copy; engines cast what they write."""
     first, second, _, is_kept = pair
-    is_computed = not first.step.action.kind.work and not first.step.action.definition.is_matmul
-    if not is_kept and _is_copy(second) and is_computed and not first.step.action.meets:
+    is_computed = first.step.action.kind.engine != "tensor" and not first.step.action.meets
+    if is_kept or not _is_copy(second) or not is_computed:
+        return
+    if _stands_for(_source(second), second["dst"]):
         yield [first.with_operands({"dst": second["dst"]})]
 
 
