@@ -328,6 +328,18 @@ def test_transfers_of_both_cores_count() -> None:
     assert "of 128 transfers" in finding.text
 
 
+def test_transfers_of_a_tile_from_anywhere_are_not_one() -> None:
+    def kernel(x: Any) -> None:
+        for _ in range(8):
+            loaded, scaled = faulty.tile(2048), faulty.tile(2048)
+            for row, source in zip(range(0, 128, 16), (0, 64, 16, 512, 48, 256, 96, 32), strict=True):
+                nisa.dma_copy(loaded[row : row + 16], x[source : source + 16, 0:2048])
+            nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+
+    about = {finding.about for finding in _profile(kernel, parameters=AS_ISSUED).why}
+    assert "queues" in about and "transfers" not in about
+
+
 def test_calls_that_one_core_makes_alone_have_their_lines() -> None:
     def kernel(x: Any) -> None:
         if nl.program_id(0):
