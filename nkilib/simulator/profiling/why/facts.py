@@ -5,7 +5,8 @@
 
 - :class:`Facts`: the sums, from which a :class:`Finding` takes its figures, and the waits (:class:`Wait`);
 - :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work;
-- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`summed`, :func:`largest`, :func:`joined`: texts.
+- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`wrapped`, :func:`fitted`, :func:`summed`,
+  :func:`largest`, :func:`joined`: texts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from textwrap import wrap
 from typing import NamedTuple, TypeVar
 
 from ...terms.layout import Layout
@@ -27,6 +29,8 @@ from .critical_path import AnalysedCore, AnalysedLaunch, Link, LinkKind, critica
 NS_PER_US = 1000.0
 
 _KIB = 1024.0
+# The most columns of a printed line.
+_WIDTH = 88
 _MOST_LISTED = 3
 
 Key = TypeVar("Key", bound=Hashable)
@@ -54,6 +58,24 @@ def times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
+def wrapped(sentence: str, first: str = "", others: str = "  ") -> list[str]:
+    """Return the lines of a sentence, of at most 88 columns where words and calls allow it.
+
+    Args:
+        sentence: the text.
+        first, others: the text at the beginning of the first line and of the others.
+    """
+    lines: list[str] = wrap(
+        sentence, _WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+    return lines
+
+
+def fitted(text: str, width: int) -> str:
+    """Return a text in a column of a width: filled with blanks, or without its beginning."""
+    return f"{text:<{width}}" if len(text) <= width else f"...{text[3 - width :]}"
+
+
 def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     """Return, for each key, the sum of the values in the pairs with that key."""
     sums: dict[Key, float] = {}
@@ -75,17 +97,22 @@ def joined(items: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that makes a kernel slow, or on which its time depends. Modelled, not measured.
+    """A change that makes a kernel faster in the model, or a fact about its time. Modelled, not measured.
 
     Attributes:
-        about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"descriptors"``, ``"buffers"``, ``"loops"``,
-            ``"waits"``, ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``,
-            ``"meetings"`` or ``"same work"``.
-        text: the fault, its place in the kernel, figures, and a remedy.
-        time_us: the part of the time that it is about; several findings may be about the same time. For descriptors,
-            the difference between the times of both kinds.
+        about: for a change ``"same work"``, ``"fusion"``, ``"engine"``, ``"buffers"``, ``"order"``,
+            ``"repeated load"``, ``"transfers"``, ``"queues"``, ``"descriptors"``, ``"larger instructions"`` or
+            ``"loops"``; for a fact ``"busiest engine"``, ``"triggers"``, ``"small rows"``, ``"first byte"``,
+            ``"waits"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``, ``"meetings"`` or
+            ``"choice of descriptors"``.
+        text: the change, its place in the kernel and the modelled saving; or the fact, with figures.
+        time_us: the part of the time that it is about, for a change the saving; several findings may be about the same
+            time.
         place: ``file:line`` of the kernel at which most of it happens.
-        saved_us: the saving that the text states, an estimate; 0 if it states none.
+        saved_us: the time that the launch takes less in the model after the change; 0 for a fact.
+        places: ``file:line`` of all lines of the kernel that a change is about.
+        numbers: the numbers of the first instructions of these lines on the core that is done last.
+        calls: the calls to write instead, for a change that replaces instructions.
     """
 
     about: str
@@ -93,6 +120,14 @@ class Finding:
     time_us: float
     place: str
     saved_us: float = 0.0
+    places: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    calls: tuple[str, ...] = ()
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it is a change to make, with a saving that the model confirms; else it states a fact."""
+        return self.saved_us > 0.0
 
     def __str__(self) -> str:
         return self.text
@@ -125,10 +160,12 @@ class Facts:
         links: the links of the critical path.
         busy_shares: by engine, the busy share of the time of the whole launch, on the core on which the engine is busy
             longest.
+        bound_ns: the least time that the hardware needs for the work; 0 if it is not known.
     """
 
-    def __init__(self, launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> None:
+    def __init__(self, launch: AnalysedLaunch, busy_us: Mapping[str, float], bound_us: float = 0.0) -> None:
         self.launch = launch
+        self.bound_ns = bound_us * NS_PER_US
         whole_ns = max((core.end_ns for core in launch.cores), default=0.0)
         self.busy_shares = {name: busy * NS_PER_US / whole_ns if whole_ns else 0.0 for name, busy in busy_us.items()}
         self.links = critical_path(launch)
@@ -167,6 +204,11 @@ class Facts:
         if text is None:
             text = self._line_texts[key] = f"{self.short(key[0])} {key[1]}"
         return text
+
+    @staticmethod
+    def engine_name(engine: str) -> str:
+        """Return the name of an engine for sentences."""
+        return "The busiest DMA engine" if engine == "dma" else engine.capitalize()
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
         """Return the nanoseconds of links, added up by the text of :meth:`line_of`."""
