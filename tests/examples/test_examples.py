@@ -40,13 +40,13 @@ def test_a_log_has_neither_escape_codes_nor_long_lines(capsys: pytest.CaptureFix
     assert max(map(len, shown.splitlines())) <= EXAMPLE_WIDTH
 
 
-@pytest.mark.parametrize(("columns", "example", "benchmark"), [(60, 60, 60), (200, EXAMPLE_WIDTH, 200)])
+@pytest.mark.parametrize(("columns", "of_example", "of_benchmark"), [(60, 60, 60), (200, EXAMPLE_WIDTH, 200)])
 def test_the_lines_of_an_example_are_short_on_a_wide_terminal_too(
-    columns: int, example: int, benchmark: int, monkeypatch: pytest.MonkeyPatch
+    columns: int, of_example: int, of_benchmark: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert (make_console(EXAMPLE_WIDTH).width, make_console().width) == (example, benchmark)
+    assert (make_console(EXAMPLE_WIDTH).width, make_console().width) == (of_example, of_benchmark)
 
 
 @pytest.mark.parametrize(
