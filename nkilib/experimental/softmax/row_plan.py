@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.nki import nisa, nl
@@ -42,6 +42,12 @@ _LEAST_BATCHES, _MOST_BATCHES = 3, 8
 _LEAST_PIECES, _LEAST_PIECES_OF_PARTS = 4, 8
 # The maximum number of pieces of a batch of whole rows: the first load and the last store of larger ones take longer.
 MOST_PIECES = 2
+# The maximum number of elements of a piece whose exponentials are kept, and of pieces of a row.
+_LARGEST_KEPT_ROW, _LARGEST_KEPT_PIECE, _MOST_KEPT_PIECES = 4096, 2048, 16
+# Kept pieces besides those of one row: as many as steps pass until the statistics of the row are combined, and two.
+_KEPT_AHEAD_OF_ONE, _KEPT_AHEAD, _KEPT_AHEAD_OF_PARTS = 3, 7, 10
+# The least number of batches on chip, and of pieces that are loaded or stored meanwhile.
+_LEAST_KEPT_BATCHES, _KEPT_MARGIN = 2, 4
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class RowPlan:
         rows_of_piece: the maximum number of rows of a piece; 1 if a row has several pieces.
         rows_each: the maximum number of rows per partition.
         batches_on_chip: the number of batches that have tiles.
+        kept_pieces: the number of pieces that have tiles for values that are kept beside the rows; 0 if none are.
     """
 
     row_size: int
@@ -113,6 +120,7 @@ class RowPlan:
     rows_of_piece: int
     rows_each: int
     batches_on_chip: int
+    kept_pieces: int = 0
 
     @property
     def tail(self) -> int:
@@ -220,6 +228,42 @@ def row_plan(
     rows_each = 1 if parts > 1 else rows_of_piece * pieces
     batches = min(_MOST_BATCHES, pieces_on_chip // pieces)
     return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, batches)
+
+
+def kept_plan(row_size: int, streams: Streams, chunk_size: int | None) -> RowPlan | None:
+    """Divide rows of ``row_size`` elements into pieces whose exponentials stay on chip until the row's sum is known.
+
+    Args:
+        row_size: C, the number of elements of a row.
+        streams: the bytes that the loop keeps in a partition; ``scratch`` without the values that are kept.
+        chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
+
+    Returns:
+        The plan, or None if no piece of that size fits.
+    """
+    fitting = limited_sbuf_bytes(SBUF_BYTES)
+    parts = 1
+    while parts <= PARTITIONS:
+        columns = row_size - (parts - 1) * (row_size // parts)
+        for piece_size in _kept_sizes(columns, chunk_size):
+            pieces = div_ceil(columns, piece_size)
+            ahead = _KEPT_AHEAD_OF_PARTS if parts > 1 else _KEPT_AHEAD if pieces > 1 else _KEPT_AHEAD_OF_ONE
+            kept = pieces + ahead
+            left = fitting - (FLOAT32_BYTES * kept + streams.scratch) * piece_size
+            batches = min(_MOST_BATCHES, left // (streams.resident * columns))
+            if batches >= _LEAST_KEPT_BATCHES and batches * pieces >= kept + _KEPT_MARGIN:
+                return RowPlan(row_size, parts, row_size // parts, piece_size, 1, 1, batches, kept)
+        parts *= 2
+    return None
+
+
+def _kept_sizes(columns: int, chunk_size: int | None) -> list[int]:
+    if chunk_size is not None:
+        return [min(chunk_size, columns)]
+    if columns <= _LARGEST_KEPT_ROW:
+        return [columns]
+    fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)
+    return [div_ceil(columns, pieces) for pieces in range(fewest, _MOST_KEPT_PIECES + 1)]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ class Lines:
         weights_sbuf: exp(m of a partition - m of its row).
         row_neg_max_sbuf: -m of rows.
         divisor_sbuf: d of rows, and then log d or, for softmax, 1 / d.
-        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until :meth:`spread`.
+        back_psum: -m and the divisor on the partitions of each row, [partitions, 1], or the factor of :meth:`spread_scale`;
+            empty until then.
     """
 
     kind: Kind
@@ -103,8 +104,9 @@ class Lines:
 
     def sum_parts(self) -> None:
         """Compute d of rows."""
-        nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
-        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
+        products_sbuf = _float32(self.weights_sbuf.shape)
+        nisa.tensor_tensor(dst=products_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=products_sbuf, axis=2)
 
     def divide(self) -> None:
         """Compute log d, or 1 / d for softmax, of rows."""
@@ -115,6 +117,15 @@ class Lines:
         parts = self.weights_sbuf.shape[2]
         self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
 
+    def spread_scale(self) -> None:
+        """Bring exp(m of a partition - m of its row) times the divisor to each partition."""
+        _, rows, parts = self.weights_sbuf.shape
+        scales_sbuf, divisor_sbuf = self.weights_sbuf, self.divisor_sbuf.expand_dim(2).broadcast(2, parts)
+        nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
+        column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=column_psum, data=scales_sbuf.reshape((1, rows * parts)))
+        self.back_psum = [column_psum]
+
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
@@ -123,13 +134,16 @@ def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     if plan.parts == 1 and plan.pieces_per_row == 1:
         return [RowStatistics.divide]
     of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
+    keeps = plan.kept_pieces > 0
+    last = [RowStatistics.take_scales] if keeps else []
     if plan.parts == 1:
-        return [*of_pieces, RowStatistics.divide]
-    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
+        return [*of_pieces, RowStatistics.divide, *last]
+    spread = Lines.spread_scale if keeps else Lines.spread
+    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, spread)
     return [
         *of_pieces,
         *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
-        RowStatistics.bring_back,
+        *(last or [RowStatistics.bring_back]),
     ]
 
 
@@ -145,7 +159,8 @@ class RowStatistics:
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
         batch: the batch of rows.
-        neg_max_sbuf: -m_k, then m_k - m, then its exponential, [partitions, rows per partition, pieces of a row].
+        neg_max_sbuf: -m_k, then m_k - m, then its exponential, [partitions, rows per partition, pieces of a row]; at last,
+            where exponentials are kept, the factor of the piece's (:meth:`take_scales`).
         sums_sbuf: s_k, then s_k * exp(m_k - m), of the same shape.
         row_neg_max_sbuf: -m, [partitions, rows per partition].
         divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
@@ -214,6 +229,13 @@ class RowStatistics:
         """Issue a stage of those that combine the partitions of a row."""
         if self.lines is not None:
             stage(self.lines)
+
+    def take_scales(self) -> None:
+        """Compute exp(m_k - m) / d of each piece, the factor of the exponentials exp(x - m_k) that are kept."""
+        factor = self.divisor_sbuf if self.lines is None else self.lines.back_psum[0]
+        scales_sbuf = self.neg_max_sbuf
+        divisor_sbuf = factor.expand_dim(2).broadcast(2, scales_sbuf.shape[2])
+        nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
 
     def bring_back(self) -> None:
         """Copy -m and the divisor of the rows from PSUM, where :meth:`Lines.spread` put them, to SBUF."""

@@ -195,6 +195,10 @@ class _Backward:
         return len(_stages(self.plan))
 
     @property
+    def most_taken(self) -> int | None:
+        return None
+
+    @property
     def loads_again(self) -> bool:
         """Whether y is loaded for the second pass, as for log-softmax."""
         return self.kind is Kind.LOG_SOFTMAX
