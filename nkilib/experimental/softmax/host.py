@@ -49,8 +49,8 @@ ROW_UNITS: Final = 16.0
 TERM_UNITS: Final = 2.0
 
 _NOTES = (
-    "the exact bits of a row depend on the size of the axis, on whether it is the last axis, on the types and on "
-    "chunk_size, but not on other rows"
+    "the exact bits of a row depend on the size of the axis, on whether it is the last axis, on the types, on "
+    "chunk_size and on partitions_per_row, but not on other rows"
 )
 
 SOFTMAX_FORWARD = Guarantee(

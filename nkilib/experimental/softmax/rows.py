@@ -9,8 +9,10 @@ With m the maximum of a row x, and d the sum of exp(x - m), the computation depe
 
 - log-softmax keeps x, and computes ``(x - m) - log d`` from it;
 - softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
-- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32, with the maximum m_k of a piece, and multiplies it
-  by exp(m_k - m) / d; longer rows in float32 keep x, and recompute exp(x - m): Scalar processes them twice;
+- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32, with the maximum m_k of a piece, and multiplies
+  it by exp(m_k - m) / d;
+- softmax of longer rows in float32, or of rows that leave no room for these, keeps x, and recomputes exp(x - m): Scalar
+  processes them twice;
 - tiny rows keep x - m, or its exponentials, in float32: an instruction processes many rows.
 """
 
@@ -58,21 +60,27 @@ _KEPT_PIECE_BYTES = 6144
 _HALVES = 3
 # The share of the products of softmax that Scalar does instead of Vector.
 _SCALAR_SHARE = 0.35
-# The share that GpSimd does instead of Vector: of the products of recomputed exponentials, of short and of tiny rows.
-# Of the products of kept exponentials of pieces, the shares that GpSimd and Scalar do instead of Vector; after the last
-# exponentials of a core, which are those of the last batch, Scalar has nothing else to do.
+# The shares of the products of kept exponentials of pieces that GpSimd and Scalar do instead of Vector: Scalar does
+# more in the last batch of a core, after which it has no exponentials to compute.
 _KEPT_SHARES, _LAST_KEPT_SHARES = (0.2, 0.2), (0.2, 0.4)
+# The share that GpSimd does instead of Vector: of the products of recomputed exponentials, of short and of tiny rows.
 _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
     """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
-    is_single = plan.parts == 1 and plan.pieces_per_row == 1
-    return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+    return plan.is_whole and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
 
-def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None) -> RowPlan:
-    """Return the plan by which the forward divides rows."""
+def forward_plan(
+    row_size: int,
+    kind: Kind,
+    x_dtype: nl.DType,
+    y_dtype: nl.DType,
+    chunk_size: int | None,
+    least_parts: int | None = None,
+) -> RowPlan:
+    """Return the plan by which the forward divides rows; :func:`.row_plan` has the last two arguments."""
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
     again = 2 if kind is Kind.LOG_SOFTMAX else 2 * FLOAT32_BYTES  # exponentials
@@ -80,9 +88,9 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     has_many_logs = kind is Kind.LOG_SOFTMAX and row_size <= SHORT_ROW
     most_pieces = _PIECES_OF_LOGS if has_many_logs else MOST_PIECES
     function = f"{kind.value}_forward"
-    plan = row_plan(function, row_size, streams, chunk_size, most_pieces)
-    if kind is Kind.SOFTMAX and x_dtype != nl.float32 and row_size > _KEPT_ROW:
-        return kept_plan(row_size, Streams(of_x, scratch, max(of_x, of_y)), chunk_size) or plan
+    plan = row_plan(function, row_size, streams, chunk_size, most_pieces, least_parts=least_parts)
+    if kind is Kind.SOFTMAX and x_dtype != nl.float32 and (row_size > _KEPT_ROW or plan.parts > 1):
+        return kept_plan(row_size, Streams(of_x, scratch, max(of_x, of_y)), chunk_size, least_parts) or plan
     if forward_keeps_float32(plan, kind) and x_dtype != nl.float32:
         kept = Streams(of_x + FLOAT32_BYTES, scratch + FLOAT32_BYTES, FLOAT32_BYTES)
         if kind is Kind.SOFTMAX and plan.is_short and not plan.is_tiny:
@@ -139,14 +147,14 @@ class _Forward:
         x_buffers_sbuf: tiles for x, and for results of its type.
         kept_buffers_sbuf: tiles for values that are kept in float32; the tiles of x if x is float32; empty if nothing
             is kept.
-        kept: tiles for exponentials of pieces that are kept in float32, under the maximum of the piece.
+        kept: tiles for exponentials of pieces, exp(x - m_k), that are kept in float32 beside x.
         results: tiles for results whose type is that of no tile that stays on chip.
         junk: tiles for exponentials of which only the sums are used.
         halves: tiles for the results of :func:`.halved`.
         exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite float32 number, [128, 1].
         statistics: the statistics of the batches in flight, by the number of the batch.
-        kept_sbuf: the exponentials of pieces that are kept, until the piece is finished.
+        kept_sbuf: the exponentials of pieces that are not finished, in tiles of ``kept``.
         halved_sbuf: the results of :func:`.halved` for pieces whose maxima are not computed yet.
         results_sbuf: the results of pieces that are not stored yet.
     """
@@ -285,8 +293,7 @@ class _Forward:
         neg_max_sbuf = statistics.row_neg_max_sbuf[:, piece.first : piece.end]
         divisor_sbuf = statistics.divisor_sbuf[:, piece.first : piece.end]
         if self.plan.kept_pieces > 0:
-            is_single = self.plan.parts == 1 and self.plan.pieces_per_row == 1
-            scales_sbuf = divisor_sbuf if is_single else statistics.neg_max_of(piece)[:, 0]
+            scales_sbuf = divisor_sbuf if self.plan.is_whole else statistics.neg_max_of(piece)[:, 0]
             is_last = number == len(self.batches) - 1
             shares = _LAST_KEPT_SHARES if is_last else _KEPT_SHARES
             self._scale(result_sbuf, self.kept_sbuf.pop((number, piece)), scales_sbuf, shares)
@@ -415,17 +422,18 @@ class _Forward:
         return self.results.next_shaped(x_sbuf.shape)
 
 
-def forward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None) -> None:
+def forward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None, least_parts: int | None) -> None:
     """Compute the results of the rows of this core.
 
     Args:
         matrices: pairs of x and y, [O, C, 1], of one shape.
         kind: softmax or log-softmax.
         chunk_size: the argument of the kernel.
+        least_parts: the argument ``partitions_per_row`` of the kernel.
     """
     matrices = [pair.squeezed() for pair in matrices]
     x_hbm, y_hbm = matrices[0].tensors
-    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, chunk_size)
+    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, chunk_size, least_parts)
     batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
     if batches:
         run(_Forward.make(matrices, kind, plan, batches))
