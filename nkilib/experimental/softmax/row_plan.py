@@ -45,11 +45,12 @@ MOST_PIECES = 2
 # Exponentials that are kept: rows of up to so many elements have one piece; longer ones have pieces of up to so many
 # elements, and up to so many of them.
 _LARGEST_KEPT_ROW, _LARGEST_KEPT_PIECE, _MOST_KEPT_PIECES = 4096, 2048, 16
-# Pieces with such tiles besides those of one row, for rows of one piece, of several, and on several partitions: so many
-# are processed while the statistics of a row are combined, and two until its first pieces are finished.
+# Pieces that have such tiles besides those of one row, for rows of one piece, of several, and on several partitions: as
+# many as are processed while the statistics of a row are combined, and until its first piece is finished.
 _KEPT_AHEAD_OF_ONE, _KEPT_AHEAD, _KEPT_AHEAD_OF_PARTS = 3, 7, 10
-# The least number of batches on chip then, and of further pieces that are loaded or stored meanwhile.
-_LEAST_KEPT_BATCHES, _KEPT_MARGIN = 2, 4
+# The least number of batches on chip then, and of further pieces that are loaded or stored meanwhile, also for rows on
+# several partitions.
+_LEAST_KEPT_BATCHES, _KEPT_MARGIN, _KEPT_MARGIN_OF_PARTS = 2, 4, 8
 # Rows that are spread over more partitions than they need have up to so many pieces, of so many elements or more: a
 # core has few of them, and its loads overlap with nothing but other pieces of the same rows.
 _MOST_SPREAD_PIECES, _LEAST_SPREAD_PIECE = 8, 384
@@ -292,7 +293,8 @@ def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> Ro
     kept = pieces + ahead
     left = limited_sbuf_bytes(SBUF_BYTES) - (FLOAT32_BYTES * kept + streams.scratch) * piece_size
     batches = min(_MOST_BATCHES, left // (streams.resident * columns))
-    if batches < _LEAST_KEPT_BATCHES or batches * pieces < kept + _KEPT_MARGIN:
+    margin = _KEPT_MARGIN_OF_PARTS if parts > 1 else _KEPT_MARGIN
+    if batches < _LEAST_KEPT_BATCHES or batches * pieces < kept + margin:
         return None
     return RowPlan(row_size, parts, width, piece_size, 1, 1, batches, kept)
 

@@ -60,9 +60,8 @@ _KEPT_PIECE_BYTES = 6144
 _HALVES = 3
 # The share of the products of softmax that Scalar does instead of Vector.
 _SCALAR_SHARE = 0.35
-# The shares of the products of kept exponentials of pieces that GpSimd and Scalar do instead of Vector: Scalar does
-# more in the last batch of a core, after which it has no exponentials to compute.
-_KEPT_SHARES, _LAST_KEPT_SHARES = (0.2, 0.2), (0.2, 0.4)
+# The shares of the products of kept exponentials of pieces that GpSimd and Scalar do instead of Vector.
+_KEPT_SHARES = (0.2, 0.35)
 # The share that GpSimd does instead of Vector: of the products of recomputed exponentials, of short and of tiny rows.
 _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
@@ -294,9 +293,7 @@ class _Forward:
         divisor_sbuf = statistics.divisor_sbuf[:, piece.first : piece.end]
         if self.plan.kept_pieces > 0:
             scales_sbuf = divisor_sbuf if self.plan.is_whole else statistics.neg_max_of(piece)[:, 0]
-            is_last = number == len(self.batches) - 1
-            shares = _LAST_KEPT_SHARES if is_last else _KEPT_SHARES
-            self._scale(result_sbuf, self.kept_sbuf.pop((number, piece)), scales_sbuf, shares)
+            self._scale(result_sbuf, self.kept_sbuf.pop((number, piece)), scales_sbuf)
         elif kept_sbuf is not None and (self.plan.is_short or self.kind is Kind.LOG_SOFTMAX):
             self._finish_rows_at_once(result_sbuf, kept_sbuf, divisor_sbuf)
         elif kept_sbuf is not None:
@@ -336,12 +333,10 @@ class _Forward:
                 dst=result_sbuf[:, row, split:], data=kept_sbuf[:, row, split:], op0=nl.multiply, operand0=scale_sbuf
             )
 
-    def _scale(
-        self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, scale_sbuf: nl.NkiTensor, shares: tuple[float, float]
-    ) -> None:
+    def _scale(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, scale_sbuf: nl.NkiTensor) -> None:
         """Multiply the exponentials of a piece by its factor, on GpSimd, Scalar and Vector, which round alike."""
         columns = kept_sbuf.shape[2]
-        of_gpsimd, of_scalar = shares
+        of_gpsimd, of_scalar = _KEPT_SHARES
         first, second = int(columns * of_gpsimd), int(columns * (of_gpsimd + of_scalar))
         if first > 0:
             nisa.tensor_tensor(
