@@ -42,15 +42,16 @@ _LEAST_BATCHES, _MOST_BATCHES = 3, 8
 _LEAST_PIECES, _LEAST_PIECES_OF_PARTS = 4, 8
 # The maximum number of pieces of a batch of whole rows: the first load and the last store of larger ones take longer.
 MOST_PIECES = 2
-# Exponentials that are kept: rows of up to so many elements have one piece; longer ones have pieces of up to so many
-# elements, and up to so many of them.
-_LARGEST_KEPT_ROW, _LARGEST_KEPT_PIECE, _MOST_KEPT_PIECES = 4096, 2048, 16
+# Exponentials that are kept: rows of up to so many bytes, in the widest type of a piece, have one piece; longer ones
+# have pieces of up to so many elements, and up to so many of them.
+_LARGEST_KEPT_ROW_BYTES, _LARGEST_KEPT_PIECE, _MOST_KEPT_PIECES = 8192, 2048, 16
 # Pieces that have such tiles besides those of one row, for rows of one piece, of several, and on several partitions: as
 # many as are processed while the statistics of a row are combined, and until its first piece is finished.
 _KEPT_AHEAD_OF_ONE, _KEPT_AHEAD, _KEPT_AHEAD_OF_PARTS = 3, 7, 10
-# The least number of batches on chip then, and of further pieces that are loaded or stored meanwhile, also for rows on
-# several partitions.
-_LEAST_KEPT_BATCHES, _KEPT_MARGIN, _KEPT_MARGIN_OF_PARTS = 2, 4, 8
+# The least number of batches on chip then, and of further pieces that are loaded or stored meanwhile; and that of large
+# pieces of rows on several partitions, from so many elements on.
+_LEAST_KEPT_BATCHES, _KEPT_MARGIN = 2, 4
+_KEPT_MARGIN_OF_LARGE, _LARGE_KEPT_PIECE = 8, 1025
 # Rows that are spread over more partitions than they need have up to so many pieces, of so many elements or more: a
 # core has few of them, and its loads overlap with nothing but other pieces of the same rows.
 _MOST_SPREAD_PIECES, _LEAST_SPREAD_PIECE = 8, 384
@@ -276,7 +277,7 @@ def _fastest_kept_plan(row_size: int, streams: Streams, least_parts: int | None)
     parts = min(least_parts or 1, row_size)
     while parts <= PARTITIONS:
         columns = row_size - (parts - 1) * (row_size // parts)
-        for piece_size in _kept_sizes(columns) if least_parts is None else [_spread_piece(columns)]:
+        for piece_size in _kept_sizes(columns, streams) if least_parts is None else [_spread_piece(columns)]:
             plan = _kept_on(row_size, parts, streams, piece_size)
             if plan is not None:
                 return plan
@@ -293,15 +294,15 @@ def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> Ro
     kept = pieces + ahead
     left = limited_sbuf_bytes(SBUF_BYTES) - (FLOAT32_BYTES * kept + streams.scratch) * piece_size
     batches = min(_MOST_BATCHES, left // (streams.resident * columns))
-    margin = _KEPT_MARGIN_OF_PARTS if parts > 1 else _KEPT_MARGIN
+    margin = _KEPT_MARGIN_OF_LARGE if parts > 1 and piece_size >= _LARGE_KEPT_PIECE else _KEPT_MARGIN
     if batches < _LEAST_KEPT_BATCHES or batches * pieces < kept + margin:
         return None
     return RowPlan(row_size, parts, width, piece_size, 1, 1, batches, kept)
 
 
-def _kept_sizes(columns: int) -> list[int]:
+def _kept_sizes(columns: int, streams: Streams) -> list[int]:
     """Return the sizes of pieces to try, from the largest one."""
-    if columns <= _LARGEST_KEPT_ROW:
+    if columns * streams.element <= _LARGEST_KEPT_ROW_BYTES:
         return [columns]
     fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)
     return [div_ceil(columns, pieces) for pieces in range(fewest, _MOST_KEPT_PIECES + 1)]

@@ -68,7 +68,11 @@ _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
     """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
-    return plan.is_whole and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+    return (
+        plan.is_whole
+        and plan.kept_pieces == 0
+        and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+    )
 
 
 def forward_plan(
