@@ -42,7 +42,7 @@ def chosen(kernel: Kernel, shape: tuple[int, int], dtype: Any) -> SoftmaxTiling:
 
 @pytest.mark.parametrize("columns", [7, 128, 1000, 3000, 9000, 40003])
 def test_the_kernels_take_what_is_chosen(columns: int) -> None:
-    """By default that for many rows; for few rows, the chunk size that belongs to their partitions."""
+    """Check the choice for many rows, which is the default, and the chunk size that belongs to partitions of few."""
     for kernel in KERNELS.values():
         for dtype in DTYPES[::2]:
             inputs = kernel.inputs((2, columns), dtype)
