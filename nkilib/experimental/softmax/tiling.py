@@ -9,12 +9,14 @@ For host code; arithmetic only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import Any, Final, NamedTuple
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.host.sizes import dtype_name
+from nkilib.core.plan_limits import PlanLimits, limits_in_force
 from nkilib.experimental.softmax.kernels import RANK_MAX
 from nkilib.experimental.softmax.row_plan import RowPlan
 from nkilib.experimental.softmax.rows import forward_plan
@@ -95,14 +97,20 @@ def choose_softmax_tiling(
     axis = index(axis) % rank
     if prod(sizes) == 0 or (prod(sizes[axis + 1 :]) > 1 and sizes[axis] > 1):
         return SoftmaxTiling()
-    element, row_size = _TYPES[name], sizes[axis]
+    return _chosen(prod(sizes) // sizes[axis], sizes[axis], name, direction, kind, limits_in_force())
+
+
+@lru_cache(maxsize=1024)
+def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, limits: PlanLimits) -> SoftmaxTiling:
+    """Return the tiling of rows along the last axis, under the limits in force, which are a key of the cache."""
+    element = _TYPES[name]
 
     def plan(parts: int | None) -> RowPlan:
         if direction == "forward":
             return forward_plan(row_size, kind, element, element, None, parts)
         return backward_plan(row_size, kind, BackwardTypes(element, element, element), None, parts)
 
-    chosen, parts = plan(None), _parts_of_few(prod(sizes) // row_size, row_size, direction)
+    chosen, parts = plan(None), _parts_of_few(rows, row_size, direction)
     if parts <= chosen.parts:
         return SoftmaxTiling(chosen.piece_size)
     return SoftmaxTiling(plan(parts).piece_size, parts)
