@@ -7,9 +7,9 @@ Modelled, not measured.
 
     python -m benchmarks.softmax_table [--one-queue] [--axis last|middle|short]
 
-Each row is a launch on two cores of trn2, with the tiling of choose_softmax_tiling. The last columns are the time as a multiple of the bound (each tensor over
-HBM once; an exponential for each element) and of the larger one of that bound and two passes of Scalar over all
-elements, which a softmax needs that keeps no exponentials.
+Each row is a launch on two cores of trn2, with the tiling of ``choose_softmax_tiling``. The last columns are the time
+as a multiple of the bound (each tensor over HBM once; an exponential for each element) and of the larger one of that
+bound and two passes of Scalar over all elements, which a softmax needs that keeps no exponentials.
 """
 
 from __future__ import annotations
