@@ -43,7 +43,7 @@ class DistillationTiling(NamedTuple):
 
 
 class Form(Enum):
-    """The forms of the kernels, which differ in the tiles that they keep on chip besides the logits."""
+    """The forms of the kernels, which differ in the number of tiles that they keep on chip besides the logits."""
 
     DIVERGENCE = "a Kullback-Leibler divergence or its gradient"
     MIXTURE = "Jensen-Shannon"
@@ -58,7 +58,10 @@ class Form(Enum):
 
 
 def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
-    """Return the bytes per column: logits, differences of group + 2 chunks, two weight tiles, 16-bit numbers."""
+    """Return the bytes per column that a group of chunks takes.
+
+    It counts logits, differences of group + 2 chunks, two tiles of weights, and 16-bit numbers.
+    """
     return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
 
 
@@ -68,7 +71,7 @@ def _even_chunks(vocab_size: int, most: int) -> int:
 
 
 def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
-    """Return the number of columns of the largest chunk that fits.
+    """Return the number of columns of the largest chunk that fits SBUF.
 
     Args:
         vocab_size: V.
@@ -89,7 +92,7 @@ class MixturePlan(NamedTuple):
 
     Attributes:
         keeps_rows: whether rows stay on chip between their two visits; else they are read twice.
-        group: the number of chunks whose logs are computed at a time.
+        group: the number of chunks that are processed with one load of the table for softplus.
     """
 
     keeps_rows: bool
@@ -105,12 +108,13 @@ class MixturePlan(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """The number of tiles of exponentials that are multiplied; if rows are kept, only PSUM has room for them."""
+        """The number of tiles for the exponentials that are multiplied. If rows are kept, only PSUM has room for them.
+        """
         return 2 if self.keeps_rows else 3
 
 
 def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> MixturePlan:
-    """Return the plan: rows are kept if they fit together with groups of at least two chunks."""
+    """Return the plan of the forward: rows are kept on chip if they fit together with groups of at least two chunks."""
     chunks, kept_bytes = div_ceil(vocab_size, chunk_size), limited_sbuf_bytes(_KEPT_BYTES)
 
     def fits(keeps_rows: bool, group: int) -> bool:
