@@ -20,7 +20,7 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 4. First visit of all classes, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.operands``, ``forward.pair_statistics``);
-   b. blocks of classes stream by: tiles of scores of each model, and the sums of each pair of tiles
+   b. blocks of classes are streamed in: tiles of scores of each model, and the sums of each pair of tiles
       (``forward.pair_tiles``);
    c. the sums go into ``forward.pair_statistics``: windows of blocks are combined, then the statistics of both cores;
    d. the results are computed (``forward.pair_results``) and stored: KL(teacher || student) or KL(student || teacher),

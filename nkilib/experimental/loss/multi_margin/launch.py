@@ -8,7 +8,7 @@ compute.
 :func:`choose_multi_margin_tiling` the tiling, and a :class:`RowBlock` the rows that are processed at a time.
 
 The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`, :func:`hinges_on_vector`,
-:func:`square_hinges`). The threshold that elements are compared with is x_t - margin (:class:`Thresholds`,
+:func:`square_hinges`). The threshold with which elements are compared is x_t - margin (:class:`Thresholds`,
 :func:`thresholds_of_blocks`). The loss does not include the term at the target itself (:func:`sum_without`).
 """
 
@@ -52,7 +52,7 @@ _ROUND = 128
 
 
 class MultiMarginTiling(NamedTuple):
-    """The tiling of a launch; ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         chunk_size: columns that are processed at a time.
@@ -85,7 +85,7 @@ class MultiMarginOptions:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are processed at a time, one in each partition.
+    """The rows that are processed at a time, one in each partition.
 
     Attributes:
         batch: the rows as a batch of the input's stream.

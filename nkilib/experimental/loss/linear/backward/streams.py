@@ -349,8 +349,8 @@ class BackwardStreams:
 
     Attributes:
         plan: the plan of the kernel.
-        kept: the kept logits, if the launch has them; None if they are computed.
-        slices: the slices of W^T, and X^T, if W^T streams; None if it stays.
+        kept: the logits that the forward kept; None if they are computed.
+        slices: the slices of W^T, and X^T, if W^T is streamed in; None if it stays in SBUF.
         pairs: X^T and W^T of each operand pair; the gradients are those of the first one.
         rows: the vectors of one value per class; the biases come first.
         pieces: pieces of X, [128, tiles of positions, stripe].
@@ -405,7 +405,7 @@ class BackwardStreams:
         return len(self.pairs[0].inputs.tiles)
 
     def restart_inputs(self) -> None:
-        """Let the next tile of X^T take the first buffer."""
+        """Let the next tile of X^T use the first buffer of the ring."""
         for pair in self.pairs:
             pair.inputs.restart()
 
@@ -414,7 +414,7 @@ class BackwardStreams:
         return [pair.inputs.next_tile() for pair in self.pairs]
 
     def load_opening(self, classes: Block, positions: Span) -> None:
-        """Load the operands that the first block starts with, in the order in which they are needed."""
+        """Load the operands with which the first block starts, in the order in which they are needed."""
         if self.slices is not None:
             self.slices.load_opening(classes if self.slices.is_loaded_ahead(classes.size) else None, positions)
             self.load_rows(classes, 0)
@@ -429,7 +429,7 @@ class BackwardStreams:
                 self.load_input(classes, 0, positions, tile)
 
     def load_inputs_alone(self, positions: Span) -> None:
-        """Load only the X^T that a block starts with; the block loads its classes itself."""
+        """Load only the X^T with which a block starts; the block loads the operands of its classes itself."""
         if self.kept is not None:
             return
         if self.slices is not None:
@@ -440,7 +440,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """Load X once, if it stays for all blocks; it is needed later than X^T of the first block."""
+        """Load all of X, if it stays in SBUF for all blocks; it is needed later than X^T of the first block."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
             for stripe in self.stripes_of_features:
@@ -460,7 +460,7 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of ``classes``, the rest of a block from class ``at`` on that is not loaded yet."""
+        """Load the operands of ``classes``: the rest of a block, from its class ``at`` on, that is not loaded yet."""
         if classes.size == 0:
             return
         for part in self.weight_parts(classes, at):
@@ -495,7 +495,9 @@ class BackwardStreams:
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """Load a tile of X^T of each pair, or the logits of classes from class ``at`` on, into the next buffers."""
+        """Load a tile of X^T of each operand pair, or the kept logits of classes from class ``at`` on, into the next
+        buffers.
+        """
         if self.kept is None:
             return self._load_transposed_input(positions, tile)
         first = tile * PARTITIONS
@@ -508,10 +510,11 @@ class BackwardStreams:
         return [pair.load_input(positions, tile) for pair in self.pairs]
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Load some tiles of X of a block and a stripe into the next buffer; if all of X is kept, return them.
+        """Return some tiles of X, for a block of positions and a stripe of features: loaded into the next buffer, or
+        kept ones.
 
-        Every group of tiles of dW goes through all pieces of a stripe before the next stripe begins. So a kept piece is
-        chosen by its stripe and its tiles: in the order in which pieces are requested, a stripe repeats.
+        Every group of tiles of dW goes through all pieces of a stripe before the next stripe begins. So the pieces of a
+        stripe are requested several times, and a kept piece is found by its stripe and its tiles.
         """
         if not self.plan.keeps_pieces:
             return self._load_piece(positions, tiles, stripe)
@@ -528,7 +531,7 @@ class BackwardStreams:
         return piece_sbuf
 
     def load_stripe(self, classes: Block, stripe: Span) -> nl.NkiTensor:
-        """Load a stripe of W of a block into the next buffer."""
+        """Load a stripe of W, of a block of classes, into the next buffer."""
         stripe_sbuf = self.stripes.next_tile()
         self.pairs[0].weight(classes).columns_of(stripe.first, stripe.size).load(stripe_sbuf)
         return stripe_sbuf
@@ -541,7 +544,7 @@ class BackwardStreams:
         return [part for parts in zip_longest(*of_pairs) for part in parts if part is not None]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T; kept logits do not need it."""
+        """Load a part of W^T, unless kept logits make it needless."""
         self.pairs[part.pair].load_weight(part)
 
     def load_rows(self, classes: Block | None, at: int) -> None:

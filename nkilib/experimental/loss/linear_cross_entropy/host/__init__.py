@@ -4,6 +4,6 @@
 """Host code around the kernels, in numpy and arithmetic.
 
 ``tiling``: the choice of a tiling, and bytes of HBM; ``profiling``: modelled times of launches; ``reference``: float64
-results; ``bounds``: how far kernels may be off; ``token_scores``: results and bounds for several ids. The kernels use
-only the tiling, while they are traced.
+results; ``bounds``: bounds on the errors of the kernels; ``token_scores``: results and bounds for several ids. The
+kernels use only the tiling, while they are traced.
 """

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit of kept scores (:class:`KeptVisit`), during the first visit of the next block of positions.
+"""The second visit (pass over the classes) of kept scores (:class:`KeptVisit`), during the first visit of the next
+block of positions.
 
-It has no product: its work on Scalar, Vector and GpSimd fits beside the products of another block, and it advances
-between that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider tiles.
+It has no products: Scalar, Vector and GpSimd do its work while Tensor computes the products of the next block, a part
+of it after each of that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider
+tiles.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _UNROLLED = 400
 
 @dataclass(frozen=True)
 class _Slot:
-    """The data that is kept of a block of positions between its two visits.
+    """The data of a block of positions that is kept between its two visits.
 
     Attributes:
         kept: the scores; None on a core without classes.
@@ -75,7 +77,7 @@ class _Pending:
 
 
 class _Waiting(NamedTuple):
-    """A tile whose exponentials are issued.
+    """A tile whose exponentials have been issued.
 
     Attributes:
         step: the step with its block of classes.
@@ -88,7 +90,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class _WaitingProducts:
-    """The passes of Vector over tiles that wait until Scalar has finished them; meanwhile Vector has other work.
+    """The passes of Vector over tiles that Scalar has not finished yet; they are issued later.
 
     Attributes:
         terms, sums: the terms and sums of the visit.
@@ -111,7 +113,7 @@ class _WaitingProducts:
 
 
 def _spans(schedule: ClassSchedule) -> list[Span]:
-    """Return all blocks of classes of a core, in the order of the schedule."""
+    """Return all blocks of classes of a core, in the order in which they are processed."""
     plan = schedule.plan
     head = [] if schedule.head is None else [schedule.head]
     count = plan.iterations * plan.blocks_per_iteration
@@ -135,7 +137,7 @@ class _StepVisit:
     Attributes:
         pending: the block of positions.
         terms: the tiles on chip.
-        products: the passes that wait.
+        products: the passes of Vector to be issued later.
         step: the step with the block of classes, or the first one of several blocks of the same size.
         blocks: the number of blocks.
     """
@@ -167,7 +169,8 @@ class _StepVisit:
         self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Compute logs and exponentials of the tiles before ``end``; their products wait."""
+        """Compute softplus and exponentials of the tiles before ``end``; the sums of their products are left for later.
+        """
         rows = self.pending.slot.rows
         while self._tiles_taken < end:
             opens = not self._opened
@@ -197,10 +200,10 @@ class KeptVisit:
         slots: the slots that blocks use round-robin.
         terms: the tiles on chip.
         sums: the sums of a block of positions.
-        products: the passes that wait.
+        products: the passes of Vector to be issued later.
         slot_number: the number of the next block, which determines its slot.
         pending: the block whose scores are kept; None at first.
-        tiles_beside: the number of tiles of the block whose first visit runs meanwhile.
+        tiles_beside: the number of tiles of the block whose first visit runs at the same time.
     """
 
     launch: PairLaunch
@@ -241,7 +244,7 @@ class KeptVisit:
         return self.blocks.largest
 
     def run_blocks(self, run: RunBlock) -> None:
-        """Run the first visit of each block of positions, and finally the last second visit on its own."""
+        """Run the first visit of each block of positions, and at the end the second visit of the last block."""
         blocks = self.blocks
         first = self._run_some(run, 0, blocks.leading)
         if blocks.pairs > 0:
@@ -267,7 +270,7 @@ class KeptVisit:
             self.terms.restart()
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
-        """Keep the scores of some tiles."""
+        """Store the scores of some tiles in HBM for the second visit."""
         kept = self._next_slot.kept
         if kept is not None:
             kept.store(scores, step.block)
@@ -308,7 +311,7 @@ class KeptVisit:
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Run blocks of positions from ``first``, and return the position behind them."""
+        """Run the blocks of positions from ``first`` on, and return the first position after them."""
         total = self.launch.num_positions
         for tiles in blocks:
             size = min(tiles * PARTITIONS, total - first)
@@ -317,17 +320,17 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """Replace the positions of the pending block, if there is one, by ``block``.
+        """Set the positions of the block whose second visit is due, if there is one, to ``block``.
 
-        The body of the device loop is traced once; the pending block of every iteration has its own positions.
+        This is needed because the body of the device loop is traced once, and each iteration has other positions.
         """
         if self.pending is not None:
             self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
-        """Process an equal portion of the tiles of ``visit`` each time the iterator is advanced.
+        """Process a part of the tiles of ``visit`` at each step of the iterator.
 
-        The first portion is empty, because the scores of the first group are still being loaded.
+        The first part is empty, because the scores of the first group are still being loaded.
         """
         advances = self.tiles_beside
         for number in range(advances):
@@ -340,7 +343,7 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """End a block of classes."""
+        """Issue what is left of a block of classes, and add up its sums."""
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()
@@ -365,7 +368,8 @@ class KeptVisit:
         self.exchange()
 
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
-        """Visit ``blocks`` blocks of classes, from the block of ``step`` on, with no first visit beside them.
+        """Do the second visit of ``blocks`` blocks of classes, from the block of ``step`` on, while no first visit
+        runs.
 
         ``steps`` is the number of all steps.
         """
