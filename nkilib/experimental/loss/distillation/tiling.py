@@ -33,7 +33,7 @@ _ROUND = 128
 
 
 class DistillationTiling(NamedTuple):
-    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         chunk_size: the number of vocabulary entries that are processed at a time.

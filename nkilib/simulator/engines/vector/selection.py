@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions that write chosen elements of a tile.
+"""The instructions that write selected elements of a tile.
 
 - :func:`affine_select`, :func:`range_select`: chosen by position; a constant is written to the others;
 - :func:`tensor_copy_predicated`: chosen by a predicate tile; the others keep their values;
