@@ -5,8 +5,8 @@
 
 A step is a call without arguments. Elementwise results and reductions of rows may run on a few rows at a time.
 
-:class:`CoreBuilder` makes the steps in a :class:`Segment` for each stretch between two synchronisations, and has
-row-wise steps made by a :class:`RowwiseBuilder`.
+:class:`CoreBuilder` makes the steps, one :class:`Segment` between each two synchronisations; a :class:`RowwiseBuilder`
+makes the row-wise steps.
 """
 
 from __future__ import annotations
