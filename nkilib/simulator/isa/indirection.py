@@ -91,7 +91,7 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """For each partition and selected element, the position of its offset in the tensor of offsets.
+        """The positions of offsets in the tensor of offsets, for each partition and selected element.
 
         The two arrays (partitions, count) hold the partition and the column of the offset.
         """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Errors for calls that do not fit a signature, which suggest parameters for keywords misspelt or removed from NKI.
+"""Errors for calls that do not fit a signature; they suggest parameters for keywords that are misspelt or were removed
+from NKI.
 
 - :func:`call_error`, :func:`bound_call`, with :func:`keyword_suggestions`: for a function that checks its calls itself;
-- :func:`wrong_call_in`: for one whose arguments Python itself refused; :data:`PUBLIC_NAMES` has these functions by the
-  names in Python's messages.
+- :func:`wrong_call_in`: for a function whose arguments Python itself rejected; :data:`PUBLIC_NAMES` lists these
+  functions by the names in Python's messages.
 """
 
 from __future__ import annotations
