@@ -183,11 +183,10 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
 
 
 def _least_of_log(caller: Caller, name: str, value: Any) -> float:
-    """Return the value, a number that is added to the argument of a logarithm or is its lower bound, as a Python
-    number.
+    """Return a number that is added to the argument of a logarithm or bounds it from below, as a Python float.
 
     Raises:
-        TypeError: it is not a number.
+        TypeError: the value is not a number.
         ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
             :func:`finite_number`.
     """
@@ -201,8 +200,10 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """Return the variances with the dimensions of the input. They must be a float, or a tensor of a shape that PyTorch
-    expands; other types are rejected later.
+    """Return the variances with the dimensions of the input.
+
+    A float, and a tensor of a shape that PyTorch expands, are converted; other types are returned unchanged and
+    rejected later.
     """
     if isinstance(var, float):
         if var < 0.0:
