@@ -28,7 +28,9 @@ def _discard_output() -> None:
 
 
 def _output_fails() -> bool:
-    """Return whether the standard output cannot be written, so that an error concerns it and not a file of the user's."""
+    """Return whether the standard output cannot be written, so that an error concerns it and not a file of the
+    user's.
+    """
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")  # the flush may have nothing to do

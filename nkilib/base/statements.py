@@ -143,7 +143,9 @@ def is_replayable(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def unreplayed() -> Iterator[None]:
-    """Turn off replay in the whole process for the ``with`` block, in which constants of kernels may have other values."""
+    """Turn off replay in the whole process for the ``with`` block, in which constants of kernels may have other
+    values.
+    """
     _UNREPLAYED.append(None)
     try:
         yield

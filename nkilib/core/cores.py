@@ -35,7 +35,9 @@ def positions_of_core(num_positions: int, cores: int, core: int) -> int:
 
 
 def row_span(rows: int, cores: int) -> int:
-    """Return the number of matrix rows that ``rows`` rows with stride ``cores`` span, from the first to the last one."""
+    """Return the number of matrix rows that ``rows`` rows with stride ``cores`` span, from the first to the last
+    one.
+    """
     return (rows - 1) * cores + 1
 
 

@@ -233,7 +233,9 @@ def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> b
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return the elements as a matrix with as many rows as ``like``, without a copy if :func:`_has_dense_rows` holds."""
+    """Return the elements as a matrix with as many rows as ``like``, without a copy if :func:`_has_dense_rows`
+    holds.
+    """
     return elements.reshape(like.shape[0], like.free_size)
 
 

@@ -116,7 +116,9 @@ class Ranks:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait a limited time for threads that are about to end; a thread that never checks whether to stop is abandoned."""
+    """Wait a limited time for threads that are about to end; a thread that never checks whether to stop is
+    abandoned.
+    """
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - monotonic()))

@@ -431,7 +431,9 @@ def run_to_end(launched: PreparedLaunch, name: str) -> Any:
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record in ``left_out`` the values whose absence has ended a launch on any core, also outside of an instruction."""
+    """Record in ``left_out`` the values whose absence has ended a launch on any core, also outside of an
+    instruction.
+    """
     for raised in (error, *(run.error for run in launched.running)):
         if isinstance(raised, ValuesWanted):
             left_out.want(raised.origin)

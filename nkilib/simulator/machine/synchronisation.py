@@ -104,7 +104,9 @@ class Waits:
         return all(number in self._ended for number in range(min(self._failed)))
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has failed."""
+        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has
+        failed.
+        """
         return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
 
     def finish(self, number: int, failed_after: int | None = None) -> None:
@@ -276,7 +278,9 @@ class CoreBarrier:
             self._waits.finish(number, failed_after)
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a core that has issued ``issued`` instructions may run on, although another core has failed."""
+        """Return whether a core that has issued ``issued`` instructions may run on, although another core has
+        failed.
+        """
         with self._changed:
             return self._waits.may_go_on(issued)
 

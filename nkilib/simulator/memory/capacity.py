@@ -340,7 +340,9 @@ def _rounded(room: _Room, life: LiveRange) -> int:
 
 
 def _aligned(room: _Room, low: int, nbytes: int) -> int:
-    """Return the first byte from ``low`` on at which a tile may start, so that it crosses no bank or begins with one."""
+    """Return the first byte from ``low`` on at which a tile may start, so that it crosses no bank or begins with
+    one.
+    """
     is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
     return low if is_inside else -(-low // room.bank) * room.bank
 

@@ -343,7 +343,9 @@ class Plan:
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
-        """Give memory to the tensors of instructions that run as in a normal launch, and to the tensors of reductions."""
+        """Give memory to the tensors of instructions that run as in a normal launch, and to the tensors of
+        reductions.
+        """
         for core_works in works:
             for work in core_works:
                 for view in _views_of(work):

@@ -109,7 +109,9 @@ class Axis:
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from one cell to the next; None if it is not the same for all cells."""
+        """The number of elements of the dimension from one cell to the next; None if it is not the same for all
+        cells.
+        """
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
             return self.group * self.tile

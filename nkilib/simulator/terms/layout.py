@@ -80,7 +80,9 @@ def extent(layout: Layout) -> tuple[int, int]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements follow each other without a gap in row-major order; dimensions of size 1 are ignored."""
+    """Return whether the elements follow each other without a gap in row-major order; dimensions of size 1 are
+    ignored.
+    """
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step:

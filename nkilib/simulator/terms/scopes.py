@@ -29,7 +29,9 @@ def new_scope(outer: Scope = ()) -> Scope:
 
 
 def is_around(outer: Scope, inner: Scope) -> bool:
-    """Return whether ``inner`` is ``outer`` or lies inside it; an object that belongs to ``outer`` then exists there."""
+    """Return whether ``inner`` is ``outer`` or lies inside it; an object that belongs to ``outer`` then exists
+    there.
+    """
     return inner[: len(outer)] == outer
 
 

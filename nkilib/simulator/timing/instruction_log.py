@@ -340,7 +340,9 @@ class InstructionLog(Sequence[Note]):
             yield self._note(position, shift)
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
-        """Return the note that comes ``position`` notes after the run instruction at ``first``, counting repetitions."""
+        """Return the note that comes ``position`` notes after the run instruction at ``first``, counting
+        repetitions.
+        """
         # The number of notes up to the end of each repeat, with all that it adds.
         added = list(accumulate(repeat.added for repeat in repeats))
         ends = [repeat.end - first + before for repeat, before in zip(repeats, added, strict=True)]

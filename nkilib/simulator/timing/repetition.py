@@ -48,7 +48,9 @@ class Period(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The state at the start of a loop or the end of an iteration: the numbers of notes and accesses, and the timeline."""
+    """The state at the start of a loop or the end of an iteration: the numbers of notes and accesses, and the
+    timeline.
+    """
 
     notes: int
     accesses: int

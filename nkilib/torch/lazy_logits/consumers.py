@@ -121,7 +121,9 @@ def _is_log_softmax(form: Form) -> bool:
 
 
 def _is_class_dim_of_losses(form: Form) -> bool:
-    """Return whether the classes are in the dimension where losses of torch expect them: the second, or the only one."""
+    """Return whether the classes are in the dimension where losses of torch expect them: the second, or the only
+    one.
+    """
     return form.class_dim == min(1, form.ndim - 1)
 
 
@@ -270,7 +272,9 @@ def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
 def _scores(
     logits: LazyLogits, form: Form, ids: Tensor, ignore_index: int, outputs: tuple[str, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the log-probabilities of given classes of each position, and further scores, of logits of the given form."""
+    """Return the log-probabilities of given classes of each position, and further scores, of logits of the given
+    form.
+    """
 
     def scores(hidden: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
         result: LinearTokenScores = linear_token_scores(

@@ -146,7 +146,9 @@ class Form:
         return self.temperatures is not None and self.temperatures.dim() > 0
 
     def mapped(self, function: Callable[[Tensor], Tensor], class_dim: int | None = None) -> Form:
-        """Return the form with a function applied to the hidden states of each term, and to temperatures of positions."""
+        """Return the form with a function applied to the hidden states of each term, and to temperatures of
+        positions.
+        """
         terms = tuple(replace(term, hidden=function(term.hidden)) for term in self.terms)
         temperatures = self.temperatures
         if temperatures is not None and self.has_own_temperatures:

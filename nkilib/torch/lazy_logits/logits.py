@@ -552,7 +552,9 @@ def _without_logits(
 
 
 def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch some of whose arguments are lazy logits: record it, run a kernel, or compute the logits."""
+    """Call a function of torch some of whose arguments are lazy logits: record it, run a kernel, or compute the
+    logits.
+    """
     if "input" in kwargs:
         args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
     lazy = list(_lazy_in((args, kwargs)))

@@ -61,7 +61,9 @@ def loss_output(
 
 
 def kernel_gradient(call: Call) -> dict[str, Any]:
-    """Return the kernel argument for the upstream gradient: one number for each loss; for a reduced loss, float32 [1]."""
+    """Return the kernel argument for the upstream gradient: one number for each loss; for a reduced loss, float32
+    [1].
+    """
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}
 

@@ -57,7 +57,9 @@ def require_batch(
     lengths: dict[str, nl.NkiTensor],
     blank: int,
 ) -> None:
-    """Check log-probabilities [T, N, C], int32 targets [N, S], the named int32 lengths [N], and the class of the blank."""
+    """Check log-probabilities [T, N, C], int32 targets [N, S], the named int32 lengths [N], and the class of the
+    blank.
+    """
     shape = tuple(log_probs_hbm.shape)
     require(
         len(shape) == 3 and prod(shape) > 0,

@@ -231,7 +231,9 @@ def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTenso
 def _add_difference(
     mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
 ) -> None:
-    """Add ``NOTHING`` to the mask where a label is no class, that is, where clamping the label to a class changed it."""
+    """Add ``NOTHING`` to the mask where a label is no class, that is, where clamping the label to a class changed
+    it.
+    """
     is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
     nisa.scalar_tensor_tensor(

@@ -525,7 +525,9 @@ class Posteriors:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
-        """Allocate the tiles and set the betas at the last time, where each sequence is in the label after its target."""
+        """Allocate the tiles and set the betas at the last time, where each sequence is in the label after its
+        target.
+        """
         group, layout = sequences.group, sequences.group.layout
         recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
         ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])

@@ -108,7 +108,9 @@ class MixturePlan(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """The number of tiles for the exponentials that are multiplied. If rows are kept, only PSUM has room for them."""
+        """The number of tiles for the exponentials that are multiplied. If rows are kept, only PSUM has room for
+        them.
+        """
         return 2 if self.keeps_rows else 3
 
 

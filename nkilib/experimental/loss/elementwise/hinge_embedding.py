@@ -127,7 +127,9 @@ class HingeEmbeddingReference:
         return Derived.of_units(loss, (), np.where(t == -1.0, 0.5 * hinge, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative for the input x, [t != -1] - [t != 1] [x <= margin] with the target t, which is exact."""
+        """Return the derivative for the input x, [t != -1] - [t != 1] [x <= margin] with the target t, which is
+        exact.
+        """
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         slope = (t != -1.0).astype(np.float64) - ((t != 1.0) & (x <= margin))
         return {INPUT: Exact(slope, np.zeros_like(slope))}

@@ -66,7 +66,9 @@ _SMALL, _RAISED = 2.0**-32, LIMIT_OF_LOG
 
 
 def needed_tensors(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the tensors that the wanted derivatives need; the input's derivative needs only the target."""
+    """Return the names of the tensors that the wanted derivatives need; the input's derivative needs only the
+    target.
+    """
     return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
 
 
@@ -96,7 +98,9 @@ class KlDiv:
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives -t for the input x, and log t + 1 - x for the target t (NaN at t = 0, as in PyTorch)."""
+        """Return the derivatives -t for the input x, and log t + 1 - x for the target t (NaN at t = 0, as in
+        PyTorch).
+        """
         derivatives = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:
             log_sbuf = _logarithm(piece)

@@ -66,7 +66,9 @@ class MarginRanking:
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of x1 - x2, computed on GpSimd, and of t (x1 - x2), for the inputs x1 and x2 and the target t."""
+        """Return tiles of x1 - x2, computed on GpSimd, and of t (x1 - x2), for the inputs x1 and x2 and the target
+        t.
+        """
         difference_sbuf, product_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT1], piece[INPUT2])
         product(product_sbuf, difference_sbuf, piece[TARGET])
@@ -116,7 +118,9 @@ class MarginRankingReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses max(margin - t (x1 - x2), 0) for the inputs x1 and x2 and the target t, and their errors."""
+        """Return the losses max(margin - t (x1 - x2), 0) for the inputs x1 and x2 and the target t, and their
+        errors.
+        """
         product, reach = _product(tensors), self._reach(tensors)
         own = np.abs(product) + 0.5 * np.abs(reach)
         return Derived.of_units(np.maximum(reach, 0.0), (float(np.float32(self.margin)), product, reach), own)

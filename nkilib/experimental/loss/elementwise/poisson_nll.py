@@ -99,7 +99,9 @@ class PoissonOfLogRate:
         return rate_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses exp(x) - t x for the input x and the target t, plus Stirling's approximation for ``full``."""
+        """Compute the losses exp(x) - t x for the input x and the target t, plus Stirling's approximation for
+        ``full``.
+        """
         rate_sbuf, other_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece, other_sbuf))
@@ -161,7 +163,9 @@ class PoissonOfRate:
         return log_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses x - t log(x + eps) for input x and target t, plus Stirling's approximation for ``full``."""
+        """Compute the losses x - t log(x + eps) for input x and target t, plus Stirling's approximation for
+        ``full``.
+        """
         first_sbuf, *others_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(first_sbuf, nl.add, 0.0, nl.add, stirling(piece, others_sbuf[0]))

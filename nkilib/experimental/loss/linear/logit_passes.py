@@ -37,7 +37,9 @@ _GPSIMD = nisa.engine.gpsimd
 
 
 def _constants(size: int) -> nl.NkiTensor:
-    """Return the constants that depend on a block's size as tiles, because operands of GpSimd are tiles, not numbers."""
+    """Return the constants that depend on a block's size as tiles, because operands of GpSimd are tiles, not
+    numbers.
+    """
     constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
     for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
         nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)

@@ -172,7 +172,9 @@ class BackwardLaunch:
         return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
-        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own time."""
+        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own
+        time.
+        """
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
         tiles_per_block = div_ceil(self.class_tiles, class_blocks)
         buffers = plan.buffers
@@ -292,7 +294,9 @@ class BackwardLaunch:
 
 
 def _position_tiles(tiles: int) -> set[int]:
-    """Return the possible numbers of tiles of a block, if ``tiles`` tiles are divided into blocks of nearly equal size."""
+    """Return the possible numbers of tiles of a block, if ``tiles`` tiles are divided into blocks of nearly equal
+    size.
+    """
     return {div_ceil(tiles, blocks) for blocks in range(1, min(tiles, _POSITION_BLOCKS_MAX) + 1)}
 
 

@@ -129,7 +129,9 @@ class GradientTiles:
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a tile may use the slot of its scores: whether no tile is opened before the previous one is computed."""
+        """Whether a tile may use the slot of its scores: whether no tile is opened before the previous one is
+        computed.
+        """
         return not self.opens_groups
 
     @property

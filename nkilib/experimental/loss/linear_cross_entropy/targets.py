@@ -88,7 +88,9 @@ def one_or_several(matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
-    """Return the targets of a block of positions, float32 [128, tiles], or [128, tiles, ids]; exact up to class 2^24."""
+    """Return the targets of a block of positions, float32 [128, tiles], or [128, tiles, ids]; exact up to class
+    2^24.
+    """
     targets_hbm = block.of(launch.targets_hbm)
     return load_positions(targets_hbm, fill=-1.0) if launch.ids == 1 else load_ids(targets_hbm, fill=-1.0)
 

@@ -205,7 +205,9 @@ def validate(launch: Launch) -> None:
 
 
 def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of each row over all chunks, without the target's own term ``own_sbuf``; both float32 [rows, 1]."""
+    """Return the sum of each row over all chunks, without the target's own term ``own_sbuf``; both float32 [rows,
+    1].
+    """
     sum_sbuf = float32_like(own_sbuf)
     parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
     nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)

@@ -390,7 +390,9 @@ class _Forward:
         return Chosen(targets, values_sbuf, weight_sbuf)
 
     def choose(self, chosen: Chosen, input_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Copy the elements of classes [first, last), which are on chip, to ``chosen`` where the class is the target."""
+        """Copy the elements of classes [first, last), which are on chip, to ``chosen`` where the class is the
+        target.
+        """
         tile = chosen.targets.tile
         for number, mask_sbuf in self.masks.of_classes(chosen.targets, first, last):
             nisa.tensor_copy_predicated(

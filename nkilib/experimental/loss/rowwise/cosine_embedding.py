@@ -200,7 +200,9 @@ class CosineReference:
         return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients and their errors, which are infinite where rounding may change the sign of cos - margin."""
+        """Return the gradients and their errors, which are infinite where rounding may change the sign of cos -
+        margin.
+        """
         of_rows = _cosine(tensors, functions)
         cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
         target, beyond = tensors[TARGET], cosine.value - self.margin

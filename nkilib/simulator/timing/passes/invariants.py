@@ -74,7 +74,9 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """Run the dropped instructions after all, if they come after number ``since`` and are not on the timeline yet."""
+        """Run the dropped instructions after all, if they come after number ``since`` and are not on the timeline
+        yet.
+        """
         for instruction in self.hoisted:
             if instruction.number > since and instruction.dropped_by == NAME:
                 instruction.dropped_by = ""

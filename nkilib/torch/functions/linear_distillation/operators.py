@@ -250,7 +250,9 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Reject temperatures out of range, and also labels out of range if the student's logit of each label is requested."""
+    """Reject temperatures out of range, and also labels out of range if the student's logit of each label is
+    requested.
+    """
     check_temperatures(LINEAR_DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
         name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")

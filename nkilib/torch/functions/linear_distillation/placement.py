@@ -51,7 +51,9 @@ class PlacedArguments:
 
 
 def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationArguments) -> Model:
-    """Return the student with its weight and bias gathered from all ranks; their gradients are averaged over the ranks."""
+    """Return the student with its weight and bias gathered from all ranks; their gradients are averaged over the
+    ranks.
+    """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:
         raise NotImplementedError(

@@ -62,7 +62,9 @@ class PlacedArguments:
 
 
 def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
-    """Return the arguments with weight and bias gathered from all ranks; their gradients are averaged over the ranks."""
+    """Return the arguments with weight and bias gathered from all ranks; their gradients are averaged over the
+    ranks.
+    """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:
         raise NotImplementedError(

@@ -313,7 +313,9 @@ class BackwardGeometry:
 
     @property
     def most_classes(self) -> int:
-        """The most classes of a block if W is [D, V]: the banks of PSUM must hold one row of the block's tiles of dW."""
+        """The most classes of a block if W is [D, V]: the banks of PSUM must hold one row of the block's tiles of
+        dW.
+        """
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:

@@ -51,7 +51,9 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """Return tiles of X^T, or of the kept scores, by number, for as many tiles of positions as there are buffers."""
+        """Return tiles of X^T, or of the kept scores, by number, for as many tiles of positions as there are
+        buffers.
+        """
         streams = self.parts.streams
         streams.restart_inputs()
         loaded = [streams.next_inputs()]

@@ -284,7 +284,9 @@ class ClassBlocks:
 
     @property
     def has_first(self) -> bool:
-        """Whether the first block is known when the kernel is built: it is before the device loop, or there is no loop."""
+        """Whether the first block is known when the kernel is built: it is before the device loop, or there is no
+        loop.
+        """
         return self.lead > 0 or self.blocks.iterations == 0
 
     def instructions(self, plan: BackwardPlan, num_positions: int) -> int:

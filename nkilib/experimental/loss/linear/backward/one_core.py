@@ -264,7 +264,9 @@ class _PartSums:
         return Gradients(input_hbm, self.weight_sum_hbm, self.part_bias_hbm, self.weight_sum_hbm)
 
     def finish_part(self, block: Block, of_part: Gradients) -> None:
-        """Copy a part's dX to its place, half of it by each core, and add its db to the sum, each core its own classes."""
+        """Copy a part's dX to its place, half of it by each core, and add its db to the sum, each core its own
+        classes.
+        """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, of_part.input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None:
             synchronise(part_input_hbm)

@@ -246,7 +246,9 @@ class SharedBuffers:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Begin with the block at ``first_class``, the core's first one: prepare most of its first block of positions."""
+        """Begin with the block at ``first_class``, the core's first one: prepare most of its first block of
+        positions.
+        """
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 

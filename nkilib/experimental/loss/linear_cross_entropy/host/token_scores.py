@@ -190,7 +190,9 @@ class _Ids:
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
-        """Return, for positions ``rows``, the sums of the values [N, K] at the classes of their ids, [R, vocabulary]."""
+        """Return, for positions ``rows``, the sums of the values [N, K] at the classes of their ids, [R,
+        vocabulary].
+        """
         classes = self.classes[rows]
         sums = np.zeros((len(classes), vocabulary))
         np.add.at(sums, (np.arange(len(classes))[:, np.newaxis], classes), values[rows])

@@ -108,7 +108,9 @@ class MixtureSizes:
         return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
 
     def position_plan(self, tiling: LinearTiling) -> PositionSplit:
-        """Return blocks of positions of about equal size, in a device loop if the unrolled program would be too long."""
+        """Return blocks of positions of about equal size, in a device loop if the unrolled program would be too
+        long.
+        """
         forward = self.forward
         count = div_ceil(self.position_tiles, min(tiling.position_block // PARTITIONS, self.position_tiles))
         size = div_ceil(self.position_tiles, count) * PARTITIONS
@@ -377,7 +379,9 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return all blocks: the fastest division of the last 48 tiles, after blocks of the largest size for further tiles."""
+    """Return all blocks: the fastest division of the last 48 tiles, after blocks of the largest size for further
+    tiles.
+    """
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:
         leading.append(min(slots[len(leading) % 2], ahead))

@@ -189,7 +189,9 @@ class PairNeeds:
 
 
 def opens_groups(needs: PairNeeds) -> bool:
-    """Return whether tiles are opened in groups: Scalar computes tanh or softplus, which need another table than exp."""
+    """Return whether tiles are opened in groups: Scalar computes tanh or softplus, which need another table than
+    exp.
+    """
     return needs.mixed or needs.softcap
 
 

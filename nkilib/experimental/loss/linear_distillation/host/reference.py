@@ -39,7 +39,9 @@ class ModelProblem(OutputLayer):
     temperature: float | npt.NDArray[Any] = 1.0
 
     def at_rows(self, rows: slice) -> ModelProblem:
-        """Return the model for some positions alone: with their temperatures, so that :meth:`z_of` takes their logits."""
+        """Return the model for some positions alone: with their temperatures, so that :meth:`z_of` takes their
+        logits.
+        """
         if np.size(self.temperature) == 1:
             return self
         return replace(self, temperature=np.asarray(self.temperature)[rows])

@@ -169,7 +169,9 @@ class _StepVisit:
         self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Compute softplus and exponentials of the tiles before ``end``; the sums of their products are left for later."""
+        """Compute softplus and exponentials of the tiles before ``end``; the sums of their products are left for
+        later.
+        """
         rows = self.pending.slot.rows
         while self._tiles_taken < end:
             opens = not self._opened

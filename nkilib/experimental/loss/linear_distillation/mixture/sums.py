@@ -284,7 +284,9 @@ class MixturePair:
 
     @property
     def teacher_logs_sbuf(self) -> nl.NkiTensor:
-        """The tile of softplus(-x), for the teacher's divergence from the mixture; x is that of :class:`MixtureRows`."""
+        """The tile of softplus(-x), for the teacher's divergence from the mixture; x is that of
+        :class:`MixtureRows`.
+        """
         return self.logs[1]
 
 

@@ -355,7 +355,9 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute and store the losses and coefficients of a group; losses are added to ``sums`` if they are reduced."""
+        """Compute and store the losses and coefficients of a group; losses are added to ``sums`` if they are
+        reduced.
+        """
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:
