@@ -45,7 +45,9 @@ _DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints an error and names ``--help``, where argparse prints the usage, which has 20 lines here."""
+    """A parser that prints an error with a hint at ``--help``. argparse would print the usage, which has 20 lines
+    here.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Print the error on stderr and end the process with 2.
@@ -57,7 +59,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def dtype_name(text: str) -> str:
-    """Return the name of a type for a name or a short name, with or without ``nl.``; other texts stay as they are."""
+    """Return the full name of a type for its name or short name, with or without ``nl.``; return other texts
+    unchanged.
+    """
     name = text.removeprefix("nl.")
     return SHORT_DTYPES.get(name, name)
 

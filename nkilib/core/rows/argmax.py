@@ -30,7 +30,10 @@ SEARCHED_MAX = 16384
 
 
 def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the tile, or a copy padded to eight columns with its first column, whose first place stays the result."""
+    """Return the tile, or for fewer than eight columns a copy padded with its first column.
+
+    In the copy, the first place of each value is still a column of the tile.
+    """
     rows, size = tile_sbuf.shape
     if size >= VALUES:
         return tile_sbuf

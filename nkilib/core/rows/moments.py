@@ -62,8 +62,9 @@ def raise_negligible(
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
         scale: the scale, a positive number; for scales of rows, a number that none is below.
-        is_shared: whether GpSimd takes a half. This pays where Vector has another chunk to work on meanwhile: for
-            bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
+        is_shared: whether GpSimd processes half of the elements. This pays where Vector has another chunk to work on
+            meanwhile: for bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an
+            element.
     """
     if chunk_sbuf.dtype == nl.float16:
         return

@@ -224,7 +224,7 @@ def row_plan(
 
 @dataclass(frozen=True)
 class _Transfer:
-    """The columns of a piece that one transfer moves: those that every part of a row has, or those that only the last
+    """The columns of a piece that one transfer moves: the columns of every part of a row, or those that only its last
     part has.
 
     Attributes:

@@ -88,7 +88,7 @@ def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
 
 
 def has_reference(arguments: Mapping[str, Any]) -> bool:
-    """Tell whether the reference knows every option of a launch."""
+    """Return whether the reference knows every option of a launch."""
     return {field.name for field in fields(LossOptions)} & arguments.keys() <= _RECIPE | _FORM
 
 

@@ -93,7 +93,7 @@ def _lse(arguments: Mapping[str, Any]) -> Array:
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
     """Return the upstream gradients and the log-sum-exp of a backward.
 
-    A launch that computes its own log-sum-exp, so that it has no ``lse_hbm``, gets the exact one.
+    For a launch without ``lse_hbm``, which computes the log-sum-exp itself, it is the exact one.
     """
     if "lse_hbm" not in arguments:
         scale = arguments["grad_scale"] if "grad_scale" in arguments else arguments["grad_scale_hbm"][0]

@@ -318,7 +318,9 @@ class Launch:
         return batches_of_core(self.num_positions, cores, core, rows)
 
     def temperatures(self, rows: LoadedRows, shape: tuple[int, int]) -> Temperatures | None:
-        """Load the temperatures of rows of which there are (rows, batches); None without temperatures of positions."""
+        """Load the temperatures of a group of rows, whose numbers of rows and batches are ``shape``; None if there are
+        none.
+        """
         if self.temperature_hbm is None:
             return None
         return Temperatures.load(self.temperature_hbm, rows, shape, TEMPERATURE_LIMITS)

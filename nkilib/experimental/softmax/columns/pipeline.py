@@ -336,7 +336,9 @@ class Pipeline:
         return issued
 
     def _is_transposed(self, item: Item, phase: Phase) -> bool:
-        """Return whether every view of the item exists that this phase is the first one of its pass to read."""
+        """Return whether the views of an item exist for all readers whose views a phase is the first of its pass to
+        read.
+        """
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
             for place, reader in enumerate(self.readers)
