@@ -144,7 +144,7 @@ class ShiftedSums:
         )
 
     def combine_sums(self, chunks: int) -> None:
-        """Compute S of the rows, after ``chunks`` chunks of each."""
+        """Compute S, the sums of the rows, after ``chunks`` chunks of each."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.columns.in_use(self.sums_sbuf, chunks), axis=2)
 
     def restart(self, chunks: int) -> None:
@@ -153,5 +153,7 @@ class ShiftedSums:
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_logs(self) -> None:
-        """Compute log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log S, the logarithms of the sums. Scalar loads another activation table for it, and exp's again for
+        the next chunk.
+        """
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

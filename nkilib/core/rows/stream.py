@@ -157,7 +157,7 @@ class PieceStream(Protocol[Placed]):
 
 
 class Overlapped(Protocol[Placed_contra, Begun]):
-    """The work on a piece, in two steps."""
+    """The work on a piece, in two steps, between which other engines may work."""
 
     def begin(self, placed: Placed_contra) -> Begun:
         """Issue the first step, such as differences that other engines take."""

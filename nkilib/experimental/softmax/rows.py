@@ -61,7 +61,9 @@ _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
-    """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
+    """Return whether the first pass keeps x - m or exp(x - m) in float32 for the second pass; m is the maximum of a row
+    x.
+    """
     is_single = plan.parts == 1 and plan.pieces_per_row == 1
     return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
@@ -335,7 +337,7 @@ class _Forward:
         return piece.rows // 2 if self.plan.pieces_per_row == 1 else piece.column % 2
 
     def _x(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return x of a piece on chip, [partitions, rows, columns]."""
+        """Return the input x of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.x_buffers_sbuf, number, piece)
 
     def _kept(self, number: int, piece: RowPiece) -> nl.NkiTensor | None:

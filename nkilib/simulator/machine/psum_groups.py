@@ -11,8 +11,8 @@ NKI 0.6, once): of groups that alternated in one bank, all but the one that star
 matmul that starts a group is assumed to end all others in its bank, in the partitions that it writes; their contents
 can be read, but not added to. docs/reference/simulator_readings_instructions.md lists the evidence and the assumptions.
 
-Banks: a tensor that the kernel places lies in the banks of its address, a tensor that it does not place in banks of its
-own, and a tensor larger than a bank begins with one.
+A tensor that the kernel places lies in the banks of its address; any other tensor is given banks of its own. A tensor
+larger than a bank begins at the start of one.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Piece:
         return banks[0].latest if len(banks) == 1 else max([bank.latest for bank in banks])
 
     def lies_in(self, index: int) -> bool | npt.NDArray[np.bool_]:
-        """Return a mask of the elements of a partition that lie in one of the banks, counted as in ``indices``."""
+        """Return a mask of the elements of a partition that lie in bank ``index``, an index in ``indices``."""
         if len(self.indices) == 1:
             return True
         return _bytes_of(self._inner, self.width) // PSUM_BANK_BYTES == index

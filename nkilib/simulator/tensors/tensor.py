@@ -462,7 +462,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Record that ``rows`` rows of tiles of a grid lie side by side in these partitions, instead of one below the
+        """Record that ``rows`` rows of a grid of tiles lie side by side in these partitions, instead of one below the
         other.
         """
         self.rows_of_tiles = rows

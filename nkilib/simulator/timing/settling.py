@@ -210,7 +210,7 @@ class Settling:
         return self._kinds.kind(instruction.definition, engine, forms, instruction.deciding, indirect=indirect)
 
     def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
-        """Put an instruction on a register or a scalar on the timeline."""
+        """Put an instruction that works on a register or a scalar on the timeline."""
         parameters = self._parameters
         is_load = instruction.definition.name in _LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US

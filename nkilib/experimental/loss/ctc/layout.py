@@ -65,7 +65,7 @@ class Group:
         return (self.layout.blocks - 1) * self.layout.stride + self.rows
 
     def block(self, number: int) -> slice:
-        """Return the partitions of block ``number`` of the states."""
+        """Return the partitions of block ``number`` of states, as a slice."""
         start = number * self.layout.stride
         return slice(start, start + self.rows)
 

@@ -282,7 +282,7 @@ class Direction:
 
     @property
     def border(self) -> int:
-        """The column for a copy of a label that the neighbouring block computes, from its column :attr:`outermost`."""
+        """The column into which a block copies a label from the column :attr:`outermost` of the neighbouring block."""
         return 0 if self.is_alpha else self.width - 1
 
     @property

@@ -59,13 +59,13 @@ def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor
 
 @dataclass(frozen=True)
 class KullbackLeiblerForward:
-    """The forward of a Kullback-Leibler divergence in either direction: each visit is one pass over the chunks of some
-    rows.
+    """The forward of a Kullback-Leibler divergence in either direction. It passes once over the chunks of some rows at
+    a time.
 
     Attributes:
         launch: the launch of the kernel.
         buffers: the chunk buffers and scratch on chip.
-        sums: sums of exponentials for two visits, used by the batches alternately.
+        sums: the sums of exponentials of two batches, which batches use alternately.
     """
 
     launch: Launch
@@ -148,8 +148,8 @@ class KullbackLeiblerForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        """Add up the sums of all chunks of a visit: exponentials of both distributions, and e * (d - c) of
-        :meth:`_take`.
+        """Add up the sums of all chunks of some rows: of the exponentials of both distributions, and of e * (d - c),
+        see :meth:`_take`.
         """
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)

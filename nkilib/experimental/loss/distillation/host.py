@@ -227,7 +227,7 @@ class Distributions:
         return np.asarray(np.exp(self.teacher_log))
 
     def mixture_log(self, beta: float) -> Array:
-        """Return log(beta * P + (1 - beta) * Q)."""
+        """Return log(beta * P + (1 - beta) * Q), for the teacher's P and the student's Q."""
         if beta not in self._mixtures:
             with np.errstate(divide="ignore", invalid="ignore"):
                 terms = np.log(beta) + self.teacher_log, np.log1p(-beta) + self.student_log

@@ -9,7 +9,7 @@ L = log(M / Q) = log(beta e^r + 1 - beta) = softplus(r + log(beta / (1 - beta)))
 
 The Scalar engine computes this in one activation function, for any size of r; the backward does the same
 (:class:`Mixture`). The forward (:class:`MixtureForward`) visits each row twice. Both logits of a row stay on chip
-between the visits if they fit (:class:`KeptLogits`), else they are read twice (:class:`LogitsReadTwice`).
+between the passes if they fit (:class:`KeptLogits`), else they are read twice (:class:`LogitsReadTwice`).
 """
 
 from __future__ import annotations
@@ -128,16 +128,18 @@ class PairRing:
 
 
 class LogitSource(Protocol):
-    """A source of the chunks of some rows, each for a first and a second visit; chunks are numbered row after row."""
+    """A source of the chunks of some rows, which are used in a first and in a second pass. Chunks are numbered row
+    after row.
+    """
 
     def first(self, number: int) -> Logits:
-        """Return a chunk for the first visit; call it once per chunk, or twice where maxima are taken before."""
+        """Return a chunk for the first pass; call it once per chunk, or twice where maxima are taken before."""
 
     def second(self, number: int) -> Logits:
-        """Return a chunk for the second visit; loads of later chunks may be in flight."""
+        """Return a chunk for the second pass; loads of later chunks may be in flight."""
 
     def release(self, number: int) -> None:
-        """Release a chunk whose second visit is over."""
+        """Release a chunk whose second pass is over."""
 
 
 def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
@@ -148,7 +150,7 @@ def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
 
 @dataclass
 class KeptLogits(Generic[Rows]):
-    """A source that loads each chunk once and keeps it on chip until its second visit is over.
+    """A source that loads each chunk once and keeps it on chip until its second pass is over.
 
     Attributes:
         launch: the launch of the kernel.
@@ -186,15 +188,15 @@ class KeptLogits(Generic[Rows]):
 
 @dataclass
 class LogitsReadTwice(Generic[Rows]):
-    """A source that loads each chunk for each visit.
+    """A source that loads each chunk for each pass.
 
     Attributes:
         launch: the launch of the kernel.
-        of_first, of_second: the ring buffers of the two visits.
+        of_first, of_second: the ring buffers of the two passes.
         spans: the spans of all chunks.
         before: the number of chunks that are read an additional time first, for the maxima of rows.
-        visited: the number of first visits so far.
-        loads: the number of chunks loaded for second visits.
+        visited: the number of chunks whose first pass has begun.
+        loads: the number of chunks loaded for second passes.
     """
 
     launch: Launch
@@ -236,7 +238,7 @@ class MixtureRings:
     Attributes:
         launch: the launch of the kernel.
         keeps_rows: whether each chunk is loaded once.
-        of_first, of_second: the ring buffers of the first and of the second visit; the same object if rows are kept.
+        of_first, of_second: the ring buffers of the first and of the second pass; the same object if rows are kept.
     """
 
     launch: Launch
@@ -256,7 +258,7 @@ class MixtureRings:
     def source(self, rows: list[Rows], has_maxima: bool) -> LogitSource:
         """Return the source of the chunks of ``rows``, which are visited in this order.
 
-        ``has_maxima`` says whether the maxima of whole rows are taken before the first visit.
+        ``has_maxima`` says whether the maxima of whole rows are taken before the first pass.
         """
         spans = spans_of(self.launch, rows)
         if self.keeps_rows:
@@ -340,7 +342,7 @@ def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> Non
 
 @dataclass(frozen=True)
 class Opened:
-    """A chunk of the second visit: its logits, and their differences teacher - student.
+    """A chunk of the second pass: its logits, and their differences teacher - student.
 
     The differences are later replaced by w of :class:`MixtureForward`.
     """
@@ -351,7 +353,7 @@ class Opened:
 
 @dataclass
 class _BothVisits:
-    """One pass over a list of rows, with both visits of each.
+    """The processing of a list of rows, with both passes over each of them.
 
     Attributes:
         walk: the forward, whose tiles all rows share.
@@ -359,8 +361,8 @@ class _BothVisits:
         totals: the totals of each entry of the list.
         chunks: the number of chunks per row.
         has_maxima, at_shifts: see ``MixtureForward.visit``.
-        summed: the number of chunks whose first visit is over.
-        opened: the chunks whose differences are computed, before their second visit, by number.
+        summed: the number of chunks whose first pass is over.
+        opened: the chunks whose differences are computed, before their second pass, by number.
     """
 
     walk: MixtureForward
@@ -381,7 +383,7 @@ class _BothVisits:
             self.totals[0].teacher.take_shift(logits.teacher_sbuf, 0, chunk > 0)
 
     def sum_exponentials(self, number: int, chunk: int) -> None:
-        """Sum the exponentials of chunk ``chunk`` of the rows with index ``number`` (the first visit)."""
+        """Sum the exponentials of chunk ``chunk`` of the rows with index ``number`` (the first pass)."""
         if number >= len(self.totals) or chunk < 0:
             return
         logits, totals = self.source.first(number * self.chunks + chunk), self.totals[number]
@@ -403,7 +405,7 @@ class _BothVisits:
             self._sums(number).other.total(self.totals[number].student.sums_sbuf, self.chunks)
 
     def take_terms(self, number: int) -> None:
-        """Do the second visit of the rows with index ``number``, and the first visit of the rows that follow."""
+        """Do the second pass for the rows with index ``number``, and the first pass for the rows that follow."""
         plan, totals = self.walk.plan, self.totals[number]
         bias_sbuf = self.walk.mixture.bias(center_of(totals), totals.student.scale)
         for first in range(0, self.chunks, plan.group):
@@ -427,9 +429,9 @@ class _BothVisits:
         return self.walk.sums[number % _ROWS_IN_FLIGHT]
 
     def _open(self, load: int) -> None:
-        """Prepare a chunk for the second visit: raise its logits to their floors and compute their differences.
+        """Prepare a chunk for the second pass: raise its logits to their floors and compute their differences.
 
-        Do nothing if this is done already, or if the first visit of the chunk is still to come.
+        Do nothing if this is done already, or if the first pass for the chunk is still to come.
         """
         number = load // self.chunks
         if load in self.opened or load >= self.summed:
@@ -483,9 +485,9 @@ class _BothVisits:
 
 @dataclass(frozen=True)
 class MixtureForward:
-    """The forward of Jensen-Shannon: the second visit of each row is done during the first visit of the next rows.
+    """The forward of Jensen-Shannon: the second pass for each row is done during the first pass for the next rows.
 
-    The first visit sums exponentials. With both log-sum-exps, the second visit computes for each element (L, r, log
+    The first pass sums exponentials. With both log-sum-exps, the second pass computes for each element (L, r, log
     odds: see the module)
 
         s = softplus(r + log odds) = L - log(1 - beta)        w = (x_t - x_s) / T - s

@@ -374,8 +374,8 @@ class PairChunk(Generic[Rows]):
     Attributes:
         chunk: the chunk of the stream.
         visit: the index of its rows in the list of rows that the stream visits.
-        student_sbuf, teacher_sbuf: logits, [rows, columns]; -inf is replaced if the visit needs differences.
-        difference_sbuf: teacher - student, or the reverse, float32; None if the visit needs no differences.
+        student_sbuf, teacher_sbuf: logits, [rows, columns]; -inf is replaced if the pass needs differences.
+        difference_sbuf: teacher - student, or the reverse, float32; None if the pass needs no differences.
     """
 
     chunk: Chunk[Rows]
@@ -386,7 +386,7 @@ class PairChunk(Generic[Rows]):
 
     @property
     def difference(self) -> nl.NkiTensor:
-        """The difference, for a visit that needs it; raises AssertionError if there is none."""
+        """The difference of the logits; raises AssertionError if this pass over the chunk computes none."""
         if self.difference_sbuf is None:
             raise AssertionError("this visit takes no differences")
         return self.difference_sbuf
@@ -400,7 +400,7 @@ class PairStream(Generic[Rows]):
         student, teacher: the chunks of each matrix.
         buffers: the buffers on chip.
         is_reverse: whether differences are student - teacher.
-        has_differences: whether each visit needs differences.
+        has_differences: whether each pass needs differences.
         at_opening: the function to call with each chunk when it is opened (its loads issued), before the previous one
             is taken; or None.
         opened: the chunks that are on chip, or being loaded, by their numbers.

@@ -91,7 +91,7 @@ class MixturePlan(NamedTuple):
     """The way in which the forward of Jensen-Shannon processes its chunks.
 
     Attributes:
-        keeps_rows: whether rows stay on chip between their two visits; else they are read twice.
+        keeps_rows: whether rows stay on chip between their two passes; else they are read twice.
         group: the number of chunks that are processed with one load of the table for softplus.
     """
 
@@ -100,7 +100,7 @@ class MixturePlan(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """The number of chunks by which the next rows' first visit lags behind the second visit of the current ones.
+        """The number of chunks by which the next rows' first pass lags behind the second pass of the current ones.
 
         A chunk of the next rows must first have been loaded in place of another.
         """

@@ -193,7 +193,7 @@ class BlockSchedule:
             body(Step(Block(*span), done + number, self._loaded_of_rest(number), following))
 
     def _iteration(self, body: Callable[[Step], None]) -> Callable[[nisa.NkiScalar], None]:
-        """Return the body of the loop: ``blocks_per_iteration`` blocks."""
+        """Return the body of the device loop, which calls ``body`` for ``blocks_per_iteration`` blocks."""
         over_an_edge = self._loaded_of_rest(0)
 
         def iteration(first: nisa.NkiScalar) -> None:

@@ -180,8 +180,8 @@ class Roundoff(NamedTuple):
 
     Attributes:
         relative: the error relative to the value.
-        floor: the absolute error of values that are so small that they underflow; for the gradient of the logits, in
-            units of its largest coefficient.
+        floor: the absolute error of values so small that they underflow. For the gradient of the logits it is relative
+            to the largest coefficient of the gradient.
     """
 
     relative: float

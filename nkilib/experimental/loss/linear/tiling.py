@@ -3,15 +3,14 @@
 
 """The choice of the tilings of both linear losses, and the bytes of HBM that a backward takes: arithmetic only.
 
-Forward: of the blocks of positions and classes that fit SBUF, :func:`fastest_tiling` chooses those with the least time,
-which each loss estimates from its sizes (:class:`TiledSizes`). :func:`shared_classes` tells how many of the last
-classes both cores work on, so that they swap their statistics meanwhile.
+For a forward, :func:`fastest_tiling` chooses, of the blocks of positions and classes that fit SBUF, those with the
+least time. Each loss estimates this time from its sizes (:class:`TiledSizes`). :func:`shared_classes` tells how many of
+the last classes both cores work on, so that they swap their statistics meanwhile.
 
-Backward: :func:`choose_backward_tiling`, for the sizes of a :class:`BackwardLaunch`. Tensor takes the same time with
-every tiling. They differ in the traffic of the DMA engines, and in the number of buffers that let them work beside
-Tensor. Chosen are the blocks that are estimated to delay Tensor least, by traffic and by missing buffers.
-:func:`backward_bytes` counts the bytes of HBM beyond inputs and outputs, :func:`split_backward_bytes` those of very
-many positions, split into parts.
+For a backward, :func:`choose_backward_tiling` chooses from the sizes of a :class:`BackwardLaunch`. Tensor takes the
+same time with every tiling. But DMA traffic and missing buffers delay it, and the blocks with the least estimated delay
+are chosen. :func:`backward_bytes` counts the bytes of HBM beyond inputs and outputs, and :func:`split_backward_bytes`
+does so for very many positions, which are split into parts.
 """
 
 from __future__ import annotations
@@ -238,11 +237,11 @@ class BackwardLaunch:
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
     def _delay_of_halves(self, plan: BackwardPlan, block_tiles: int) -> float:
-        """Return the delay by the transfers in both halves of a round, for plans that stream in X^T and W^T in the
-        first half.
+        """Return the estimated delay of Tensor by the transfers of a round, as a fraction of its time.
 
-        For the logits a slice of X^T is loaded for each tile of classes, and a slice of W^T for each batch of
-        positions.
+        A round (a block of classes with a block of positions) has two halves: the logits, and the products for dX and
+        dW. This is for plans that stream in X^T and W^T in the first half. There a slice of X^T is loaded for each tile
+        of classes, and a slice of W^T for each batch of positions.
         """
         sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, block_tiles * PARTITIONS
         of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles

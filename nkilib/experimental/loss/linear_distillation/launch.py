@@ -6,7 +6,7 @@ tiling.
 
 :class:`PairLaunch` holds the operands of both models (:class:`ModelOperands`), the options (:class:`PairOptions`) and
 the requested results (:class:`PairWanted`). A backward also receives results of the forward and upstream gradients
-(:class:`PairUpstream`). A second visit that recomputes the products receives the log-sum-exps of both models
+(:class:`PairUpstream`). A second pass that recomputes the products receives the log-sum-exps of both models
 (:class:`PairVectors`). :func:`forward_sizes` and :func:`backward_sizes` return the sizes for a tiling,
 :func:`pair_needs` and :func:`backward_needs` the options that take memory or time.
 

@@ -263,7 +263,7 @@ def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
 def validated_mixture_tiling(
     launch: PairLaunch, sizes: MixtureSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """Return the tiling of a second visit with the requested blocks, or the default where None is requested.
+    """Return the tiling of a second pass with the requested blocks, or the default where None is requested.
 
     Raises:
         AssertionError: if it is not accepted or its tiles do not fit SBUF; the message names function, requirement,

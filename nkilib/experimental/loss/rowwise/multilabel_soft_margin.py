@@ -412,7 +412,7 @@ class _Terms(NamedTuple):
     """The two terms of the loss of each element, without a weight.
 
     Attributes:
-        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t).
+        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t), for the input x and the target t.
     """
 
     soft: Float64Array

@@ -135,7 +135,7 @@ class PairSizes:
 
     @classmethod
     def of_operands(cls, operands: LinearOperands) -> PairSizes:
-        """Return the sizes of a pair."""
+        """Return the sizes of an operand pair, X and W."""
         itemsize, cast_bytes = dtype_bytes(operands.dtype), operands.casts.weight
         return cls.of_weight(operands.num_features, itemsize, operands.has_classes_first, cast_bytes)
 

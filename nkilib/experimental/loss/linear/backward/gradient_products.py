@@ -61,7 +61,7 @@ class StreamLoads:
         return loads
 
     def load(self, unit: Unit) -> None:
-        """Issue the loads that belong beside a unit of work."""
+        """Issue the loads that overlap with a unit of work."""
         if self.pieces and unit.loads:
             self._load_piece()
         for _ in range(min(self.parts_of_unit, len(self.parts))):
@@ -95,7 +95,7 @@ class WeightGroups:
     earlier: list[nl.NkiTensor] = field(default_factory=list)
 
     def begin(self, stripe: Span) -> None:
-        """Begin the groups of a stripe of features."""
+        """Begin the groups of tiles of dW for a stripe of features."""
         if self.parts.weight_gradient is not None:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 

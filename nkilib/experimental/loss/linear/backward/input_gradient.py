@@ -37,7 +37,7 @@ class InputGradient:
     power: PowerOfTwo | None
 
     def restart(self) -> None:
-        """Restart the ring buffer of the results, at the begin of a block."""
+        """Restart the ring buffer of the results, at the start of a block."""
         self.results.restart()
 
     def clear(self) -> None:

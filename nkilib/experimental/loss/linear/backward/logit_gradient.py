@@ -178,7 +178,7 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """Compute a tile of the gradient from the values that opening it has left."""
+        """Compute a tile of the gradient from the tensors that ``open`` has returned for it."""
         columns = slice(place.classes.first, place.classes.end)
         dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
         tiles, bias_gradient = self.parts.tiles, self.parts.bias_gradient

@@ -135,7 +135,7 @@ class WeightGradient:
         banks_psum: list[nl.NkiTensor],
         power: PowerOfTwo | None,
     ) -> WeightGradient:
-        """Allocate the memory of a plan."""
+        """Allocate the memory that a plan gives to the gradient of the weight."""
         scratch_hbm = None
         if plan.position_blocks > 1:
             block = (plan.class_tiles * PARTITIONS, launch.num_features)
@@ -157,7 +157,7 @@ class WeightGradient:
         )
 
     def restart(self) -> None:
-        """Restart the ring buffers, at the begin of a block."""
+        """Restart the ring buffers, at the start of a block."""
         self.results.restart()
         self.sums.restart()
 

@@ -5,7 +5,7 @@
 model.
 
 :func:`forward_of_core` goes through the blocks of positions. The cores divide the classes, and exchange their
-statistics at the end of a block. A divergence from a mixture needs a second visit (:mod:`.visits`), for which the first
+statistics at the end of a block. A divergence from a mixture needs a second pass (:mod:`.visits`), for which the first
 one keeps the scores.
 """
 
@@ -221,8 +221,8 @@ class _CoreForward:
         streams: the streams of the classes of each model.
         pairs: the tiles of logits.
         staging: the memory in which operands of other types than the products' are cast; None if there are none.
-        second: the second visit of the classes; None without one.
-        has_divergence: whether this visit stores divergence and moment.
+        second: the second pass over the classes; None without one.
+        has_divergence: whether this pass stores divergence and moment.
     """
 
     launch: PairLaunch
@@ -244,7 +244,7 @@ class _CoreForward:
         second: SecondVisit | None,
         has_divergence: bool,
     ) -> _CoreForward:
-        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
+        """Allocate the buffers for the blocks of positions of the tiling, or of the second pass."""
         if second is None:
             plan = sizes.position_plan(*tiling)
             tiles, bodies = plan.tiles, sizes.most_bodies(plan)
@@ -331,8 +331,8 @@ def forward_of_core(
         tiling: a tiling that fits SBUF.
         results: the results of all positions.
         sizes: the sizes of the launch.
-        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
-        has_divergence: whether divergence and moment are stored by this visit; False leaves them to the caller.
+        second: the second pass of a mixture, which stores the divergence and its moment; None without one.
+        has_divergence: whether divergence and moment are stored by this pass; False leaves them to the caller.
     """
     if second is not None:
         forward = _CoreForward.make(launch, tiling, sizes, second, False)

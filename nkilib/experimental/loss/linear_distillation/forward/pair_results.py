@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The results of a first visit for a block of positions, from the statistics of both models.
+"""The results of a first pass for a block of positions, from the statistics of both models.
 
 :class:`PairResults` are the vectors in HBM. :func:`results_of_models` computes the entropy and the statistics that are
 saved, :func:`divergence_results` the divergence, :func:`label_results` log-probabilities and logits at labels. Where a

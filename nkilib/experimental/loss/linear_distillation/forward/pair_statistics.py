@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The statistics of both models that the first visit of the classes computes for a block of positions, and the inputs
+"""The statistics of both models that the first pass over the classes computes for a block of positions, and the inputs
 of these positions.
 
 :class:`PairStatistics` are the maxima and sums over the classes, with the weighted differences of scores that a

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiling of a divergence from a mixture, which needs a second visit of (pass over) the classes.
+"""The tiling of a divergence from a mixture, which needs a second pass over the classes.
 
-The second visit recomputes the scores or loads kept ones. Recomputed (:class:`MixtureSizes`): the more positions are on
-chip, the less often W of both models is read.
+The second pass recomputes the scores, or loads scores that the first pass kept. If they are recomputed
+(:class:`MixtureSizes`), the output weights of both models are read less often the more positions are on chip.
 
-Kept (:class:`KeptSizes`): the float32 scores of both models stay in HBM from the first visit to the second one, for two
-blocks of positions at a time, in two scratch tensors that blocks use alternately: 8 V bytes for each position. If the
-limit of a launch has no room for two blocks of 128 positions, or for the only one, nothing is kept
-(:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses the tiling.
+If they are kept (:class:`KeptSizes`), the float32 scores of both models stay in HBM from the first pass to the second
+one, 8 V bytes for each position with V classes. Two blocks of positions are kept at a time, in two scratch tensors that
+blocks use alternately. If the limit of a launch has no room for two blocks of 128 positions, or for the only one,
+nothing is kept (:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses
+the tiling.
 
-The second visit of a block has no products and runs during the first visit of the next one: then Scalar computes four
-more functions for each pair of tiles. The second visit of the last block has nothing to overlap with. So blocks become
-smaller towards the end (:class:`MixtureBlocks`): the products of each block take about as long as the second visit of
-the previous block, and the last block is small. On the other hand, each block reads W of both models once more.
+The second pass for a block has no products and runs during the first pass for the next one: then Scalar computes four
+more functions for each pair of tiles. The second pass for the last block has nothing to overlap with. So blocks become
+smaller towards the end (:class:`MixtureBlocks`): the products of each block take about as long as the second pass for
+the previous block, and the last block is small. On the other hand, each further block reads the output weights once
+more.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _RECOMPUTED_NUMBERS, _KEPT_NUMBERS = 40, 2 * 6 + 24
 _SCALES = 3
 # Bytes of a partition for small tiles where the scores are recomputed.
 _SMALL_BYTES = 3072
-# Instructions of the second visit for a pair of tiles, besides its products if they are recomputed; and further ones
+# Instructions of the second pass for a pair of tiles, besides its products if they are recomputed; and further ones
 # for a block of classes of kept scores.
 _RECOMPUTED_PAIR_INSTRUCTIONS, _KEPT_PAIR_INSTRUCTIONS, _KEPT_BLOCK_INSTRUCTIONS = 9, 9, 4
 
@@ -84,10 +86,10 @@ def terms_bytes(tiles: int, class_block: int) -> int:
 
 @dataclass(frozen=True)
 class MixtureSizes:
-    """The sizes of a second visit that recomputes the scores, from which its tiling is chosen.
+    """The sizes of a second pass that recomputes the scores, from which its tiling is chosen.
 
     Attributes:
-        forward: the sizes of both models and the options, as for a first visit.
+        forward: the sizes of both models and the options, as for a first pass.
     """
 
     forward: PairForwardSizes
@@ -224,9 +226,9 @@ class BlockTimes(NamedTuple):
 
     Attributes:
         product: the time of Tensor.
-        first_scalar, first_vector: the times of Scalar and Vector in the first visit.
-        second_scalar, second_vector: the times of Scalar and Vector in the second visit.
-        bare: the time of the second visit when no first visit runs at the same time.
+        first_scalar, first_vector: the times of Scalar and Vector in the first pass.
+        second_scalar, second_vector: the times of Scalar and Vector in the second pass.
+        bare: the time of the second pass when no first pass runs at the same time.
         load: the time to load W of both models, for a block of any size.
         kept: the time to store the scores to HBM, or to load them.
     """
@@ -241,7 +243,7 @@ class BlockTimes(NamedTuple):
     kept: float
 
     def beside(self, tiles: int, before: int) -> float:
-        """Return the time of the first visit of a block during the second visit of the previous one, in us.
+        """Return the time of the first pass for a block during the second pass for the previous one, in us.
 
         Args:
             tiles: tiles of the block.
@@ -262,7 +264,7 @@ class PairWork:
     Attributes:
         products: the passes of Tensor over a column of a pair of tiles of logits.
         loaded_bytes: the bytes of a class in the W of both models.
-        vector_passes, scalar_passes: the passes of Vector and Scalar over a pair of tiles in the first visit, which
+        vector_passes, scalar_passes: the passes of Vector and Scalar over a pair of tiles in the first pass, which
             computes the scores.
         columns: the number of classes of the core with the most.
         class_block: the number of classes that are processed at a time.
@@ -279,7 +281,7 @@ class PairWork:
         """Return the times of a tile of positions."""
         columns = self.columns
         between = div_ceil(columns, self.class_block) * _GAP_COLUMNS
-        # Without products beside it the second visit takes tiles of several blocks of classes.
+        # Without products beside it the second pass takes tiles of several blocks of classes.
         of_tile = min(GROUP_COLUMNS, WINDOW * self.class_block)
         wide = div_ceil(columns, of_tile) * (4 * _GAP_COLUMNS / _SCALAR_COLUMNS_PER_US + 2 * _TABLE_US)
         tables = 2 * _TABLE_US * columns / GROUP_COLUMNS
@@ -424,7 +426,7 @@ class KeptSizes:
     """The sizes of a launch that keeps scores.
 
     Attributes:
-        forward: the sizes of the first visit.
+        forward: the sizes of the first pass.
         memory_limit: bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only one.
     """
 
@@ -485,7 +487,7 @@ class KeptSizes:
     def _bodies_that_fit(self, blocks: MixtureBlocks, class_block: int) -> int:
         of_pair, of_block = self.forward.pair_instructions, self.forward.block_instructions + _KEPT_BLOCK_INSTRUCTIONS
         copies = blocks.copies
-        # Each block has a second visit; the second visit of the last block runs alone.
+        # Each block has a second pass; the second pass of the last block runs alone.
         body = sum(copies) * (of_pair + _KEPT_PAIR_INSTRUCTIONS) + (len(copies) + 1) * of_block
         return limited_instructions(self.forward.most_instructions) // body
 

@@ -4,7 +4,7 @@
 """The needs of a launch of two models: bytes of SBUF, instructions, and modelled time.
 
 :class:`PairNeeds` counts the tiles and instructions that a pair of tiles of logits (student and teacher) needs, given
-the options of a launch: for the first visit of the classes, and for the backward, which computes a tile of the
+the options of a launch: for the first pass over the classes, and for the backward, which computes a tile of the
 student's gradient from each pair (:func:`gradient_needs`; functions such as :func:`copies_student` serve the backward
 too).
 
@@ -92,7 +92,7 @@ class PairNeeds:
 
     Attributes:
         student, teacher: the options of each model.
-        mixed: whether the divergence is that of a mixture: the first visit computes no differences of scores.
+        mixed: whether the divergence is that of a mixture: the first pass computes no differences of scores.
         reverse: whether the divergence is weighted by the student's probabilities: KL(student || teacher).
         target: whether the student's scores at labels are wanted.
         ratio: whether the teacher's scores must be converted to the unit of the student's, because logit scales or

@@ -158,7 +158,7 @@ def _within(name: str, value: int, least: int, most: int) -> int:
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """Return the sizes of a visit of the classes that computes the products of both models."""
+    """Return the sizes of a forward pass over the classes that computes the products of both models."""
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
     return PairForwardSizes(
         launch.num_positions,
@@ -259,7 +259,7 @@ def choose_linear_distillation_tiling(
         extended: whether the launch has a bias, a softcap, a logit scale, a temperature or a result at the labels: the
             choice fits any of them. Ignored positions and row weights do not count.
         beta, memory_limit: the arguments of ``linear_distillation_forward``: for a divergence from a mixture there
-            is a second visit, of kept scores.
+            is a second pass, of kept scores.
         student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: types of the operands if
             the kernel has a ``compute_dtype``, which is ``dtype`` then; None: the type of the products.
 

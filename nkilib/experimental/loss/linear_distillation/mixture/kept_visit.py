@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit (pass over the classes) of kept scores (:class:`KeptVisit`), during the first visit of the next
-block of positions.
+"""The second pass over the classes, from kept scores (:class:`KeptVisit`), during the first pass of the next block of
+positions.
 
 It has no products: Scalar, Vector and GpSimd do its work while Tensor computes the products of the next block, a part
-of it after each of that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider
+of it after each of that block's pairs of tiles. Only the second pass for the last block runs alone, and uses wider
 tiles.
 """
 
@@ -32,13 +32,13 @@ from nkilib.experimental.loss.linear_distillation.mixture.sums import (
 )
 from nkilib.nki import nisa, nl
 
-# Tiles of positions times runs of blocks of classes that the last second visit unrolls at most; more are a loop.
+# Tiles of positions times runs of blocks of classes that the last second pass unrolls at most; more are a loop.
 _UNROLLED = 400
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """The data of a block of positions that is kept between its two visits.
+    """The data of a block of positions that is kept between its two passes.
 
     Attributes:
         kept: the scores; None on a core without classes.
@@ -63,7 +63,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A block of positions whose second visit is still to come.
+    """A block of positions whose second pass is still to come.
 
     Attributes:
         block: the positions.
@@ -77,7 +77,7 @@ class _Pending:
 
 
 class _Waiting(NamedTuple):
-    """A tile whose exponentials have been issued.
+    """A tile whose exponentials have been issued, and whose products Vector computes later.
 
     Attributes:
         step: the step with its block of classes.
@@ -93,7 +93,7 @@ class _WaitingProducts:
     """The passes of Vector over tiles that Scalar has not finished yet; they are issued later.
 
     Attributes:
-        terms, sums: the terms and sums of the visit.
+        terms, sums: the terms and sums of the pass.
         waiting: the tiles.
     """
 
@@ -102,11 +102,11 @@ class _WaitingProducts:
     waiting: list[_Waiting] = field(default_factory=list)
 
     def add(self, step: Step, pair: MixturePair) -> None:
-        """Add a tile that waits."""
+        """Add a tile whose products are computed later."""
         self.waiting.append(_Waiting(step, pair))
 
     def take_all(self) -> None:
-        """Issue all passes."""
+        """Compute the products of all waiting tiles."""
         for step, pair in self.waiting:
             self.terms.take_products(pair, self.sums, step)
         self.waiting.clear()
@@ -132,7 +132,7 @@ def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
 
 
 class _StepVisit:
-    """The second visit of a block of classes.
+    """The second pass over a block of classes.
 
     Attributes:
         pending: the block of positions.
@@ -191,12 +191,12 @@ class _StepVisit:
 
 @dataclass
 class KeptVisit:
-    """The second visit of all blocks of positions.
+    """The second pass for all blocks of positions.
 
     Attributes:
         launch: the launch of the kernel.
         store: the vectors of the results.
-        schedule: the order of the core's classes, in both visits.
+        schedule: the order of the core's classes, in both passes.
         blocks: the blocks of positions.
         slots: the slots that blocks use round-robin.
         terms: the tiles on chip.
@@ -204,7 +204,7 @@ class KeptVisit:
         products: the passes of Vector to be issued later.
         slot_number: the number of the next block, which determines its slot.
         pending: the block whose scores are kept; None at first.
-        tiles_beside: the number of tiles of the block whose first visit runs at the same time.
+        tiles_beside: the number of tiles of the block whose first pass runs at the same time.
     """
 
     launch: PairLaunch
@@ -221,7 +221,7 @@ class KeptVisit:
 
     @classmethod
     def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
-        """Set up the visit for a tiling that fits SBUF."""
+        """Set up the pass for a tiling that fits SBUF."""
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
         bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
@@ -245,7 +245,7 @@ class KeptVisit:
         return self.blocks.largest
 
     def run_blocks(self, run: RunBlock) -> None:
-        """Run the first visit of each block of positions, and at the end the second visit of the last block."""
+        """Run the first pass for each block of positions, and at the end the second pass for the last block."""
         blocks = self.blocks
         first = self._run_some(run, 0, blocks.leading)
         if blocks.pairs > 0:
@@ -264,20 +264,20 @@ class KeptVisit:
         self._end()
 
     def begin(self, tiles: int) -> None:
-        """Begin the first visit of a block of positions, and the second visit of the previous block, if any."""
+        """Begin the first pass for a block of positions, and the second pass for the previous block, if any."""
         self.tiles_beside = tiles
         if self.pending is not None:
             self.sums.clear()
             self.terms.restart()
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
-        """Store the scores of some tiles in HBM for the second visit."""
+        """Store the scores of some tiles in HBM for the second pass."""
         kept = self._next_slot.kept
         if kept is not None:
             kept.store(scores, step.block)
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """Start the second visit of a block of classes, for the previous block of positions."""
+        """Start the second pass over a block of classes, for the previous block of positions."""
         if self.pending is None:
             return iter(())
         visit = _StepVisit(self.pending, self.terms, self.products, step)
@@ -287,7 +287,7 @@ class KeptVisit:
     def exchange(self) -> None:
         """Exchange the sums of the previous block of positions with the other core, and store its results.
 
-        This ends the second visit of that block; without a previous block nothing is done.
+        This ends the second pass for that block; without a previous block nothing is done.
         """
         pending, self.pending = self.pending, None
         if pending is None:
@@ -297,7 +297,7 @@ class KeptVisit:
         self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
     def finish(self, totals: PairTotals) -> None:
-        """End the first visit of a block of positions."""
+        """End the first pass for a block of positions."""
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
         for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
@@ -308,7 +308,7 @@ class KeptVisit:
 
     @property
     def _next_slot(self) -> _Slot:
-        """The slot of the block whose first visit is running."""
+        """The slot of the block whose first pass is running."""
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
@@ -321,7 +321,7 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """Set the positions of the block whose second visit is due, if there is one, to ``block``.
+        """Set the positions of the block whose second pass is due, if there is one, to ``block``.
 
         This is needed because the body of the device loop is traced once, and each iteration has other positions.
         """
@@ -335,7 +335,7 @@ class KeptVisit:
         """
         advances = self.tiles_beside
         for number in range(advances):
-            # The passes of tiles that Scalar received one pair of the first visit ago.
+            # The passes of tiles that Scalar received one pair of the first pass ago.
             self.products.take_all()
             is_over = number + 1 == advances
             visit.take_until(visit.tiles if is_over else visit.tiles * number // (advances - 1))
@@ -344,14 +344,14 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """Issue what is left of a block of classes, and add up its sums."""
+        """Issue the remaining work on a block of classes, and add up its sums."""
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()
         self.sums.close(step, is_last)
 
     def _end(self) -> None:
-        """Run the second visit of the last block of positions, in tiles of as many classes as a group has room for."""
+        """Run the second pass for the last block of positions, in tiles of as many classes as a group has room for."""
         pending = self.pending
         if pending is None:
             return
@@ -369,7 +369,7 @@ class KeptVisit:
         self.exchange()
 
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
-        """Do the second visit of ``blocks`` blocks of classes, from the block of ``step`` on, while no first visit
+        """Do the second pass over ``blocks`` blocks of classes, from the block of ``step`` on, while no first pass
         runs.
 
         ``steps`` is the number of all steps.

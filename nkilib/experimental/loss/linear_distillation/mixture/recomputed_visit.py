@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit from recomputed products (:func:`mixture_of_core`): no logits are kept.
+"""The second pass from recomputed products (:func:`mixture_of_core`): no logits are kept.
 
-X^T of both models for a block of positions stays on chip, and W^T of both is streamed in, as in the first visit. While
+X^T of both models for a block of positions stays on chip, and W^T of both is streamed in, as in the first pass. While
 Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores are computed from the products
 and stored in SBUF (:class:`PairScores`).
 """

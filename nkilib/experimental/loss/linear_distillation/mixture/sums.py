@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit of a divergence from a mixture: per-row scalars, terms and sums of the scores of both models, and
+"""The second pass of a divergence from a mixture: per-row scalars, terms and sums of the scores of both models, and
 results.
 
-A second visit computes per-row scalars (:class:`MixtureRows`) from the statistics of a first visit, or from the
+A second pass computes per-row scalars (:class:`MixtureRows`) from the statistics of a first pass, or from the
 log-sum-exps of all positions (:class:`.launch.PairVectors`). From each tile of scores (:class:`MixturePair`) it
 computes terms (:class:`MixtureTerms`) and adds them up, one window of blocks of classes after another
 (:class:`MixtureSums`, :func:`ends_a_window`). It stores the sums over a shard of the vocabulary
@@ -127,7 +127,7 @@ class MixtureRows:
             nisa.tensor_scalar(dst=opposite_sbuf, data=student.rows_sbuf, op0=nl.multiply, operand0=-1.0)
 
     def take_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
-        """Compute the scalars of both models from the statistics (maxima and sums) of a first visit."""
+        """Compute the scalars of both models from the statistics (maxima and sums) of a first pass."""
         self._keep_scales(student.scale, teacher.scale)
         for bias_sbuf, totals in ((self.student_bias_sbuf, student), (self.teacher_bias_sbuf, teacher)):
             totals.scale.multiply(bias_sbuf, totals.neg_max_sbuf)

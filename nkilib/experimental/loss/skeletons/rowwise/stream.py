@@ -9,8 +9,8 @@ loads their chunks and yields pieces (:class:`Piece`), on which loss definitions
 :func:`loaded_rows` and :func:`store_rows` load and store scalars of the rows of a group; :class:`RowLaunch` holds the
 tensors and sizes of a launch.
 
-Long rows: each partition of a tile has one row, which is processed in chunks of columns. Short rows: each partition has
-several whole rows, which follow each other in memory. No tile depends on the number of cores.
+If rows are long, each partition of a tile has one row, which is processed in chunks of columns. If they are short, each
+partition has several whole rows, which follow each other in memory. No tile depends on the number of cores.
 
 A piece of a long row is a range of its columns. An engine accumulates one number per run of columns, and a statistic of
 the row is combined from the numbers of all runs in the end. A piece of short rows is several rows, which Vector reduces
