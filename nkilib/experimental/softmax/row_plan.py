@@ -302,8 +302,8 @@ class RowBatch:
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
     def load(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
-        """Load a piece of rows of a matrix into [partitions, rows, columns], and fill columns beyond a part with
-        ``padding``.
+        """Load a piece of rows of a matrix into [partitions, rows, columns]. Columns that a partition's part of a row
+        lacks get the value ``padding``.
         """
         for transfer in self._transfers(piece):
             if transfer.is_tail:

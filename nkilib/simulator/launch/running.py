@@ -385,7 +385,7 @@ class PreparedLaunch:
             watcher.conclude(has_ended)
 
     def _tell_exchanged(self) -> None:
-        """Notify the watchers that ask for it of the tensors that the caller passed and gets back."""
+        """Tell the watchers that ask for it which tensors the caller passed and gets back."""
         asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
         if not asking:
             return

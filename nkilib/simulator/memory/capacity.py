@@ -241,7 +241,9 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Add the uncounted spans of the window's tensors to the moments so far, and begin a new window."""
+        """Add the spans of the window's tensors that were not counted yet to the moments so far, and begin a new
+        window.
+        """
         for span in sorted([*self._ended, *map(_uncounted, self._lives)]):
             self._add(*span)
         for life in self._lives:

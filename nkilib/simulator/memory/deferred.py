@@ -151,7 +151,7 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns of the content, as a matrix, that a block inside ``place`` takes."""
+        """Return the rows and columns of the content (as a matrix) that belong to a block inside ``place``."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns

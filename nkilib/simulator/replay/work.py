@@ -245,7 +245,7 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Tell whether ``ref`` is the next matrix, at the same distance from the last one."""
+        """Tell whether ``ref`` continues the series of matrices, at the same distance from the last one."""
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
         shape, strides, offset = ref.layout

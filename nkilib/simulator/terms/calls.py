@@ -134,12 +134,14 @@ class PublicNames:
         self._found: dict[str, tuple[str, Callable[..., Any]]] = {}
 
     def offer(self, called: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-        """Register the ``names`` of a module with the contents ``namespace``, which kernels know as ``called``."""
+        """Register the public ``names`` of a module, whose contents are ``namespace`` and which kernels call
+        ``called``.
+        """
         self._modules[called] = names, namespace
         self._found.clear()
 
     def find(self, qualname: str) -> tuple[str, Callable[..., Any]] | None:
-        """Return the function that Python's messages call ``qualname``, preceded by its name in ours; or None."""
+        """Return the name in our messages and the function for ``qualname``, the name in Python's messages; or None."""
         return self._all().get(qualname)
 
     def label_of(self, code: CodeType) -> str:

@@ -316,9 +316,9 @@ def poisson_nll_loss(
     inplace: bool = False,
     **unknown: Unpack[NoKeywords],
 ) -> Tensor:
-    """Compute the negative log-likelihood of counts t under Poisson distributions, ``exp(x) - t x`` for an input x that
-    is the logarithm of the rate, or ``x - t log(x + eps)`` without ``log_input``, with the kernels of
-    :mod:`nkilib.experimental.loss`.
+    """Compute the negative log-likelihood of counts t under Poisson distributions, with the kernels of
+    :mod:`nkilib.experimental.loss`: ``exp(x) - t x`` for log rates x, or ``x - t log(x + eps)`` for rates x without
+    ``log_input``.
 
     The result equals ``torch.nn.functional.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps,
     reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not

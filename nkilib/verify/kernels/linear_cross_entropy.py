@@ -199,8 +199,9 @@ def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
-    """Return arguments of a backward with upstream gradients of loss, lse and log-probability, with maximum and
-    log-sum, from which p is computed, and with a sum that dW is added to.
+    """Return arguments of a backward with upstream gradients of loss, lse and log-probability.
+
+    It computes p from maximum and log-sum, and adds dW to a sum.
     """
     arguments = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
     problem = problem_of(arguments)

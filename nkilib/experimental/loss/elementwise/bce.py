@@ -267,8 +267,8 @@ def binary_cross_entropy_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the binary cross-entropy of probabilities, elementwise: ``-(t log x + (1 - t) log(1 - x))``, with
-    logarithms of at least -100, times a weight if there is one.
+    """Compute the binary cross-entropy of probabilities x and targets t, elementwise: ``-(t log x + (1 - t) log(1 -
+    x))``, with logarithms of at least -100, times a weight if there is one.
 
     Equivalent to ``F.binary_cross_entropy(input, target, weight, reduction=reduction)`` in PyTorch, computed in
     float32. Launch with ``binary_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -309,8 +309,9 @@ def binary_cross_entropy_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of binary cross-entropy: ``(x - t) / max(x (1 - x), 1e-12)`` with respect to the input and
-    ``log(1 - x) - log x`` with respect to the target, times the weight and the upstream gradient.
+    """Compute the gradients of the binary cross-entropy of probabilities x and targets t: ``(x - t) / max(x (1 - x),
+    1e-12)`` with respect to the input and ``log(1 - x) - log x`` with respect to the target, times the weight and the
+    upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

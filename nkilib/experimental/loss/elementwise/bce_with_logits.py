@@ -287,8 +287,8 @@ def binary_cross_entropy_with_logits_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the binary cross-entropy of logits, elementwise: ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))``, times
-    a weight if there is one. p is the weight of positive examples, 1 if there is none.
+    """Compute the binary cross-entropy of logits x and targets t, elementwise: ``(1 - t) x + (1 + (p - 1) t) log(1 +
+    exp(-x))``, times a weight if there is one. p is the weight of positive examples, 1 if there is none.
 
     Equivalent to ``F.binary_cross_entropy_with_logits(input, target, weight, pos_weight=pos_weight,
     reduction=reduction)`` in PyTorch, computed in float32; confident logits keep their small loss. Launch with
@@ -335,9 +335,9 @@ def binary_cross_entropy_with_logits_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of binary cross-entropy of logits, times the weight and the upstream gradient:
-    ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target, or with a weight p
-    ``(1 - t) - (1 + (p - 1) t) sigmoid(-x)`` and ``(p - 1) log(1 + exp(-x)) - x``.
+    """Compute the gradients of the binary cross-entropy of logits x and targets t, times the weight and the upstream
+    gradient. They are ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target. With a weight
+    p of positive examples they are ``(1 - t) - (1 + (p - 1) t) sigmoid(-x)`` and ``(p - 1) log(1 + exp(-x)) - x``.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

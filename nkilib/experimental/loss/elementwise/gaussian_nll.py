@@ -195,8 +195,8 @@ def gaussian_nll_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the negative log-likelihood of the normal distribution, elementwise: ``(log v + (x - t)^2 / v) / 2`` for
-    ``v = max(var, eps)``.
+    """Compute the negative log-likelihood of targets t under normal distributions of means x, elementwise: ``(log v +
+    (x - t)^2 / v) / 2`` for ``v = max(var, eps)``.
 
     Equivalent to ``F.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)`` in PyTorch,
     computed in float32. Launch with ``gaussian_nll_loss_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -241,9 +241,10 @@ def gaussian_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input, its
-    negative with respect to the target, and ``(1 / v - (x - t)^2 / v^2) / 2`` with respect to the variance, each times
-    the upstream gradient. A variance that was raised to ``eps`` gets this gradient too.
+    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input x, with
+    the target t and the variance v; its negative with respect to the target, and ``(1 / v - (x - t)^2 / v^2) / 2`` with
+    respect to the variance, each times the upstream gradient. A variance that was raised to ``eps`` gets this gradient
+    too.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

@@ -144,8 +144,8 @@ def hinge_embedding_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the hinge embedding loss, elementwise: x where t is 1, ``max(margin - x, 0)`` where it is -1, their sum
-    where t is neither.
+    """Compute the hinge embedding loss of inputs x and targets t, elementwise: x where t is 1, ``max(margin - x, 0)``
+    where it is -1, their sum where t is neither.
 
     Equivalent to ``F.hinge_embedding_loss(input, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.
@@ -183,8 +183,8 @@ def hinge_embedding_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradient of the hinge embedding loss with respect to the input:
-    ``[t != -1] - [t != 1] [x <= margin]``, times the upstream gradient.
+    """Compute the gradient of the hinge embedding loss with respect to the input x, for the target t: ``[t != -1] - [t
+    != 1] [x <= margin]``, times the upstream gradient.
 
     Equivalent to the gradient of the forward's expression in PyTorch.
 

@@ -255,8 +255,8 @@ def kl_div_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the Kullback-Leibler divergence, elementwise: ``t * (log t - x)``, or for ``log_target``
-    ``exp(t) * (t - x)``.
+    """Compute the Kullback-Leibler divergence of log-probabilities x from targets t, elementwise: ``t * (log t - x)``,
+    or for ``log_target`` ``exp(t) * (t - x)``.
 
     Equivalent to ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in PyTorch, computed in
     float32. Launch with ``kl_div_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -299,8 +299,8 @@ def kl_div_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the divergence, times the upstream gradient: ``-t`` with respect to the input and
-    ``log t + 1 - x`` with respect to the target; for ``log_target``, ``-exp(t)`` and ``exp(t) * (t - x + 1)``.
+    """Compute the gradients of the divergence, times the upstream gradient: ``-t`` for the input x and ``log t + 1 -
+    x`` for the target t; with ``log_target``, ``-exp(t)`` and ``exp(t) * (t - x + 1)``.
 
     Equivalent to the gradients of ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in
     PyTorch. Launch it like the forward.

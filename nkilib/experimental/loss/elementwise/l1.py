@@ -111,7 +111,7 @@ def l1_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the absolute error, elementwise: ``|x - t|``, times a weight if there is one.
+    """Compute the absolute error ``|x - t|`` of inputs x and targets t, elementwise, times a weight if there is one.
 
     Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight, to
     ``weight * F.l1_loss(input, target, reduction="none")`` and the reduction, whose mean is over elements.
@@ -153,9 +153,9 @@ def l1_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the absolute error: ``sign(x - t) w`` with respect to the input, its negative with
-    respect to the target, and ``|x - t|`` with respect to the weight w, each times the upstream gradient. The
-    sign of 0 and of NaN is 0.
+    """Compute the gradients of the absolute error: ``sign(x - t) w`` with respect to the input x, its negative with
+    respect to the target t, and ``|x - t|`` with respect to the weight w, each times the upstream gradient. The sign of
+    0 and of NaN is 0.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -163,7 +163,8 @@ def margin_ranking_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the margin ranking loss, elementwise: ``max(margin - t (x1 - x2), 0)``.
+    """Compute the margin ranking loss, elementwise: ``max(margin - t (x1 - x2), 0)`` for the inputs x1 and x2 and the
+    target t.
 
     Equivalent to ``F.margin_ranking_loss(input1, input2, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.

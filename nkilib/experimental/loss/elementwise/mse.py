@@ -109,7 +109,7 @@ def mse_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the squared error, elementwise: ``(x - t)^2``, times a weight if there is one.
+    """Compute the squared error ``(x - t)^2`` of inputs x and targets t, elementwise, times a weight if there is one.
 
     Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight, to
     ``weight * F.mse_loss(input, target, reduction="none")`` and the reduction, whose mean is over elements.
@@ -150,8 +150,8 @@ def mse_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input, its negative with
-    respect to the target, and ``(x - t)^2`` with respect to the weight w, each times the upstream gradient.
+    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input x, its negative with
+    respect to the target t, and ``(x - t)^2`` with respect to the weight w, each times the upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -346,8 +346,8 @@ def poisson_nll_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the negative log-likelihood of the Poisson distribution, elementwise: ``exp(x) - t x``, or without
-    ``log_input`` ``x - t log(x + eps)``.
+    """Compute the negative log-likelihood of counts t under Poisson distributions, elementwise: ``exp(x) - t x`` for
+    log rates x, or without ``log_input`` ``x - t log(x + eps)`` for rates x.
 
     Equivalent to ``F.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps, reduction=reduction)`` in
     PyTorch, computed in float32. Launch with ``poisson_nll_loss_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -394,9 +394,9 @@ def poisson_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the Poisson negative log-likelihood: ``exp(x) - t`` with respect to the input and ``-x``
-    with respect to the target, or without ``log_input`` ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds
-    ``log t + 1 / (2 t)`` to the gradient of the target where t > 1. Each is multiplied by the upstream gradient.
+    """Compute the gradients of the Poisson negative log-likelihood, each times the upstream gradient. They are ``exp(x)
+    - t`` with respect to the input x and ``-x`` with respect to the target t, or without ``log_input`` ``1 - t / (x +
+    eps)`` and ``-log(x + eps)``. ``full`` adds ``log t + 1 / (2 t)`` to the gradient of the target where t > 1.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

@@ -210,7 +210,7 @@ def smooth_l1_loss_forward(
     buffers: int | None = None,
 ) -> nl.NkiTensor:
     """Compute the smooth L1 loss, elementwise: ``d^2 / (2 beta)`` up to ``|d| = beta``, ``|d| - beta / 2`` beyond, with
-    ``d = x - t``.
+    ``d = input - target``.
 
     Equivalent to ``F.smooth_l1_loss(input, target, reduction=reduction, beta=beta)`` in PyTorch, computed in float32.
 
@@ -249,8 +249,9 @@ def smooth_l1_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the smooth L1 loss: ``clip(x - t, -beta, beta) / beta`` with respect to the input and
-    its negative with respect to the target, each times the upstream gradient; for beta 0 the sign of the difference.
+    """Compute the gradients of the smooth L1 loss: ``clip(input - target, -beta, beta) / beta`` with respect to the
+    input and its negative with respect to the target, each times the upstream gradient; for beta 0 the sign of the
+    difference.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -297,7 +298,7 @@ def huber_loss_forward(
     buffers: int | None = None,
 ) -> nl.NkiTensor:
     """Compute Huber's loss, elementwise: ``d^2 / 2`` up to ``|d| = delta``, ``delta (|d| - delta / 2)`` beyond, with
-    ``d = x - t``, times a weight if there is one.
+    ``d = input - target``, times a weight if there is one.
 
     Equivalent to ``F.huber_loss(input, target, reduction=reduction, delta=delta)`` in PyTorch, computed in float32;
     with a weight, to ``weight * F.huber_loss(input, target, reduction="none", delta=delta)`` and the reduction.
@@ -342,9 +343,9 @@ def huber_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of Huber's loss: ``clip(x - t, -delta, delta) w`` with respect to the input, its
-    negative with respect to the target, and the unweighted loss with respect to the weight w, each times the
-    upstream gradient.
+    """Compute the gradients of Huber's loss: ``clip(input - target, -delta, delta) w`` with respect to the input, its
+    negative with respect to the target, and the unweighted loss with respect to the weight w, each times the upstream
+    gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -435,7 +435,11 @@ class _CoreForward:
         bodies: int,
         keeping: Keeping | None,
     ) -> _CoreForward:
-        """Allocate memory for a program of at most ``bodies`` blocks of classes for each block of positions."""
+        """Allocate the memory of a core.
+
+        ``bodies`` is the largest number of copies of the code for a block of classes that the program may have, for
+        each block of positions.
+        """
         tiles, sizes = plan.tiles, _forward_sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
         if keeping is None:

@@ -171,7 +171,7 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` is the next view, at the same distance from the last one."""
+        """Return whether ``tile`` continues the series of views, at the same distance from the last one."""
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
         shape, strides, offset = tile.layout

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second half of a round: dX, dW and db from a block of the gradient of the logits, stripe by stripe of the
-features.
+"""The second half of a round (a block of classes with a block of positions): dX, dW and db from the block's gradient of
+the logits, stripe by stripe of the features.
 
 :class:`GradientProducts` multiplies. Meanwhile pieces of X are loaded (:class:`StreamLoads`), and groups of tiles of dW
 are computed and stored (:class:`WeightGroups`).
@@ -27,7 +27,8 @@ _UNITS_UNTIL_SUMMED = 1
 
 @dataclass
 class StreamLoads:
-    """The loads of a round: pieces of X, some of which are loaded ahead, and W^T of the next block.
+    """The loads during the products of a round (a block of classes with a block of positions): pieces of X, some of
+    which are loaded ahead, and W^T of the next block.
 
     Attributes:
         streams: the buffers.
@@ -35,7 +36,7 @@ class StreamLoads:
         pieces: the pieces of X that are still to be loaded, each given by its stripe of features and its tiles of
             positions.
         parts: the parts of W^T that are still to be loaded.
-        parts_of_unit: the number of parts that are loaded beside each unit of work.
+        parts_of_unit: the number of parts that are loaded beside each :class:`.rounds.Unit` of work.
         loaded: the loaded pieces, in their order.
         piece_sbuf: the piece in use.
     """
@@ -118,7 +119,8 @@ class WeightGroups:
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """The products of a round: the gradient of the logits times W (dX) and times X (dW).
+    """The products of a round (a block of classes with a block of positions): the gradient of the logits times W (dX)
+    and times X (dW).
 
     Attributes:
         parts: the buffers that all rounds share.

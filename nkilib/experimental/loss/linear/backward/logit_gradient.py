@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The first half of a round: the block of the gradient of the logits, and its transpose (:class:`LogitGradient`)."""
+"""The first half of a round (a block of classes with a block of positions): the gradient of its logits, and the
+transpose (:class:`LogitGradient`).
+"""
 
 from __future__ import annotations
 

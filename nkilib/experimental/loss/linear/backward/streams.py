@@ -61,7 +61,8 @@ class StreamMemory:
     Attributes:
         plan: the plan of the launch.
         dtype: the dtype of the products with W and X.
-        shared_sbuf: [128, 2, elements of a half], which X^T, X and W share; None if each has its own memory.
+        shared_sbuf: two halves of memory that X^T, X and W share, [128, 2, elements of a half]; None if each has its
+            own memory.
     """
 
     plan: BackwardPlan
@@ -188,7 +189,10 @@ class WeightSlices:
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
-        """Load a slice, for the classes of a tile of logits and a batch of positions, into the next buffers."""
+        """Load a slice of W^T, and of X^T if it is streamed in, into the next buffers.
+
+        It is for the classes of a tile of logits and for a batch of positions.
+        """
         weight_sbuf = self.ring.next_tile()
         has_classes_first = self.operands.has_classes_first
         weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
