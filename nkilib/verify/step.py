@@ -134,7 +134,7 @@ def typed(array: Array, like: Array) -> Array:
 
 
 class Stage(str, Enum):
-    """A process of a step, in this order; the value names it on the command line of the worker."""
+    """The processes of a step, in their order. The value of each names it on the command line of the worker."""
 
     LAUNCH = "launch"  # on the real NKI
     MEASURE = "measure"  # with a profiler, once the process that launched is gone

@@ -4,7 +4,7 @@
 """Losses from log-likelihoods, each with its module:
 
 - ``nll_loss``, ``NLLLoss``: of classes, from log-probabilities;
-- ``gaussian_nll_loss``, ``GaussianNLLLoss``: of numbers, from mean and variance;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: the loss of numbers, from mean and variance;
 - ``poisson_nll_loss``, ``PoissonNLLLoss``: of counts, from a rate;
 - ``kl_div``, ``KLDivLoss``: of distributions, the Kullback-Leibler divergence.
 """

@@ -381,8 +381,9 @@ class Gradient:
     grad_hbm: nl.NkiTensor
 
     def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
-        """Yield, in small tasks, the gradient at ``times``, which all blocks of states have completed after this
-        wavefront.
+        """Yield the small tasks that compute the gradient at ``times``.
+
+        After this wavefront, all blocks of states have completed these times.
         """
         group = self.factors.group
         at = self.factors.at(times)
@@ -395,7 +396,7 @@ class Gradient:
 
 
 def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """Yield, in small tasks, what is left to do for the previous wavefront: transposes and gradient."""
+    """Yield the small tasks that are left for the previous wavefront: transposes, and the gradient."""
     before = wavefront.number - 1
     if before < 0:
         return

@@ -60,7 +60,8 @@ class Mixture:
         return cls(log(beta) - log1p(-beta), log1p(-beta))
 
     def bias(self, center_sbuf: nl.NkiTensor, scale: Scale) -> nl.NkiTensor:
-        """Return the bias of :func:`take_logs`, log odds - c / T, for c in ``center_sbuf`` and 1 / T in ``scale``.
+        """Return the bias of :func:`take_logs`, log(beta / (1 - beta)) - c / T, for c in ``center_sbuf`` and 1 / T in
+        ``scale``.
 
         c is chosen so that the differences of the logits, teacher - student, minus c are T * r, with r = log(P / Q).
         """

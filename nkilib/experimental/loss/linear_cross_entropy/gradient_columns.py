@@ -200,7 +200,7 @@ class GradientColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> GradientColumns:
-        """Compute the columns of all positions of a launch."""
+        """Compute the per-position scalars (columns) of all positions of a launch."""
         positions = AllPositions()
         exponents, temperatures = Exponents.make(positions, launch, upstream), launch.temperatures()
         scale, slope = options.scale_of(temperatures), options.slope_of(temperatures)

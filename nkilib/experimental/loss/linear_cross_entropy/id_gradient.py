@@ -260,7 +260,7 @@ class IdColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, slope: Scale, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
-        """Compute the columns of all positions of a launch, from gradients [N, K]."""
+        """Compute the columns of sorted ids and gradients for all positions of a launch, from gradients [N, K]."""
         tiles, searched = launch.position_tiles, searched_ids(launch.ids)
         columns = cls(
             nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),

@@ -229,7 +229,7 @@ class PairColumns:
 
     @classmethod
     def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
-        """Compute the columns of all positions of a launch."""
+        """Compute the per-position scalars (columns) of all positions of a launch."""
         temperatures = launch.temperatures_of(Block(0, launch.num_positions))
         scale, slope = launch.student.scale_of(temperatures), launch.student.slope_of(temperatures)
         student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)

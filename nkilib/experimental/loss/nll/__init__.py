@@ -4,6 +4,6 @@
 """The kernels of the negative log-likelihood loss, to be launched on their own.
 
 - ``kernels``: the kernels as plain functions; ``host``: registry entry, float64 reference and bounds;
-- ``gathered``: only the elements at the targets are read, and the code that stores results; ``few_classes``: inputs of
-  few classes are read whole.
+- ``gathered``: the loop that reads only the elements at the targets, and the code that stores results; ``few_classes``:
+  the loop that reads inputs of few classes whole.
 """

@@ -68,7 +68,7 @@ class Norm(Protocol):
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """Add a tile of differences, which is overwritten, to the statistics of the norm; ``first`` is the number of
-        the first one.
+        the norm's first statistic.
         """
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:

@@ -6,7 +6,7 @@
 - :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`, such as :func:`check_memory`,
   :func:`check_same_types` and :func:`check_dimension`: the arguments;
 - :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of the ranks' data;
-- :func:`contents`, :func:`shape_terms`: the data of a rank, and the values on which all ranks must agree;
+- :func:`contents`: the data of a rank; :func:`shape_terms`: the values on which all ranks must agree;
 - :class:`Operation`: one operation as a core reaches it; :func:`perform` runs it: each core brings its data, receives
   the data of all, and stores its share.
 
