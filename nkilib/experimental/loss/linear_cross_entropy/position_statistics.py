@@ -152,11 +152,11 @@ class PositionStatistics:
         return cls(window, group, targets, picked_sbuf, exchanged_sbuf, received_sbuf)
 
     def column(self, number: int) -> int:
-        """Return the column of block number ``number`` of classes."""
+        """Return the column of the statistics for block ``number`` of classes."""
         return 1 + number % self.window
 
     def shared_column(self, number: int) -> int:
-        """Return the column of block number ``number`` of the classes that the cores share."""
+        """Return the column of the statistics for block ``number`` of the classes that the cores share."""
         return nl.num_programs() * (self.window + 1) + number
 
     def combine_window(self) -> None:

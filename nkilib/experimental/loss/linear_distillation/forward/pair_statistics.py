@@ -242,12 +242,12 @@ class PairStatistics:
 
     @staticmethod
     def column(number: int) -> int:
-        """Return the column of block ``number`` of classes."""
+        """Return the column of the statistics for block ``number`` of classes."""
         return 1 + number % WINDOW
 
     @staticmethod
     def shared_column(number: int) -> int:
-        """Return the column of block ``number`` of the classes that the cores share."""
+        """Return the column of the statistics for block ``number`` of the classes that the cores share."""
         return nl.num_programs() * (WINDOW + 1) + number
 
     def combine_window(self) -> None:
