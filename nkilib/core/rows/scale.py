@@ -30,7 +30,7 @@ class ConstantScale:
 
     @property
     def is_one(self) -> bool:
-        """Whether z is x."""
+        """Whether the scale is 1, so that z = scale * x is x."""
         return self.number == 1.0
 
     @property
@@ -139,7 +139,7 @@ class RowScale:
     """A positive scale for each row of a group of batches; the methods are those of :class:`ConstantScale`.
 
     Attributes:
-        rows_sbuf: the scales, float32 [rows, batches]. A scale may be NaN: then every z of the row is NaN.
+        rows_sbuf: the scales, float32 [rows, batches]. A scale may be NaN: then every scaled element of the row is NaN.
         least, most: numbers that no scale is below, or above, except NaN.
     """
 
@@ -149,7 +149,7 @@ class RowScale:
 
     @property
     def is_one(self) -> bool:
-        """Whether z is known to be x: always False, because the scales are not known when a kernel is traced."""
+        """Whether the scales are known to be 1: always False, because they are not known when a kernel is traced."""
         return False
 
     def of(self, batch: int, rows: int | None = None) -> float | nl.NkiTensor:

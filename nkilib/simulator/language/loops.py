@@ -151,7 +151,7 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of a bound of a loop; None if it is unknown as :func:`_known` allows."""
+    """Return the value of a bound of a loop; None if it is unknown and may be so, see :func:`_known`."""
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:

@@ -103,14 +103,14 @@ class Axis:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether the last cell has fewer elements than a whole cell; only the last one can."""
+        """Whether the last cell (tile or block) has fewer elements than a whole cell; only the last one can."""
         last = self.tiles[(self.cells - 1) * self.group :] if self.cells else ()
         return 0 < self._elements_of(last) < self.group * self.tile
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from one cell to the next; None if it is not the same for all
-        cells.
+        """The number of elements of the dimension from one cell (tile or block) to the next; None if it is not the same
+        for all.
         """
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
@@ -121,20 +121,24 @@ class Axis:
         return steps.pop() * self.tile if len(steps) == 1 else None
 
     def one(self, cell: int) -> Axis:
-        """Return the axis with only cell number ``cell``, counted from 0, selected by an integer index."""
+        """Return the axis with only cell (tile or block) number ``cell``, counted from 0, selected by an integer
+        index.
+        """
         tiles = self.tiles[cell * self.group : (cell + 1) * self.group]
         # Without replace(), which takes three times as long: kernels ask for tiles in their innermost loops.
         return Axis(self.size, self.tile, tiles, self.inner, self.outer, self.group, self.is_tiled, True)
 
     def some(self, cells: range) -> Axis:
-        """Return the axis with only the given cells, in ascending order, selected by a slice."""
+        """Return the axis with only the given cells (tiles or blocks), in ascending order, selected by a slice."""
         if self.group == 1:
             return replace(self, tiles=_as_range(self.tiles[cells.start : cells.stop : cells.step]))
         chosen = [self.tiles[cell * self.group : (cell + 1) * self.group] for cell in cells]
         return replace(self, tiles=_as_range([tile for group in chosen for tile in group]))
 
     def regrouped(self, group: int) -> Axis:
-        """Return the axis with the same tiles in cells of ``group`` tiles; its coordinate can be indexed again."""
+        """Return the axis with the same tiles in blocks of ``group`` tiles; an integer or a slice can index it
+        again.
+        """
         return replace(self, group=group, is_consumed=False)
 
     def follows_partitions(self) -> bool:
@@ -413,7 +417,7 @@ class NkiGrid:
         return axis.one(number % axis.cells)
 
     def _range(self, axis: Axis, item: builtins.slice) -> range:
-        """Return the cells of a slice; as with tensors, a slice that leaves the grid is an error."""
+        """Return the tiles or blocks of a slice. As with tensors, a slice that leaves the grid is an error."""
         count = axis.cells
         step = 1 if item.step is None else self._integer(item.step, item)
         if step < 1:

@@ -226,7 +226,7 @@ class LogitsReadTwice(Generic[Rows]):
         return self.of_second.at(number, self.spans[number])
 
     def release(self, number: int) -> None:
-        """Do nothing: ring buffers have a slot for every chunk that is opened ahead of the current one."""
+        """Do nothing: ring buffers have a slot for every chunk that is loaded ahead of the current one."""
 
     def _first_span(self, visit: int) -> Span[Rows]:
         return self.spans[visit if visit < self.before else visit - self.before]

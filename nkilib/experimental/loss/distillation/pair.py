@@ -329,7 +329,7 @@ class Buffers:
 
     @property
     def ahead(self) -> int:
-        """The number of chunks that are opened before the current one is done."""
+        """The number of chunks whose loads are issued (opened) before the current chunk is done."""
         return len(self.student) - IN_FLIGHT
 
     def raise_lowest(self, load: int, student_sbuf: nl.NkiTensor, teacher_sbuf: nl.NkiTensor) -> None:
@@ -447,7 +447,7 @@ class PairStream(Generic[Rows]):
         return self.opened.pop(load)
 
     def opened_chunk(self, load: int) -> PairChunk[Rows]:
-        """Return a chunk that has been opened ahead, before :meth:`taken` returns it."""
+        """Return a chunk whose loads have been issued ahead, before :meth:`taken` returns it."""
         self._open_all(load, load)
         return self.opened[load]
 
@@ -457,7 +457,8 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue, when chunk ``load`` is opened, all loads for which a buffer is free, student and teacher alternately.
+        """Issue, when chunk ``load`` is opened (its loads are due), all loads for which a buffer is free, student and
+        teacher alternately.
 
         A buffer is free once its chunk has been taken.
         """

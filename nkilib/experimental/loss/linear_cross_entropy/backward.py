@@ -129,15 +129,16 @@ class GradientTiles:
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a tile may use the slot of its scores: whether no tile is opened before the previous one is
-        computed.
+        """Whether a tile may use the slot of its scores: whether :meth:`open` is not called for a tile before the
+        previous one is computed.
         """
         return not self.opens_groups
 
     @property
     def opens_groups(self) -> bool:
-        """Whether tiles are opened in groups: if Scalar needs a table for the tanh of a cap. Kept scores are tanh
-        already.
+        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar needs a table for the tanh of a cap.
+
+        Kept scores are tanh already.
         """
         return self.softcap is not None and not self.is_kept
 

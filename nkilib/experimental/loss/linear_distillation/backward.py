@@ -421,7 +421,9 @@ class PairGradientTiles:
 
     @property
     def opens_groups(self) -> bool:
-        """Whether tiles are opened in groups: if Scalar needs another table, for tanh or softplus."""
+        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar needs another table, for tanh or
+        softplus.
+        """
         return opens_groups(self.needs)
 
     def begin(self, first_class: int) -> None:

@@ -89,7 +89,9 @@ class TileNeeds:
     instructions: int = GRADIENT_INSTRUCTIONS
 
     def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes per partition of columns, rows and ring buffers, with as few opened tiles as possible."""
+        """Return the bytes per partition of columns, rows and ring buffers, with the fewest buffers for opened tiles
+        (see the class).
+        """
         columns = self.columns * div_ceil(num_positions, PARTITIONS)
         rings = (self.rings * GRADIENT_SLOTS + self.tiles) * classes_of_tile
         return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES

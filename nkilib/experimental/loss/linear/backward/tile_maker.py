@@ -142,7 +142,7 @@ class TileMaker(Protocol):
 
     @property
     def opens_groups(self) -> bool:
-        """Whether several tiles are opened before the first of them is computed."""
+        """Whether :meth:`open` is called for several tiles before the first of them is computed."""
 
     def begin(self, first_class: int) -> None:
         """Set the first class of the next block, counted from the first class of W."""

@@ -189,8 +189,9 @@ class PairNeeds:
 
 
 def opens_groups(needs: PairNeeds) -> bool:
-    """Return whether tiles are opened in groups: Scalar computes tanh or softplus, which need another table than
-    exp.
+    """Return whether a group of tiles is opened (begun) before the first of them is computed.
+
+    This is so if Scalar computes tanh or softplus, which need another table than exp.
     """
     return needs.mixed or needs.softcap
 
@@ -208,8 +209,8 @@ def teacher_is_plain(needs: PairNeeds) -> bool:
 def copies_student(needs: PairNeeds) -> bool:
     """Return whether the backward copies the student's products from PSUM.
 
-    It does if Vector would need two operands from PSUM, or if tiles are opened long before they are computed, because a
-    bank is not kept that long.
+    It does if Vector would need two operands from PSUM, or if tiles are opened (begun) long before they are computed,
+    because a bank is not kept that long.
     """
     is_plain = not needs.student.bias and not needs.student.softcap
     return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
