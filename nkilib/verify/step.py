@@ -192,7 +192,7 @@ class Step(ABC):
         """Judge the observation, on the simulator."""
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Return the observation with what :attr:`Stage.MEASURE` adds, if the step has that stage."""
+        """Return the observation, with the data of :attr:`Stage.MEASURE` added if the step has that stage."""
         return observation
 
 

@@ -78,7 +78,7 @@ def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
 
 
 class _Shared:
-    """An argument that shares memory, and what the cores have done with it.
+    """An argument that shares memory, and its accesses by the cores.
 
     Attributes:
         storage: its storage.

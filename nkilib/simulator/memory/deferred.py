@@ -136,7 +136,7 @@ class Deferred(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block of a storage with a deferred content: the whole content, or what is left of it.
+    """A block of a storage with a deferred content: the whole content, or the rest of it.
 
     Attributes:
         content: the deferred content.

@@ -407,7 +407,7 @@ class Storage:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Compute what is left of a deferred content, one of ``parts``.
+        """Compute the rest of a deferred content, one of ``parts``.
 
         It stays in ``parts`` until it is written: contents that depend on the old memory are computed first, and some
         of them (sums of products) read this content and thereby compute it.

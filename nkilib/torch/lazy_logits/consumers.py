@@ -415,7 +415,7 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the sum over the classes, or over all elements; None for what :func:`_total` does not compute."""
+    """Return the sum over the classes, or over all elements; None for a form that :func:`_total` does not sum."""
     return _reduced(input, dim, keepdim, dtype, 1)
 
 
@@ -423,7 +423,7 @@ def _sum(
 def _mean(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the mean over the classes, or over all elements; None for what :func:`_total` does not compute."""
+    """Return the mean over the classes, or over all elements; None for a form that :func:`_total` does not sum."""
     return _reduced(input, dim, keepdim, dtype, input.numel() if dim is None else input.form.classes)
 
 

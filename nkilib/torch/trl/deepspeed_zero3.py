@@ -72,8 +72,8 @@ class _Parameters:
     tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
-        """Return what the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of a
-        parameter.
+        """Return the object that the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of
+        a parameter.
         """
         for number, parameter in enumerate(self.tensors):
             if saved.data_ptr() == parameter.data_ptr() and saved.numel() == parameter.numel():

@@ -245,8 +245,10 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of the backward of a shard, including what it cannot know of the other shards: the weights
-    of the targets' classes and the sum of all weights. Its dX, a summand of the whole, is not rounded.
+    """Return the arguments of the backward of a shard.
+
+    The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too. Its
+    dX, a summand of the whole, is not rounded.
     """
     arguments = _backward({**_operands(type_name), "label_smoothing": 0.1})
     weights = arguments["class_weight_hbm"]

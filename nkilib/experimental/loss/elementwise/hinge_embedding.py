@@ -64,10 +64,9 @@ class HingeEmbedding:
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return, for the input x and the target t, what the loss is selected from.
+        """Return the tiles from which the loss is selected, for the input x and the target t.
 
-        These are tiles of max(margin - x, 0), of the loss where t is not -1 (x if t is 1, else max(x, margin)), and of
-        [t = -1].
+        They are max(margin - x, 0), the loss where t is not -1 (x if t is 1, else max(x, margin)), and [t = -1].
         """
         hinge_sbuf, other_sbuf = piece.float32(), piece.float32()
         floor_sbuf, is_unlike_sbuf = piece.bfloat16(), piece.bfloat16()

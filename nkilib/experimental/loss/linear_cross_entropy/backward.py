@@ -285,7 +285,7 @@ class GradientTiles:
             arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the softmax p from the scores, which stay as they are.
+        """Compute the softmax p from the scores, which stay unchanged.
 
         If the maximum is subtracted first, ``dst_sbuf`` holds the exponents without their bias.
         """

@@ -260,7 +260,9 @@ class SharedBuffers:
             self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
 
     def prepare_rest(self, round_: Round, start: int, end: int) -> None:
-        """Prepare what :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are computed."""
+        """Prepare the tiles that :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are
+        computed.
+        """
         shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
         self.tiles.prepare(round_.positions, 0, *shares)
 
