@@ -95,11 +95,11 @@ class ShiftedSums:
         )
 
     def shift_of(self, batch: int) -> nl.NkiTensor:
-        """Return -c of a batch of the group, as a view [rows, 1]."""
+        """Return -c (minus the shift) of a batch of the group, as a view [rows, 1]."""
         return self.row_neg_max_sbuf[:, batch : batch + 1]
 
     def bias_of(self, batch: int) -> nl.NkiTensor:
-        """Return scale * -c of a batch of the group, as a view [rows, 1]."""
+        """Return scale * -c (scale times minus the shift) of a batch of the group, as a view [rows, 1]."""
         return self.bias_sbuf[:, batch : batch + 1]
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:

@@ -4,8 +4,8 @@
 """The second pass over the classes, from kept scores (:class:`KeptVisit`), during the first pass of the next block of
 positions.
 
-It has no products: Scalar, Vector and GpSimd do its work while Tensor computes the products of the next block, a part
-of it after each of that block's pairs of tiles. Only the second pass for the last block runs alone, and uses wider
+It has no products. While Tensor computes the products of the next block, Scalar, Vector and GpSimd do a part of the
+second pass after each pair of tiles of that block. Only the second pass for the last block runs alone, and uses wider
 tiles.
 """
 
