@@ -225,7 +225,8 @@ class MixtureSums:
         return self.columns_sbuf[:, which, tile, column : column + 1]
 
     def close(self, step: Step, is_last: bool) -> None:
-        """Add the columns of the window to column 0, if the window ends with the block of classes of ``step``.
+        """Add the columns of sums of the window (some blocks of classes) to column 0, if the window ends with the block
+        of ``step``.
 
         The window ends where the block fills it, or is the core's last one (``is_last``).
         """
@@ -532,7 +533,7 @@ class MixtureStore:
 
     Attributes:
         launch: the launch of the kernel.
-        divergence_hbm, moment_hbm: float32 [N] in HBM.
+        divergence_hbm, moment_hbm: the divergences, and their KL(student || mixture), float32 [N] in HBM.
     """
 
     launch: PairLaunch
