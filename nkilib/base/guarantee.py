@@ -25,9 +25,8 @@ class TermError:
 
     Attributes:
         own: the bound in these units if the results of all activation functions are correctly rounded, to half a u.
-        functions: for each activation function by name, the units that the bound grows by if the function's own error
-            is larger by u.
-        terms: the terms of which the loss is a sum, as formulas; empty: M is the magnitude of the loss.
+        functions: by the name of an activation function, the units that each further u of its error adds.
+        terms: the terms that the loss is a sum of, as formulas; empty: M is the loss.
         form: the form of the loss for which the bound holds, such as ``"with pos_weight"``; empty: every form.
         beside: the part of the bound that is not in proportion to M, as a text; empty: none.
         additions: the units that each of the n consecutive additions of a sum adds.

@@ -5,7 +5,7 @@
 
 The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of such entries (:class:`Loss`,
 :class:`SizedLoss`). Pages, commands, checks and benchmarks follow from them, and a test checks that every entry is
-complete. :class:`Form` and :class:`Sample` describe what the checks run. :func:`tensors_of`, :func:`gradients_of` and
+complete. :class:`Form` and :class:`Sample` say what checks run. :func:`tensors_of`, :func:`gradients_of` and
 :func:`kernel_options` read parts of an entry from the signatures of kernels. Launches are stated by
 :class:`TensorSize`, :func:`launch_tensors`, :func:`sized_launch` (a :class:`ModelledLaunch`) and :func:`tensor_bytes`.
 """

@@ -366,7 +366,7 @@ class Tracked:
         name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
         contents: a note that a pass keeps about the values in it; None if there is none.
-        has_place: whether it has a place in PSUM already, or needs none.
+        has_place: whether it has its place in PSUM, or needs none.
     """
 
     __slots__ = ("contents", "has_place", "name", "nbytes", "uses", "views")

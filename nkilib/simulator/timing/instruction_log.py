@@ -322,9 +322,7 @@ class InstructionLog(Sequence[Note]):
         return self._found(0, self._repeats, position, Shift())
 
     def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
-        """Yield the notes from position ``first`` up to ``end``, repetitions included, without the first ``skip``
-        notes.
-        """
+        """Yield the notes from position ``first`` up to ``end`` with repetitions, without the first ``skip`` notes."""
         for repeat in repeats:
             inside = repeat.end - first + repeat.added_inside
             if skip < inside:

@@ -6,12 +6,12 @@
 :meth:`Settling.add` sorts instructions into computing, transfer, untimed and dropped ones, and lets each wait for the
 tensors that it touches.
 
-A new tile in PSUM (:class:`_Banks`) waits for the tiles whose place it takes (:class:`_Vacated`): those used longest
-ago. In the simulator the number of tiles is not limited. The device has 8 banks of 2 KiB
-(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
-place has been read. The place that a compiler chooses is not published; the model chooses the one that has been free
-longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product whose tiles fill it
-is measured without such waits.
+A new tile in PSUM (:class:`_Banks`) waits for those that it takes the place of (:class:`_Vacated`): the tiles that
+were used longest ago. In the simulator, a kernel that makes a new tile in every step has as many as it likes. The
+device has 8 banks of 2 KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until
+the previous content of its place has been read. The place that a compiler takes is not published: the model takes the
+one that is free longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product
+whose tiles fill it is measured without such waits.
 """
 
 from __future__ import annotations

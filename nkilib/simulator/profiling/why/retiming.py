@@ -25,7 +25,7 @@ from .critical_path import ENGINES, AnalysedCore, AnalysedLaunch, TimeModel
 
 
 class _Known:
-    """A part of a tensor whose last access is stated, for an instruction that waits for it."""
+    """A part of a tensor whose last access is given, for an instruction that waits for it."""
 
     storage = 0
 
@@ -46,7 +46,7 @@ class _Known:
 
 
 class _Left(_Known):
-    """The times at which an instruction stops delaying later ones.
+    """The times from which on later instructions need not wait for an instruction any more.
 
     Attributes:
         has_read: the completion of its reads, for an instruction that overwrites what it reads.
@@ -93,10 +93,9 @@ def _send(run: _Retiming, met_ns: float) -> float | None:
 
 
 def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
-    """Return the places that an instruction reads, and the places that it overwrites.
+    """Return the places that an instruction reads, and those that it overwrites.
 
-    ``own``, which is in both, receives the times of the instruction; ``left`` has the times of earlier instructions, by
-    number.
+    ``own``, which is among both, receives the times of the instruction; ``left`` has those of earlier ones, by number.
     """
     number, _, _, span, *_ = note
     cause = span.cause

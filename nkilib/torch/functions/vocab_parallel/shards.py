@@ -392,8 +392,8 @@ def combined_statistics(
     claims: Mapping[str, float],
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
-    """Return the statistics over all classes, computed from the shards' statistics with all-reduces. Every rank of the
-    group has to make the call. ``docs/explanation/cross_entropy.md`` has the formulas.
+    """Return the statistics over all classes from those of the shards, with all-reduces: every rank of the group has to
+    call it. ``docs/explanation/cross_entropy.md`` has the formulas.
 
     Args:
         caller: the function that error messages name.

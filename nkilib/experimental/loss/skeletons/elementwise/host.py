@@ -158,8 +158,8 @@ class GradientError:
 
     Attributes:
         bound: the bound in words, with every activation function rounded correctly.
-        functions: for each activation function, how much the bound grows if the function's own error is larger by u, in
-            u times the quantity that ``bound`` multiplies by u.
+        functions: by activation function, the error that each further u of the function's own error adds, in u
+            of the quantity that ``bound`` multiplies by u.
         notes: further notes.
     """
 
