@@ -6,8 +6,8 @@
 - :func:`dtensor`: whether an argument is a DTensor;
 - :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
   that take parts of rows;
-- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks of its columns,
-  by :func:`chunk_sizes`;
+- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks that hold its
+  columns, with sizes from :func:`chunk_sizes`;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
 
 The results that are computed from the parts are plain tensors, for the rows of this rank. Nothing is communicated here.
@@ -98,7 +98,10 @@ def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
 
 
 def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Reject a mesh whose ranks do not ascend: a process group sorts its ranks, so the columns would be permuted."""
+    """Reject a mesh whose ranks do not ascend.
+
+    A process group sorts its ranks, so the columns would be permuted.
+    """
     if torch.compiler.is_compiling():
         return
     ranks = mesh.mesh.movedim(mesh_dim, -1)
@@ -174,8 +177,9 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Reject a plain target that has the rows of all ranks instead of this rank's, with a clearer message than that of
-    the shape check.
+    """Reject a plain target that has the rows of all ranks instead of this rank's.
+
+    The message is clearer than that of the shape check.
     """
 
     def rows(shape: torch.Size) -> torch.Size:

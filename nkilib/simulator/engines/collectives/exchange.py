@@ -5,8 +5,8 @@
 
 - :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`, such as :func:`check_memory`,
   :func:`check_same_types` and :func:`check_dimension`: the arguments;
-- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of what ranks bring;
-- :func:`contents`, :func:`shape_terms`: what a rank brings, and what all must agree on;
+- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of the ranks' data;
+- :func:`contents`: the data of a rank; :func:`shape_terms`: the values on which all ranks must agree;
 - :class:`Operation`: one operation as a core reaches it; :func:`perform` runs it: each core brings its data, receives
   the data of all, and stores its share.
 
@@ -216,7 +216,7 @@ def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDAr
 
 
 def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
-    """Return copies of the contents of tensors: other ranks read them while this rank may already go on.
+    """Return copies of the contents of tensors; other ranks may read the copies after this rank has gone on.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -225,7 +225,7 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
 
 
 def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    """Return the shapes and types of tensors as terms on which the ranks must agree."""
+    """Return the shapes and types of tensors as values on which all ranks must agree."""
     return tuple(
         AgreedProperty(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}")
         for number, tensor in enumerate(tensors)

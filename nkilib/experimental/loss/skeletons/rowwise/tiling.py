@@ -3,8 +3,8 @@
 
 """The choice of the tiles of rows of a launch: arithmetic only, for host code.
 
-:func:`choose_rowwise_tiling` makes the :class:`RowwiseTiling`; :func:`partitions_of_tile`, :func:`width_of_piece` and
-:func:`scratch_bytes` follow from it.
+:func:`choose_rowwise_tiling` returns the :class:`RowwiseTiling`, from which :func:`partitions_of_tile`,
+:func:`width_of_piece` and :func:`scratch_bytes` compute further sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RUN_SLOTS = 3
 
 
 class RowwiseTiling(NamedTuple):
-    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         columns: the number of columns of a chunk of a row; if ``each`` is over 1, of a whole row.
@@ -88,9 +88,7 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
 
 
 def partitions_of_tile(rows: int) -> int:
-    """Return the number of partitions of a tile: all, but with few rows only as many as half the rows, for two
-    cores.
-    """
+    """Return the number of partitions of a tile: all, or with few rows only half as many as rows, for two cores."""
     return min(PARTITIONS, div_ceil(rows, 2))
 
 
