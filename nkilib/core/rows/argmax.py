@@ -201,9 +201,10 @@ class Argmax:
         )
 
     def combine(self, chunks: int) -> None:
-        """Set the argmax of each row: the smallest column of the chunks that hold the row's maximum.
+        """Set the argmax of each row: the smallest of the columns found in those chunks whose maximum is the row's.
 
-        It is num_columns - max of (num_columns - column) over these chunks.
+        With ``column`` the column found in a chunk, it is num_columns - max of (num_columns - column) over these
+        chunks; the other chunks count as 0.
         """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         candidates_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)

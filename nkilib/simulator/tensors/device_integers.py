@@ -449,10 +449,11 @@ _SCALAR_TYPES = frozenset({int32, int64})
 
 
 def check_scalar_type(name: str, dtype: DType) -> None:
-    """Check that a scalar can have a tensor's type.
+    """Check the type of a tensor from which a scalar is loaded or into which it is stored: int32 or int64.
 
     Raises:
-        NkiValidationError: if it cannot; the message names the operand, and the signed type of the same width.
+        NkiValidationError: for another type; the message names the operand ``name``, and says whether to view the
+            tensor as a signed type or to cast it.
     """
     if dtype not in _SCALAR_TYPES:
         signed = "int64" if dtype.itemsize == int64.itemsize else "int32"

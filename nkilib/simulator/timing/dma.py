@@ -190,7 +190,7 @@ def _whole_blocks(shape: tuple[int, ...]) -> int:
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """Return pairs (number of a DMA engine, number of a tile's partitions that it serves), without idle engines."""
+    """Return a pair for each DMA engine that serves partitions of a tile: its number, and how many it serves."""
     places = (side.first + side.step * number for number in range(side.shape[0]))
     return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())
 

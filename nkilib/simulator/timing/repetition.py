@@ -48,8 +48,12 @@ class Period(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The state at the start of a loop or the end of an iteration: the numbers of notes and accesses, and the
-    timeline.
+    """The state at the start of a loop or at the end of an iteration.
+
+    Attributes:
+        notes: how many instructions the log has a note of so far.
+        accesses: how many instructions have their tensors recorded so far.
+        marks: the state of the timeline.
     """
 
     notes: int

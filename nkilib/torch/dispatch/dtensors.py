@@ -142,7 +142,11 @@ def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
 
 
 def _without_axis(shards: Mapping[int, int], axis: int) -> dict[int, int]:
-    """Return the shards of a tensor that lacks dimension ``axis``, which is not sharded in it."""
+    """Return the result of :func:`shards_of` for a tensor that has the same dimensions except ``axis``.
+
+    ``shards`` is that result for the tensor with ``axis``. A mesh dimension that shards ``axis`` is left out, and the
+    dimensions after ``axis`` have numbers smaller by 1.
+    """
     return {at: sharded - (sharded > axis) for at, sharded in shards.items() if sharded != axis}
 
 

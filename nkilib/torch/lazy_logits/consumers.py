@@ -488,7 +488,11 @@ def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **option
 
 
 def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any]) -> Tensor | None:
-    """Return ``linear_distillation_loss`` of two lazy logits; None for a teacher whose products it does not take.
+    """Return ``linear_distillation_loss`` of two lazy logits, or None where that function cannot compute it.
+
+    It cannot if the shapes differ, the classes are not the last dimension, the student's weight is spread over ranks, a
+    model has a tensor of temperatures or logits that are a sum of several products, the teacher requires grad, the
+    teacher's weight is missing or a DTensor, or the products of the models have different dtypes.
 
     Args:
         student, teacher: logits, or their log-softmax.

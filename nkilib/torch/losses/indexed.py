@@ -291,10 +291,17 @@ def check_inplace_scores(
 ) -> None:
     """Reject ``inplace`` where the gradient cannot be written over the input.
 
+    Args:
+        caller: the function that error messages name.
+        input: the scores, as the caller of the loss passed them.
+        computed: the scores in the dtype that the kernel gets; a copy of ``input`` if that is another dtype.
+        inplace: the argument to check.
+        others: the other tensors of the call, by name.
+
     Raises:
-        TypeError: it is not a bool.
-        ValueError: the kernel would work on a copy.
-        RuntimeError: a leaf that requires grad, or a view of one; one of ``others`` shares memory with it;
+        TypeError: ``inplace`` is not a bool.
+        ValueError: the kernel would work on a copy of the input, made for its dtype or because it is not contiguous.
+        RuntimeError: the input is a leaf that requires grad, or a view of one; one of ``others`` shares memory with it;
             torch.compile is tracing.
     """
     check_flags(caller, inplace=inplace)

@@ -95,7 +95,16 @@ def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Total
 def coefficients_of(
     launch: Launch, batches: list[Batch], totals: Totals, moment_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
 ) -> Coefficients:
-    """Compute the coefficients of all rows from the totals of the forward, its moment and the upstream gradient."""
+    """Compute the coefficients of all rows of the core.
+
+    Args:
+        launch: the launch of the kernel.
+        batches: the batches of the core.
+        totals: the shifts and sums of exponentials of both models, from the forward.
+        moment_hbm: the moment of each row, from the forward: KL(student || mixture), or for a Kullback-Leibler
+            divergence the loss.
+        grad_loss_hbm: the upstream gradient of each row.
+    """
     temperature, scale = totals.temperature, totals.student.scale
     moment_sbuf, grad_sbuf = loaded_rows(moment_hbm, batches), loaded_rows(grad_loss_hbm, batches)
     if launch.labels_hbm is not None:

@@ -126,7 +126,11 @@ class Launch:
         return min(self.vocab_size, self.tiling.chunk_size) < self.vocab_size or self.vocab_size > SAMPLE_COLUMNS
 
     def parts(self) -> list[Part]:
-        """Return the positions in parts of at most as many rows as can be collected for recomputation."""
+        """Return the parts into which the positions are divided: each part is processed before the next one begins.
+
+        The forward recomputes some rows at the end of a part, and remembers on chip which ones. It can do that for
+        ``BATCHES_MAX`` batches of rows per core, so a part has no more.
+        """
         most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
         return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
 

@@ -346,7 +346,9 @@ class Buffers:
         _raise_lowest_on_both(teacher_sbuf, self.lowest_sbuf)
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return scratch for chunk number ``load``, of the shape of another tile of that chunk."""
+        """Return the scratch tile for purpose ``name`` and chunk number ``load``, in the shape of ``like_sbuf``,
+        another tile of that chunk.
+        """
         rows, columns = like_sbuf.shape
         tiles = self.scratch[name]
         return tiles[load % len(tiles)][0:rows, 0:columns]

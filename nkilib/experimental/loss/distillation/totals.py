@@ -48,9 +48,10 @@ def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float
 
 
 def _finish_losses(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
-    """Set negative losses, which only rounding produces, to 0.
+    """Set negative losses, which only rounding produces, to 0, and losses that do not exist to NaN.
 
-    The loss of a row without a distribution, or whose temperature is not accepted, is set to NaN.
+    No loss exists where the logits of a model have no softmax (all are -inf, or one is +inf or NaN), or where the
+    temperature is out of its range.
     """
     nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
     for side in (totals.student, totals.teacher):

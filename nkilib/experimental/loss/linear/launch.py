@@ -161,7 +161,7 @@ class LinearOperands:
 
     @property
     def casts(self) -> CastBytes:
-        """The bytes per element of the operands that have another dtype than the products."""
+        """The bytes of an element of X and of W, each 0 if it needs no rounding to the type of the products."""
         itemsizes = [
             dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
             for tensor_hbm in (self.input_hbm, self.weight_hbm)

@@ -170,9 +170,10 @@ def nll_loss_gradient_reference(
 
 
 def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Return the number of consecutive additions in a sum over all positions.
+    """Return how many additions, one after another, an element goes through in a sum over all positions.
 
-    For a streamed input, these include the additions of the positions within a partition.
+    The kernels add ``LEAF`` numbers at a time, in levels. For a streamed input each partition first adds up its own
+    positions, one after another, which counts too.
     """
     if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
         return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))

@@ -211,7 +211,14 @@ def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.ND
 
 
 def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDArray[Any]]) -> None:
-    """Reduce the arrays ``parts``, each like ``dst``, from first to last, round once, and store the result."""
+    """Reduce the arrays ``parts`` from the first to the last, and store the result in ``dst``, rounded once.
+
+    Args:
+        core: the core that stores it.
+        dst: the tensor to write.
+        key: the name of the operator, from :func:`reduction_key`.
+        parts: one array per rank, each of the shape of ``dst``.
+    """
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
 

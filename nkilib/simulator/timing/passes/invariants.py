@@ -258,7 +258,11 @@ class Invariants:
                 lost_contents.values = None
 
     def _forget(self, known: Tracked, number: int) -> None:
-        """Record that an instruction with an unknown result writes to a tile."""
+        """Record that instruction ``number`` has written something unknown to the tile ``known``; HBM is skipped.
+
+        :meth:`Contents.restore` brings back instructions that were dropped because this tile, or the tile it equals,
+        held their value.
+        """
         if known.views.region not in ON_CHIP:
             return
         contents = _contents(known)

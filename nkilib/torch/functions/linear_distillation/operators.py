@@ -95,7 +95,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Labels:
-    """``ignore_index``: the label of ignored positions, an int32."""
+    """The option that says which label marks ignored positions.
+
+    Attributes:
+        ignore_index: the label of ignored positions, an int32.
+    """
 
     ignore_index: int = -100
 

@@ -99,7 +99,10 @@ class _CoreBackward:
         self.shared.streams.load_kept(self.shared.positions[0])
 
     def run_cover(self, cover: ClassCover) -> None:
-        """Process all blocks of the core in a single device loop."""
+        """Process all blocks of the core in a single device loop over the classes of ``cover``.
+
+        These are the core's own classes, and some of the other core's where its own ones do not fill the blocks.
+        """
         self.shared.begin(cover.first)
         self.shared.streams.load_inputs_alone(self.shared.positions[0])
         self._clear()

@@ -514,11 +514,16 @@ class BackwardStreams:
         return [pair.load_input(positions, tile) for pair in self.pairs]
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Return some tiles of X, for a block of positions and a stripe of features: loaded into the next buffer, or
-        kept ones.
+        """Return the piece of X with the given tiles of positions and the given stripe of features, in SBUF.
 
-        Every group of tiles of dW goes through all pieces of a stripe before the next stripe begins. So the pieces of a
-        stripe are requested several times, and a kept piece is found by its stripe and its tiles.
+        If the plan keeps all pieces, the piece is already there; if not, it is loaded into the next buffer. The same
+        piece is requested several times, because every group of tiles of dW goes through all pieces of a stripe before
+        the next stripe begins.
+
+        Args:
+            positions: the block of positions.
+            tiles: the numbers of the piece's tiles of positions in the block.
+            stripe: the stripe of features.
         """
         if not self.plan.keeps_pieces:
             return self._load_piece(positions, tiles, stripe)

@@ -191,7 +191,9 @@ class TileMaker(Protocol):
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a slot of ``float32_tiles`` may hold the scores from which its tile is computed."""
+        """Whether the logits plus bias of a tile may be stored in the slot of ``float32_tiles`` in which
+        :meth:`make_tile` then computes that tile of the gradient, which saves buffers.
+        """
 
 
 class BackwardProblem(NamedTuple):

@@ -153,7 +153,13 @@ class KeptPair:
 
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> KeptPair:
-        """Allocate scratch tensor ``number`` for ``tiles`` tiles of positions and the classes of a core."""
+        """Allocate the scores of ``tiles`` tiles of positions and the classes of a core.
+
+        Args:
+            tiles: the number of tiles of positions.
+            share: the classes of the core.
+            number: a number that makes the name of the tensor unique in the kernel.
+        """
         shape = (tiles * PARTITIONS, _MODELS * share.size)
         name = f"kept_scores_{number}_hbm"
         return cls(share.first, nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name=name))

@@ -254,7 +254,9 @@ def divergence_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 
 
 def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
-    """Return KL(student || mixture), KL(student || teacher) or 0, by beta."""
+    """Return the moment of the student's gradient, for each position: KL(student || mixture) for a beta between 0 and
+    1, KL(student || teacher) for beta 1, and 0 for beta 0.
+    """
     if problem.beta == 0.0:
         return np.zeros(len(pair.student_log))
     return kl(pair.student_log, pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log)

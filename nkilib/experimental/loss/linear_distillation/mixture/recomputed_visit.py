@@ -52,7 +52,10 @@ class _ModelScores:
     products: LogitTiles
 
     def raise_masked(self, classes: ClassTiles) -> None:
-        """Raise biases of -inf to the finite score of a masked class, or to twice that score under a softcap."""
+        """Raise biases of -inf, which mask their classes, to ``lowest``.
+
+        Under a softcap they are raised to twice that, because :meth:`take` subtracts ``lowest`` once.
+        """
         if classes.bias_sbuf is None:
             return
         least = self.lowest if self.model.softcap is None else 2.0 * self.lowest

@@ -346,7 +346,12 @@ class MixtureTerms:
         self.taken[0] = 0
 
     def next_pair(self, tile: int, blocks: int, classes: int) -> MixturePair:
-        """Return the least recently used tile, for a tile of positions and ``blocks`` blocks of ``classes`` classes."""
+        """Return the least recently used memory for a pair of scores and their terms.
+
+        Args:
+            tile: the number of the tile of positions that the pair is for.
+            blocks, classes: the number of blocks of classes, and of classes in each.
+        """
         slots = int(self.scores_sbuf.shape[1]) // self.blocks
         start = self.taken[0] % slots * self.blocks
         self.taken[0] += 1

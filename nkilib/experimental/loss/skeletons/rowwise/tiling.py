@@ -75,7 +75,7 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
     Args:
         rows, columns: the shape of a tensor.
         bytes_of_element: the bytes that one element takes in all tensors together that are read or written.
-        scratch_tiles: the number of float32 tiles that a piece takes.
+        scratch_tiles: the number of float32 scratch tiles for each piece of a tile, see :func:`width_of_piece`.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
     stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, limited_piece_columns(PIECE_COLUMNS)))
