@@ -15,8 +15,7 @@ PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
 :class:`RowStatistics` issues the stages of the combination, :func:`num_stages` of them. :func:`negated_maximum`
 computes the maxima of pieces, also of rows that GpSimd has :func:`halved`. :class:`Lines` combines the partitions of a
-row, which :func:`on_line` brings side by side; :func:`off_line` is the way back. The backward combines its sums by
-these two functions as well.
+row, which :mod:`nkilib.core.rows.lines` brings side by side.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from nkilib.core.hardware import div_ceil
+from nkilib.core.rows.lines import off_line, on_line
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
 from nkilib.core.rows.sbuf import Ring
-from nkilib.experimental.softmax.row_plan import RowBatch, RowPiece, RowPlan
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
 
@@ -41,25 +41,6 @@ def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None
         nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
     else:
         nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
-
-
-def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
-    side.
-    """
-    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
-    return line_psum
-
-
-def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
-    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
-    rows = line_sbuf.shape[1]
-    spread_sbuf = _float32((1, rows, parts))
-    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
-    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
-    return column_psum
 
 
 @dataclass

@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
-from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST
-from nkilib.experimental.softmax.row_plan import (
+from nkilib.core.rows.row_plan import (
     MOST_PIECES,
     SHORT_ROW,
     RowBatch,
@@ -31,6 +29,8 @@ from nkilib.experimental.softmax.row_plan import (
     batches_of_core,
     row_plan,
 )
+from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.row_schedule import run
 from nkilib.experimental.softmax.row_statistics import (
     RowStatistics,

@@ -33,6 +33,8 @@ from nkilib.core.rows.statistics import (
 )
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
+from nkilib.experimental.loss.cross_entropy.layout_forward import forward_of_batches
+from nkilib.experimental.loss.cross_entropy.layouts import forward_batches
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, store_results
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import (
@@ -433,6 +435,10 @@ class _ShiftedForward:
 
 def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
     """Compute and store the results of this core's positions."""
+    laid_out = None if options.with_shift else forward_batches(launch, options)
+    if laid_out is not None:
+        forward_of_batches(launch, options, results, laid_out)
+        return
     if options.with_shift:
         _ShiftedForward.make(launch, options, results).run()
         return

@@ -21,6 +21,7 @@ from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.cross_entropy.launch import (
     Classes,
     Launch,
+    Layout,
     LossOptions,
     Options,
     PositionUpstream,
@@ -52,6 +53,8 @@ def cross_entropy_forward(
     dtype: nl.DType = nl.bfloat16,
     lse_dtype: nl.DType | None = None,
     exact_maximum: bool | None = None,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
 
@@ -87,7 +90,8 @@ def cross_entropy_forward(
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "cross_entropy_forward"
-    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype)
+    layout = Layout(partitions_per_position, positions_per_partition)
+    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype, layout=layout)
     lse_dtype = dtype if lse_dtype is None else lse_dtype
     validate_arrays(launch, allow_probabilities=False)
     require_float_type(function, "lse_dtype", lse_dtype)
@@ -109,6 +113,8 @@ def cross_entropy_backward(
     chunk_size: int = 32768,
     dtype: nl.DType = nl.bfloat16,
     inplace: bool = True,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> nl.NkiTensor:
     """Gradient of the cross-entropy loss with respect to the logits: ``scale * (softmax - onehot)``.
 
@@ -140,7 +146,8 @@ def cross_entropy_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "cross_entropy_backward"
-    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype)
+    layout = Layout(partitions_per_position, positions_per_partition)
+    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype, layout=layout)
     validate_arrays(launch, allow_probabilities=False)
     options = _plain_options(launch)
     validate_tiles(launch, options.backward_plan)
@@ -171,6 +178,8 @@ def extended_cross_entropy_forward(
     exact_maximum: bool | None = None,
     temperature: float = 1.0,
     temperature_hbm: HbmTensor | None = None,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
 
@@ -236,7 +245,15 @@ def extended_cross_entropy_forward(
     """
     function = "extended_cross_entropy_forward"
     launch = Launch(
-        function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, temperature_hbm
+        function,
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        positions_per_batch,
+        chunk_size,
+        dtype,
+        temperature_hbm,
+        Layout(partitions_per_position, positions_per_partition),
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, target=True)
@@ -274,6 +291,8 @@ def extended_cross_entropy_backward(
     entropy_hbm: HbmTensor | None = None,
     grad_entropy_hbm: HbmTensor | None = None,
     temperature_hbm: HbmTensor | None = None,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> nl.NkiTensor:
     """Gradient of the extended forward's results with respect to the logits.
 
@@ -317,7 +336,15 @@ def extended_cross_entropy_backward(
     """
     function = "extended_cross_entropy_backward"
     launch = Launch(
-        function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, temperature_hbm
+        function,
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        positions_per_batch,
+        chunk_size,
+        dtype,
+        temperature_hbm,
+        Layout(partitions_per_position, positions_per_partition),
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(

@@ -6,7 +6,7 @@ forward.
 
 They determine every branch of the kernels. :class:`LossOptions` are the user's options (:class:`RecipeOptions`: those
 that PyTorch lacks, as keywords); :class:`Options` those of a launch, with its :class:`Classes` and the :class:`Wanted`
-results; :class:`Launch` its tensors and sizes. A backward also has an :data:`Upstream`, its upstream gradients and the
+results; :class:`Launch` its tensors, sizes and :class:`Layout`. A backward also has an :data:`Upstream`, its upstream gradients and the
 statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two forms, with the
 exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
@@ -22,7 +22,7 @@ Range checks of options, :func:`check_options` and :func:`check_recipe`, with th
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import Numbers, is_number
@@ -272,6 +272,18 @@ SHIFTED_PLAN = Options(Classes(0, 1, 1), is_plain=True, with_shift=True).forward
 LARGEST_PLAN = _EVERYTHING.forward_plan
 
 
+class Layout(NamedTuple):
+    """How positions lie on partitions: one a partition, unless one of the two numbers is larger than 1.
+
+    Attributes:
+        partitions_per_position: the number of partitions of a position, for launches of few positions.
+        positions_per_partition: the largest number of positions of a partition, for launches of few classes.
+    """
+
+    partitions_per_position: int = 1
+    positions_per_partition: int = 1
+
+
 @dataclass(frozen=True)
 class Launch:
     """The arguments that all kernels share.
@@ -286,6 +298,7 @@ class Launch:
         dtype: the type of the tiles.
         temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by them and by
             :attr:`LossOptions.temperature`.
+        layout: the requested layout of positions; :mod:`.layouts` says which launches have it.
     """
 
     function: str
@@ -296,6 +309,7 @@ class Launch:
     chunk_size: int
     dtype: nl.DType
     temperature_hbm: nl.NkiTensor | None = None
+    layout: Layout = Layout()
 
     @property
     def num_positions(self) -> int:

@@ -91,10 +91,14 @@ class Tiling(NamedTuple):
     Attributes:
         positions_per_batch: positions processed at a time.
         chunk_size: vocabulary entries processed at a time.
+        partitions_per_position, positions_per_partition: the layout of positions on partitions; 1 and 1 for one a
+            partition. A launch whose options need one position a partition has it, with the sizes above.
     """
 
     positions_per_batch: int
     chunk_size: int
+    partitions_per_position: int = 1
+    positions_per_partition: int = 1
 
 
 class _Machine(NamedTuple):

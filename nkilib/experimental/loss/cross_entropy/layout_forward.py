@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The forward of cross-entropy in the layouts of :mod:`.layouts`, with the exact maximum of every position
+(:func:`forward_of_batches`).
+
+A piece is some positions of each partition, or some columns of a part of a position. Each has its own maximum and its
+own sum of exponentials (:mod:`nkilib.core.rows.statistics`). Those of a split position are combined across its
+partitions at the end (:class:`_Parts`), from the distances of their maxima from that of the position. The results are
+computed from tiles [partitions, positions of a partition], or for split positions [positions, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.lines import off_line, on_line
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
+from nkilib.core.rows.sbuf import Ring, ring_of
+from nkilib.core.rows.statistics import Columns, Place, Statistics
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
+from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets
+from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS
+from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_results
+from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
+from nkilib.nki import nisa, nl
+
+# Batches whose logarithms are taken together: Scalar loads another activation table for them.
+_BATCHES_OF_LOGS = 2
+
+
+@dataclass
+class _Parts:
+    """The statistics of split positions, from those of their parts.
+
+    Attributes:
+        batch: the positions.
+        parts: the statistics of the pieces of each partition, [partitions, 1, pieces].
+        rows: the statistics of the positions, [positions, 1].
+    """
+
+    batch: RowBatch
+    parts: Statistics
+    rows: Statistics
+
+    def take_weights(self, pieces: int) -> None:
+        """Compute the maxima of the positions, and the factor exp(scale * (m_k - m)) of each piece of a partition."""
+        parts = self.parts
+        neg_max_sbuf = parts.columns.in_use(parts.neg_max_sbuf, pieces)
+        weights_sbuf = parts.columns.in_use(parts.weights_sbuf, pieces)
+        nisa.tensor_reduce(dst=parts.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
+        line_sbuf = self._reduced(on_line(parts.row_neg_max_sbuf), nl.minimum)
+        back_psum = off_line(line_sbuf, self.batch.plan.parts)
+        nisa.tensor_tensor(
+            dst=weights_sbuf,
+            data1=back_psum.expand_dim(2).broadcast(2, pieces),
+            data2=neg_max_sbuf,
+            op=nl.subtract,
+        )
+        parts.take_weights(pieces)
+        self._take_column(self.rows.row_neg_max_sbuf, line_sbuf)
+
+    def combine_sums(self, pieces: int) -> None:
+        """Compute the sums of exponentials of the positions."""
+        self.parts.combine_sums(pieces)
+        self._take_column(self.rows.row_sum_sbuf, self._reduced(on_line(self.parts.row_sum_sbuf), nl.add))
+
+    def _reduced(self, line_psum: nl.NkiTensor, op: nl.Operator) -> nl.NkiTensor:
+        """Reduce the numbers of the partitions of each position on a line, [1, partitions] to [1, positions]."""
+        lines = self.batch.lines
+        line_sbuf = nl.ndarray((1, lines), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=line_sbuf, op=op, data=line_psum.reshape((1, lines, self.batch.plan.parts)), axis=2)
+        return line_sbuf
+
+    def _take_column(self, dst_sbuf: nl.NkiTensor, line_sbuf: nl.NkiTensor) -> None:
+        nisa.tensor_copy(dst=dst_sbuf, src=off_line(line_sbuf, 1))
+
+
+@dataclass
+class _Open:
+    """A batch whose results are not computed yet.
+
+    Attributes:
+        batch: the positions.
+        statistics: the statistics of the pieces, [partitions, positions of a partition, pieces of a position].
+        parts: the combination of the parts of split positions; None for packed ones.
+        group: the values of the positions, from which the results are computed.
+        column_sbuf: the columns of the targets of packed positions; None for split ones.
+        check: the access that is out of range if a target is; None if the target's logit is gathered by an access.
+    """
+
+    batch: RowBatch
+    statistics: Statistics
+    parts: _Parts | None
+    group: Group
+    column_sbuf: nl.NkiTensor | None = None
+    check: nisa.NkiInstruction | None = None
+
+
+@dataclass
+class _Forward:
+    """The loop of a core over the pieces of its batches.
+
+    Attributes:
+        launch, options: the arguments and the options of the kernel.
+        plan: the plan of the positions.
+        batches: the batches of the core.
+        finder: the object that locates the targets.
+        on_chip: the gathers of packed positions; None for split ones.
+        buffers: tiles for pieces of logits.
+        junk_sbuf: a tile for exponentials of which only the sums are used.
+        visits: the batches and their pieces in the order of processing.
+        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
+    """
+
+    launch: Launch
+    options: Options
+    plan: RowPlan
+    batches: list[RowBatch]
+    finder: TargetFinder
+    on_chip: ColumnsOnChip | None
+    buffers: Ring
+    junk_sbuf: nl.NkiTensor
+    visits: list[tuple[RowBatch, RowPiece]]
+    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, launch: Launch, options: Options, batches: list[RowBatch]) -> _Forward:
+        plan = batches[0].plan
+        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
+        size = max(piece.size for _, piece in visits)
+        buffers = Ring(ring_of(min(BUFFERS, len(visits)), size, launch.dtype))
+        forward = cls(
+            launch,
+            options,
+            plan,
+            batches,
+            TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
+            None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
+            buffers,
+            nl.ndarray((PARTITIONS, plan.piece_size), dtype=nl.bfloat16, buffer=nl.sbuf),
+            visits,
+        )
+        return forward
+
+    def run(self, results: Results) -> None:
+        """Process all pieces. The results of a batch are computed after the next one, or at the end."""
+        done: list[_Open] = []
+        for number, batch in enumerate(self.batches):
+            opened: _Open | None = None
+            for piece, piece_sbuf in self._loaded_pieces(number):
+                if opened is None:
+                    opened = self._opened(batch)
+                self._take(opened, piece, piece_sbuf)
+            if opened is not None:
+                self._combine(opened)
+                done.append(opened)
+            if len(done) == _BATCHES_OF_LOGS and number + 1 < len(self.batches):
+                self._store(done, results)
+                done = []
+        self._store(done, results)
+
+    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
+        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
+        first = sum(len(batch.pieces) for batch in self.batches[:number])
+        for place, piece in enumerate(self.batches[number].pieces):
+            visit = first + place
+            ahead = BUFFERS if visit == 0 else visit + BUFFERS - 1
+            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
+                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
+                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
+                self.loaded_sbuf.append(tile_sbuf)
+            yield piece, self.loaded_sbuf[visit]
+
+    def _statistics(self, rows: RowBatch, columns: Columns) -> Statistics:
+        temperatures = self.launch.temperatures(rows, (columns.rows, columns.batches))
+        return Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
+
+    def _opened(self, batch: RowBatch) -> _Open:
+        """Allocate the statistics of a batch, and find its targets."""
+        columns = Columns(batch.partitions, batch.rows_each, self.plan.pieces_per_row)
+        statistics = self._statistics(batch, columns)
+        if self.on_chip is None:
+            return self._opened_parts(batch, statistics)
+        masks = None if self.options.is_plain else TargetMasks.make(columns.rows, columns.batches)
+        located = self.finder.locate(batch, masks)
+        logits_sbuf = columns.row_tile(self.launch.dtype)
+        targets = TargetValues(logits_sbuf, masks, self.on_chip.gather_weights(located.column_sbuf))
+        group = Group(batch, statistics, None, None, statistics.exact_neg_max_sbuf, targets)
+        return _Open(batch, statistics, None, group, located.column_sbuf, check_targets(self.finder, batch, located))
+
+    def _opened_parts(self, batch: RowBatch, statistics: Statistics) -> _Open:
+        columns, rows = Columns(batch.lines, 1, 1), batch.as_rows
+        temperatures = self.launch.temperatures(rows, (batch.lines, 1))
+        of_rows = Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
+        targets = TargetValues.make(columns, self.launch.dtype, self.options)
+        targets.gather(self.launch, self.finder.find(rows, targets.masks_of_batch(0)), rows, 0)
+        group = Group(rows, of_rows, None, None, of_rows.exact_neg_max_sbuf, targets)
+        return _Open(batch, statistics, _Parts(batch, statistics, of_rows), group)
+
+    def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
+        """Compute the maxima and the sums of exponentials of a piece, and gather the logits at its targets."""
+        statistics, targets = opened.statistics, opened.group.targets
+        statistics.take_maxima(piece_sbuf, piece.first, piece.end, piece.column)
+        if self.on_chip is not None and targets is not None and opened.column_sbuf is not None:
+            self.on_chip.gather(targets.logits_sbuf, piece_sbuf, opened.column_sbuf, piece)
+        junk_sbuf = self.junk_sbuf[0 : piece_sbuf.shape[0], 0 : piece.columns]
+        for row in range(piece.rows):
+            statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
+
+    def _combine(self, opened: _Open) -> None:
+        pieces = self.plan.pieces_per_row
+        if opened.parts is not None:
+            opened.parts.take_weights(pieces)
+            opened.parts.combine_sums(pieces)
+            return
+        group = opened.group
+        statistics, shape = opened.statistics, (group.statistics.columns.rows, group.statistics.columns.batches)
+        opened.group = replace(
+            group,
+            statistics=replace(
+                statistics,
+                row_neg_max_sbuf=statistics.neg_max_sbuf.reshape(shape),
+                row_sum_sbuf=statistics.sums_sbuf.reshape(shape),
+            ),
+        )
+
+    def _store(self, done: list[_Open], results: Results) -> None:
+        """Compute and store the results of batches whose statistics are complete."""
+        for opened in done:
+            opened.group.statistics.take_logs()
+        for opened in done:
+            stores = store_results(opened.group, results, self.options)
+            if opened.check is not None:
+                stores[-1].depends_on(opened.check, kind=nisa.dependency.runtime)
+
+
+def forward_of_batches(launch: Launch, options: Options, results: Results, batches: list[RowBatch]) -> None:
+    """Compute and store the results of this core's batches."""
+    if batches:
+        _Forward.make(launch, options, batches).run(results)

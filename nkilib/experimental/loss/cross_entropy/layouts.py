@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The layouts of positions other than one a partition, for launches of few positions or of few classes.
+
+- Split: a position lies on F partitions, each of which has W = floor(V / F) of its classes, and the last one the rest
+  as well. Few positions then keep all partitions busy.
+- Packed: a partition has several positions, one behind the other in HBM, so that transfers are long, and instructions
+  that take all positions of a partition are few.
+
+A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them
+(:mod:`nkilib.core.rows.row_plan`), if a launch requests such a layout and has it: its options must need no more of a
+position than its maximum, its sum of exponentials and its target, and its tiles must fit. Else the launch has one
+position a partition.
+"""
+
+from __future__ import annotations
+
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.rows.row_plan import RowBatch, RowPlan, batches_of_core
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, Upstream
+from nkilib.nki import nl
+
+# Pieces that have buffers: one is loaded, the others are loaded, computed on or stored meanwhile.
+BUFFERS = 4
+# Tiles of exponentials, and of gradients at the targets, of the backward.
+TERMS = 2
+# The pieces of a position's part, and the least and the most columns of a piece.
+_PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 4096
+# The elements of a piece of packed positions, if they are more than one.
+_PACKED_PIECE = 2048
+# Small tiles: statistics, targets and results of the positions of a partition, some forty numbers of each.
+_SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
+
+
+def _carries(options: Options) -> bool:
+    """Return whether the options need no more of a position than its maximum, sum of exponentials and target."""
+    wanted = options.wanted
+    needs_all = wanted.argmax or wanted.entropy or wanted.log_sum_squares or wanted.mean_logit
+    return not (needs_all or options.sums_classes or options.softcap is not None)
+
+
+def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
+    """Return the plan of the requested layout; None if it is that of one position a partition, or does not fit.
+
+    Args:
+        launch: the launch.
+        scratch_bytes: the bytes of a partition for each column of a piece of one position, beside the buffers of
+            pieces.
+    """
+    parts, most = launch.layout
+    size, of_element = launch.vocab_size, BUFFERS * dtype_bytes(launch.dtype)
+    if parts > 1 and size >= parts and launch.num_positions * size <= INDEX_LIMIT:
+        width = size // parts
+        columns = size - (parts - 1) * width
+        pieces = max(div_ceil(columns, _PIECE_MAX), min(_PIECES, columns // _PIECE_MIN), 1)
+        plan = RowPlan(size, parts, width, div_ceil(columns, pieces), 1, 1, BUFFERS)
+        needed = plan.piece_size * (of_element + scratch_bytes)
+    elif most > 1 and size <= _PIECE_MAX:
+        rows = max(1, _PACKED_PIECE // size)
+        plan = RowPlan(size, 1, size, rows * size, rows, most, BUFFERS)
+        needed = size * (rows * of_element + scratch_bytes) + most * _BYTES_OF_POSITION
+    else:
+        return None
+    return plan if needed + _SMALL_BYTES <= usable_sbuf_bytes() else None
+
+
+def _batches(launch: Launch, plan: RowPlan | None) -> list[RowBatch] | None:
+    if plan is None:
+        return None
+    return batches_of_core(plan, 1, launch.num_positions, nl.num_programs(), nl.program_id(), least_batches=1)
+
+
+def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
+    """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
+    if not _carries(options):
+        return None
+    return _batches(launch, _plan(launch, 2))  # exponentials, of which only the sums are used
+
+
+def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> list[RowBatch] | None:
+    """Return the batches of this core, if the backward has the requested layout; None for one position a partition."""
+    has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
+    if has_entropy or not _carries(options):
+        return None
+    return _batches(launch, _plan(launch, (1 + 2 * TERMS) * FLOAT32_BYTES))  # columns, and both terms of the gradient
