@@ -78,7 +78,7 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
     """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
     if not _carries(options):
         return None
-    return _batches(launch, _plan(launch, 2))  # exponentials, of which only the sums are used
+    return _batches(launch, _plan(launch, 2 + FLOAT32_BYTES))  # exponentials, of which only the sums are used; weights
 
 
 def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> list[RowBatch] | None:
@@ -86,4 +86,5 @@ def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> li
     has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
     if has_entropy or not _carries(options):
         return None
-    return _batches(launch, _plan(launch, (1 + 2 * TERMS) * FLOAT32_BYTES))  # columns, and both terms of the gradient
+    # Exponentials in float32 and targets in float16, the columns in float16, and class weights.
+    return _batches(launch, _plan(launch, TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES))

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The backward of cross-entropy in the layouts of :mod:`.layouts` (:func:`backward_of_batches`).
+
+Each partition has what is needed of its positions, also if it has only a part of one: their coefficients
+(:class:`_Coefficients`), tiles [partitions, positions of a partition]. The gradient A * p, less A - D at the target
+(:mod:`.coefficients`), is made on chip, without a scatter: Scalar computes p, Vector compares the columns with that of
+the target, which is fast in 16 bits, and subtracts. For A, which one exponential includes if all losses have the same
+upstream gradient, both take another pass over some of the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.row_plan import RowBatch, RowPiece
+from nkilib.core.rows.sbuf import Ring, ring_of
+from nkilib.core.rows.scale import ONE, Scale
+from nkilib.core.rows.tiles import cast, clamp, float32_like, log_of_constant, product
+from nkilib.experimental.loss.cross_entropy.coefficients import (
+    SoftmaxTerms,
+    TargetTerms,
+    loaded_gradient,
+    negated_lse,
+    summed,
+)
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, UniformUpstream, Upstream
+from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets, columns_of_parts
+from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
+from nkilib.nki import nisa, nl
+
+# float16 has every integer up to this one.
+_COMPARED = 2048
+# Of so many products with A, Vector does one and Scalar the others.
+_SCALAR_SHARE = 6
+
+
+@dataclass(frozen=True)
+class _Coefficients:
+    """What the gradient of the positions of a batch is made of: float32 tiles [partitions, positions of a partition].
+
+    Attributes:
+        scale: the factor of the logits in z.
+        bias_sbuf: what is added to z, so that its exponential is p, or p divided by what ``all_sbuf`` has as a factor.
+        all_sbuf: A, or None where the exponentials are A * p.
+        own_sbuf: what is subtracted at the target: A - D, 0 where the target is ignored or in another shard; a number
+            if it is the same for all positions. It is finite, because it is multiplied by 0 elsewhere.
+        column_sbuf: the column of the target in the partition.
+        check: the access that is out of range if a target is.
+    """
+
+    scale: Scale
+    bias_sbuf: nl.NkiTensor
+    all_sbuf: nl.NkiTensor | None
+    own_sbuf: nl.NkiTensor | float
+    column_sbuf: nl.NkiTensor
+    check: nisa.NkiInstruction
+    _columns: dict[int, nl.NkiTensor] = field(default_factory=dict)
+
+    def column_from(self, start: int) -> nl.NkiTensor:
+        """Return the columns of the targets counted from column ``start`` of the partition; it is computed once."""
+        if start == 0:
+            return self.column_sbuf
+        if start not in self._columns:
+            column_sbuf = float32_like(self.column_sbuf)
+            nisa.tensor_scalar(dst=column_sbuf, data=self.column_sbuf, op0=nl.subtract, operand0=float(start))
+            self._columns[start] = column_sbuf
+        return self._columns[start]
+
+
+@dataclass
+class _Backward:
+    """The loop of a core over the pieces of its batches.
+
+    Attributes:
+        launch, options, upstream: the arguments of the kernel.
+        batches: the batches of the core.
+        finder: the object that locates the targets.
+        on_chip: the gathers of packed positions; None for split ones.
+        class_sbuf: the numbers of columns, float16 [128, columns].
+        log_scale_sbuf: the logarithm of the upstream gradient, if all losses have the same.
+        buffers: tiles for pieces of logits, which become their gradients.
+        exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
+        products: the number of products with A so far.
+        visits: the batches and their pieces in the order of processing.
+        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
+    """
+
+    launch: Launch
+    options: Options
+    upstream: Upstream
+    batches: list[RowBatch]
+    finder: TargetFinder
+    on_chip: ColumnsOnChip | None
+    class_sbuf: nl.NkiTensor
+    log_scale_sbuf: nl.NkiTensor | None
+    buffers: Ring
+    exponentials: Ring
+    targets: Ring
+    visits: list[tuple[RowBatch, RowPiece]]
+    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    products: int = 0
+
+    @classmethod
+    def make(cls, launch: Launch, options: Options, upstream: Upstream, batches: list[RowBatch]) -> _Backward:
+        plan = batches[0].plan
+        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
+        columns = max(piece.columns for _, piece in visits)
+        class_sbuf = nl.ndarray((PARTITIONS, min(columns, _COMPARED)), dtype=nl.float16, buffer=nl.sbuf)
+        nisa.iota(dst=class_sbuf, pattern=[[1, class_sbuf.shape[1]]], offset=0, channel_multiplier=0)
+        return cls(
+            launch,
+            options,
+            upstream,
+            batches,
+            TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
+            None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
+            class_sbuf,
+            log_of_constant(upstream.scale, PARTITIONS) if isinstance(upstream, UniformUpstream) else None,
+            Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
+            Ring(ring_of(TERMS, columns, nl.float32)),
+            Ring(ring_of(TERMS, columns, nl.float16)),
+            visits,
+        )
+
+    def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
+        """Process all pieces. A store is issued after the work on the next piece, whose load need not wait for it."""
+        for number, batch in enumerate(self.batches):
+            coefficients: _Coefficients | None = None
+            for piece, piece_sbuf in self._loaded_pieces(number):
+                if coefficients is None:
+                    coefficients = self._coefficients(batch)
+                self._take_gradient(coefficients, piece, piece_sbuf)
+                for store in batch.store(grad_logits_hbm, piece, piece_sbuf):
+                    store.depends_on(coefficients.check, kind=nisa.dependency.runtime)
+
+    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
+        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
+        first = sum(len(batch.pieces) for batch in self.batches[:number])
+        for place, piece in enumerate(self.batches[number].pieces):
+            visit = first + place
+            ahead = BUFFERS - 1 if visit == 0 else visit + BUFFERS - 1
+            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
+                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
+                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
+                self.loaded_sbuf.append(tile_sbuf)
+            yield piece, self.loaded_sbuf[visit]
+
+    def _coefficients(self, batch: RowBatch) -> _Coefficients:
+        shape, launch, options, upstream = (batch.partitions, batch.rows_each), self.launch, self.options, self.upstream
+        masks = None if options.is_plain else TargetMasks.make(*shape)
+        located = self.finder.locate(batch, masks)
+        column_sbuf = columns_of_parts(batch, located.column_sbuf)
+        check = self._check(batch, located)
+        if isinstance(upstream, UniformUpstream) or masks is None:
+            bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), self.log_scale_sbuf[0 : shape[0], :])
+            return _Coefficients(ONE, bias_sbuf, None, upstream.scale, column_sbuf, check)
+        temperatures = launch.temperatures(batch, shape)
+        softmax = SoftmaxTerms.load(upstream, batch, options.scale_of(temperatures))
+        slope = options.slope_of(temperatures)
+        grad_loss_sbuf = loaded_gradient(batch, upstream.required_grad_loss_hbm, slope)
+        weights_sbuf, valid_sbuf = self._weights(located.column_sbuf), masks.valid_sbuf
+        terms = TargetTerms.make(
+            options, slope, upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, valid_sbuf, weights_sbuf, 0.0
+        )
+        all_sbuf = terms.own_sbuf
+        if terms.rest_sbuf is not None:
+            all_sbuf = summed(terms.rest_sbuf, [terms.own_sbuf])
+        own_sbuf = product(terms.own_sbuf, cast(masks.local_sbuf, nl.float32))
+        clamp(own_sbuf, own_sbuf, 1.0)
+        return _Coefficients(
+            softmax.scale, softmax.bias_sbuf, softmax.normalized(all_sbuf), own_sbuf, column_sbuf, check
+        )
+
+    def _check(self, batch: RowBatch, located: LocatedTargets) -> nisa.NkiInstruction:
+        if batch.plan.parts == 1:
+            return check_targets(self.finder, batch, located)
+        rows = batch.as_rows
+        masks = None if self.options.is_plain else TargetMasks.make(rows.rows, 1)
+        return check_targets(self.finder, rows, self.finder.locate(rows, masks))
+
+    def _weights(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
+        """Return the class weights of the targets; None without any."""
+        class_weight_hbm = self.launch.class_weight_hbm
+        if self.on_chip is not None or class_weight_hbm is None:
+            return None if self.on_chip is None else self.on_chip.gather_weights(column_sbuf)
+        weights_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=weights_sbuf, src=vector_elements(class_weight_hbm, column_sbuf))
+        return weights_sbuf
+
+    def _take_gradient(self, coefficients: _Coefficients, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
+        """Replace a piece of logits by its gradient, which is computed in float32 and rounded once when written."""
+        partitions, _, columns = piece_sbuf.shape
+        own, all_sbuf = coefficients.own_sbuf, coefficients.all_sbuf
+        for row in range(piece.rows):
+            at = piece.first + row
+            is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
+            terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
+            nisa.activation(
+                dst=terms_sbuf,
+                op=nl.exp,
+                data=piece_sbuf[:, row],
+                bias=coefficients.bias_sbuf[:, at : at + 1],
+                scale=coefficients.scale.of(at),
+            )
+            if all_sbuf is not None:
+                self._multiply(terms_sbuf, all_sbuf[:, at : at + 1])
+            nisa.scalar_tensor_tensor(
+                dst=piece_sbuf[:, row],
+                data=is_target_sbuf,
+                op0=nl.multiply,
+                operand0=own if isinstance(own, float) else own[:, at : at + 1],
+                op1=nl.subtract,
+                operand1=terms_sbuf,
+                reverse1=True,
+            )
+
+    def _is_target(
+        self, coefficients: _Coefficients, piece: RowPiece, at: int, shape: tuple[int, int]
+    ) -> nl.NkiTensor:
+        """Return a tile that is 1 where a column of a piece is the target of a position, and 0 elsewhere."""
+        partitions, columns = shape
+        is_target_sbuf = self.targets.next_tile()[0:partitions, 0:columns]
+        for start in range(0, columns, _COMPARED):
+            end = min(start + _COMPARED, columns)
+            column_sbuf = coefficients.column_from(piece.start + start)
+            nisa.tensor_scalar(
+                dst=is_target_sbuf[:, start:end],
+                data=self.class_sbuf[0:partitions, 0 : end - start],
+                op0=nl.equal,
+                operand0=column_sbuf[:, at : at + 1],
+            )
+        return is_target_sbuf
+
+    def _multiply(self, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+        """Multiply exponentials by a number of each partition, on Scalar or on Vector; both round alike."""
+        self.products += 1
+        if self.products % _SCALAR_SHARE == 0:
+            nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.multiply, operand0=factor_sbuf)
+        else:
+            nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf)
+
+
+def backward_of_batches(
+    launch: Launch, options: Options, upstream: Upstream, batches: list[RowBatch], grad_logits_hbm: nl.NkiTensor
+) -> None:
+    """Compute and store the gradient of this core's batches."""
+    if batches:
+        _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)
