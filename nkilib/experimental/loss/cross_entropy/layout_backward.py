@@ -73,6 +73,27 @@ class _Coefficients:
         return self._columns[start]
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A position of each partition whose gradient is not finished.
+
+    Attributes:
+        coefficients: the coefficients of its batch.
+        batch, piece, row: where the position is.
+        piece_sbuf: the tile of the piece.
+        is_target_sbuf: 1 at the target, and 0 elsewhere.
+        terms_sbuf: A * p.
+    """
+
+    coefficients: _Coefficients
+    batch: RowBatch
+    piece: RowPiece
+    row: int
+    piece_sbuf: nl.NkiTensor
+    is_target_sbuf: nl.NkiTensor
+    terms_sbuf: nl.NkiTensor
+
+
 @dataclass
 class _Backward:
     """The loop of a core over the pieces of its batches.
@@ -129,15 +150,23 @@ class _Backward:
         )
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Process all pieces. A store is issued after the work on the next piece, whose load need not wait for it."""
+        """Process all positions of all pieces. Vector finishes each after it has begun with the next one, so that it
+        does not wait for Scalar; and the coefficients of a batch are computed before the batch ahead of it.
+        """
+        begun: _Begun | None = None
+        following = self._coefficients(self.batches[0])
         for number, batch in enumerate(self.batches):
-            coefficients: _Coefficients | None = None
+            coefficients = following
             for piece, piece_sbuf in self._loaded_pieces(number):
-                if coefficients is None:
-                    coefficients = self._coefficients(batch)
-                self._take_gradient(coefficients, piece, piece_sbuf)
-                for store in batch.store(grad_logits_hbm, piece, piece_sbuf):
-                    store.depends_on(coefficients.check, kind=nisa.dependency.runtime)
+                if piece is batch.pieces[0] and number + 1 < len(self.batches):
+                    following = self._coefficients(self.batches[number + 1])
+                for row in range(piece.rows):
+                    current = self._begun(coefficients, batch, piece, row, piece_sbuf)
+                    if begun is not None:
+                        self._finish(begun, grad_logits_hbm)
+                    begun = current
+        if begun is not None:
+            self._finish(begun, grad_logits_hbm)
 
     def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
         """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
@@ -193,32 +222,43 @@ class _Backward:
         nisa.dma_copy(dst=weights_sbuf, src=vector_elements(class_weight_hbm, column_sbuf))
         return weights_sbuf
 
-    def _take_gradient(self, coefficients: _Coefficients, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
-        """Replace a piece of logits by its gradient, which is computed in float32 and rounded once when written."""
+    def _begun(
+        self, coefficients: _Coefficients, batch: RowBatch, piece: RowPiece, row: int, piece_sbuf: nl.NkiTensor
+    ) -> _Begun:
+        """Compare the columns of a position with that of its target, and compute A * p."""
         partitions, _, columns = piece_sbuf.shape
-        own, all_sbuf = coefficients.own_sbuf, coefficients.all_sbuf
-        for row in range(piece.rows):
-            at = piece.first + row
-            is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
-            terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
-            nisa.activation(
-                dst=terms_sbuf,
-                op=nl.exp,
-                data=piece_sbuf[:, row],
-                bias=coefficients.bias_sbuf[:, at : at + 1],
-                scale=coefficients.scale.of(at),
-            )
-            if all_sbuf is not None:
-                self._multiply(terms_sbuf, all_sbuf[:, at : at + 1])
-            nisa.scalar_tensor_tensor(
-                dst=piece_sbuf[:, row],
-                data=is_target_sbuf,
-                op0=nl.multiply,
-                operand0=own if isinstance(own, float) else own[:, at : at + 1],
-                op1=nl.subtract,
-                operand1=terms_sbuf,
-                reverse1=True,
-            )
+        at = piece.first + row
+        is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
+        terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
+        nisa.activation(
+            dst=terms_sbuf,
+            op=nl.exp,
+            data=piece_sbuf[:, row],
+            bias=coefficients.bias_sbuf[:, at : at + 1],
+            scale=coefficients.scale.of(at),
+        )
+        if coefficients.all_sbuf is not None:
+            self._multiply(terms_sbuf, coefficients.all_sbuf[:, at : at + 1])
+        return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf)
+
+    def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
+        """Replace the logits of a position by their gradient, which is rounded once when it is written, and store the
+        piece if the position is its last one.
+        """
+        piece, row, own = begun.piece, begun.row, begun.coefficients.own_sbuf
+        at = piece.first + row
+        nisa.scalar_tensor_tensor(
+            dst=begun.piece_sbuf[:, row],
+            data=begun.is_target_sbuf,
+            op0=nl.multiply,
+            operand0=own if isinstance(own, float) else own[:, at : at + 1],
+            op1=nl.subtract,
+            operand1=begun.terms_sbuf,
+            reverse1=True,
+        )
+        if row + 1 == piece.rows:
+            for store in begun.batch.store(grad_logits_hbm, piece, begun.piece_sbuf):
+                store.depends_on(begun.coefficients.check, kind=nisa.dependency.runtime)
 
     def _is_target(
         self, coefficients: _Coefficients, piece: RowPiece, at: int, shape: tuple[int, int]

@@ -148,15 +148,15 @@ class _Forward:
     def run(self, results: Results) -> None:
         """Process all pieces. The results of a batch are computed after the next one, or at the end."""
         done: list[_Open] = []
-        for number, batch in enumerate(self.batches):
-            opened: _Open | None = None
+        following = self._opened(self.batches[0])
+        for number in range(len(self.batches)):
+            opened = following
             for piece, piece_sbuf in self._loaded_pieces(number):
-                if opened is None:
-                    opened = self._opened(batch)
+                if piece is opened.batch.pieces[0] and number + 1 < len(self.batches):
+                    following = self._opened(self.batches[number + 1])
                 self._take(opened, piece, piece_sbuf)
-            if opened is not None:
-                self._combine(opened)
-                done.append(opened)
+            self._combine(opened)
+            done.append(opened)
             if len(done) == _BATCHES_OF_LOGS and number + 1 < len(self.batches):
                 self._store(done, results)
                 done = []

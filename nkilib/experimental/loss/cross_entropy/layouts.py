@@ -27,9 +27,9 @@ from nkilib.nki import nl
 # Pieces that have buffers: one is loaded, the others are loaded, computed on or stored meanwhile.
 BUFFERS = 4
 # Tiles of exponentials, and of gradients at the targets, of the backward.
-TERMS = 2
+TERMS = 3
 # The pieces of a position's part, and the least and the most columns of a piece.
-_PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 4096
+_PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
 # The elements of a piece of packed positions, if they are more than one.
 _PACKED_PIECE = 2048
 # Small tiles: statistics, targets and results of the positions of a partition, some forty numbers of each.
