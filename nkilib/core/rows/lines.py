@@ -14,7 +14,7 @@ def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
     side.
     """
-    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
+    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=column_sbuf.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=line_psum, data=column_sbuf)
     return line_psum
 

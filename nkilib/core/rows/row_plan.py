@@ -18,7 +18,7 @@ the rest as well. The other parts have the same number of padding columns instea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
@@ -300,6 +300,11 @@ class RowBatch:
     def as_rows(self) -> Batch:
         """The rows of the batch with one number per row in a partition, if a partition holds at most one row."""
         return Batch(self.first, self.lines, 1)
+
+    @property
+    def as_line(self) -> RowBatch:
+        """The rows of the batch with their numbers side by side in one partition, as a batch of one line."""
+        return RowBatch(replace(self.plan, parts=1), self.matrix, self.first, 1, self.lines * self.rows_each)
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
         """Load the elements of a vector [N] that belong to the rows, as a tile [partitions, rows per partition].

@@ -7,13 +7,14 @@
 A piece is some positions of each partition, or some columns of a part of a position. Each has its own maximum and its
 own sum of exponentials (:mod:`nkilib.core.rows.statistics`). Those of a split position are combined across its
 partitions at the end (:class:`_Parts`), from the distances of their maxima from that of the position. The results are
-computed from tiles [partitions, positions of a partition], or for split positions [positions, 1].
+computed from tiles [partitions, positions of a partition], or for split positions on a line, [1, positions].
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.lines import off_line, on_line
@@ -27,6 +28,9 @@ from nkilib.experimental.loss.cross_entropy.results import Group, Results, store
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
 
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
 # Batches whose logarithms are taken together: Scalar loads another activation table for them.
 _BATCHES_OF_LOGS = 2
 
@@ -38,7 +42,7 @@ class _Parts:
     Attributes:
         batch: the positions.
         parts: the statistics of the pieces of each partition, [partitions, 1, pieces].
-        rows: the statistics of the positions, [positions, 1].
+        rows: the statistics of the positions, [1, positions].
     """
 
     batch: RowBatch
@@ -50,32 +54,25 @@ class _Parts:
         parts = self.parts
         neg_max_sbuf = parts.columns.in_use(parts.neg_max_sbuf, pieces)
         weights_sbuf = parts.columns.in_use(parts.weights_sbuf, pieces)
-        nisa.tensor_reduce(dst=parts.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
-        line_sbuf = self._reduced(on_line(parts.row_neg_max_sbuf), nl.minimum)
-        back_psum = off_line(line_sbuf, self.batch.plan.parts)
-        nisa.tensor_tensor(
-            dst=weights_sbuf,
-            data1=back_psum.expand_dim(2).broadcast(2, pieces),
-            data2=neg_max_sbuf,
-            op=nl.subtract,
-        )
+        of_part_sbuf = neg_max_sbuf[:, :, 0]
+        if pieces > 1:
+            of_part_sbuf = parts.row_neg_max_sbuf
+            nisa.tensor_reduce(dst=of_part_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
+        self._reduce(self.rows.row_neg_max_sbuf, of_part_sbuf, nl.minimum)
+        back_psum = off_line(self.rows.row_neg_max_sbuf, self.batch.plan.parts)
+        back_psum = back_psum.expand_dim(2).broadcast(2, pieces)
+        nisa.tensor_tensor(dst=weights_sbuf, data1=back_psum, data2=neg_max_sbuf, op=nl.subtract)
         parts.take_weights(pieces)
-        self._take_column(self.rows.row_neg_max_sbuf, line_sbuf)
 
     def combine_sums(self, pieces: int) -> None:
         """Compute the sums of exponentials of the positions."""
         self.parts.combine_sums(pieces)
-        self._take_column(self.rows.row_sum_sbuf, self._reduced(on_line(self.parts.row_sum_sbuf), nl.add))
+        self._reduce(self.rows.row_sum_sbuf, self.parts.row_sum_sbuf, nl.add)
 
-    def _reduced(self, line_psum: nl.NkiTensor, op: nl.Operator) -> nl.NkiTensor:
-        """Reduce the numbers of the partitions of each position on a line, [1, partitions] to [1, positions]."""
-        lines = self.batch.lines
-        line_sbuf = nl.ndarray((1, lines), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=line_sbuf, op=op, data=line_psum.reshape((1, lines, self.batch.plan.parts)), axis=2)
-        return line_sbuf
-
-    def _take_column(self, dst_sbuf: nl.NkiTensor, line_sbuf: nl.NkiTensor) -> None:
-        nisa.tensor_copy(dst=dst_sbuf, src=off_line(line_sbuf, 1))
+    def _reduce(self, dst_sbuf: nl.NkiTensor, of_parts_sbuf: nl.NkiTensor, op: Operator) -> None:
+        """Reduce the numbers of the partitions of each position, [partitions, 1] to [1, positions]."""
+        line_psum = on_line(of_parts_sbuf).reshape((1, self.batch.lines, self.batch.plan.parts))
+        nisa.tensor_reduce(dst=dst_sbuf, op=op, data=line_psum, axis=2)
 
 
 @dataclass
@@ -97,6 +94,26 @@ class _Open:
     group: Group
     column_sbuf: nl.NkiTensor | None = None
     check: nisa.NkiInstruction | None = None
+
+
+def _on_line(gathered: TargetValues) -> TargetValues:
+    """Bring values gathered at targets, [positions, 1], to a line, [1, positions], where their masks are."""
+
+    def of(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        line_psum = on_line(column_sbuf)
+        line_sbuf = nl.ndarray(line_psum.shape, dtype=column_sbuf.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=line_sbuf, src=line_psum)
+        return line_sbuf
+
+    weights_sbuf = gathered.weights_sbuf
+    return TargetValues(of(gathered.logits_sbuf), gathered.masks, None if weights_sbuf is None else of(weights_sbuf))
+
+
+def _load_table(op: Operator) -> None:
+    """Let Scalar load the table of an activation function before it has data for it."""
+    number_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=number_sbuf, value=1.0, engine=nisa.engine.gpsimd)
+    nisa.activation(dst=number_sbuf, op=op, data=number_sbuf)
 
 
 @dataclass
@@ -148,6 +165,7 @@ class _Forward:
     def run(self, results: Results) -> None:
         """Process all pieces. The results of a batch are computed after the next one, or at the end."""
         done: list[_Open] = []
+        _load_table(nl.exp)
         following = self._opened(self.batches[0])
         for number in range(len(self.batches)):
             opened = following
@@ -155,7 +173,7 @@ class _Forward:
                 if piece is opened.batch.pieces[0] and number + 1 < len(self.batches):
                     following = self._opened(self.batches[number + 1])
                 self._take(opened, piece, piece_sbuf)
-            self._combine(opened)
+            self._combine(opened, number + 1 == len(self.batches))
             done.append(opened)
             if len(done) == _BATCHES_OF_LOGS and number + 1 < len(self.batches):
                 self._store(done, results)
@@ -192,12 +210,15 @@ class _Forward:
         return _Open(batch, statistics, None, group, located.column_sbuf, check_targets(self.finder, batch, located))
 
     def _opened_parts(self, batch: RowBatch, statistics: Statistics) -> _Open:
-        columns, rows = Columns(batch.lines, 1, 1), batch.as_rows
-        temperatures = self.launch.temperatures(rows, (batch.lines, 1))
-        of_rows = Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
-        targets = TargetValues.make(columns, self.launch.dtype, self.options)
-        targets.gather(self.launch, self.finder.find(rows, targets.masks_of_batch(0)), rows, 0)
-        group = Group(rows, of_rows, None, None, of_rows.exact_neg_max_sbuf, targets)
+        """Allocate the statistics of split positions, and gather the logits at their targets."""
+        line, rows = batch.as_line, batch.as_rows
+        of_rows = self._statistics(line, Columns(1, batch.lines, 1))
+        gathered = TargetValues.make(Columns(batch.lines, 1, 1), self.launch.dtype, self.options)
+        gathered.gather(self.launch, self.finder.find(rows, gathered.masks_of_batch(0)), rows, 0)
+        masks = None if gathered.masks is None else TargetMasks.make(1, batch.lines)
+        if masks is not None:
+            self.finder.locate(line, masks)
+        group = Group(line, of_rows, None, None, of_rows.exact_neg_max_sbuf, replace(gathered, masks=masks))
         return _Open(batch, statistics, _Parts(batch, statistics, of_rows), group)
 
     def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
@@ -210,13 +231,17 @@ class _Forward:
         for row in range(piece.rows):
             statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
 
-    def _combine(self, opened: _Open) -> None:
-        pieces = self.plan.pieces_per_row
+    def _combine(self, opened: _Open, is_last: bool) -> None:
+        """Combine the statistics of the pieces of a batch. After the last one, only logarithms are left to Scalar."""
+        pieces, group = self.plan.pieces_per_row, opened.group
         if opened.parts is not None:
             opened.parts.take_weights(pieces)
+            if is_last:
+                _load_table(nl.log)
             opened.parts.combine_sums(pieces)
+            targets = group.targets
+            opened.group = replace(group, targets=None if targets is None else _on_line(targets))
             return
-        group = opened.group
         statistics, shape = opened.statistics, (group.statistics.columns.rows, group.statistics.columns.batches)
         opened.group = replace(
             group,
