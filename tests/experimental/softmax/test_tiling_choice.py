@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.core.rows.row_plan import SBUF_BYTES, Streams, largest_row, row_plan
 from nkilib.experimental.softmax import SoftmaxTiling, choose_softmax_tiling
 from nkilib.experimental.softmax.columns.plan import Layout
-from nkilib.core.rows.row_plan import SBUF_BYTES, Streams, largest_row, row_plan
 from nkilib.experimental.softmax.tensors import Kind
 from tests.experimental.plans.softmax import TYPES, Launched, assert_right, inputs_of, launch, loop_of
 from tests.experimental.softmax.softmax_checks import DTYPES, KERNELS

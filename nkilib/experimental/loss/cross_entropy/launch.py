@@ -6,9 +6,9 @@ forward.
 
 They determine every branch of the kernels. :class:`LossOptions` are the user's options (:class:`RecipeOptions`: those
 that PyTorch lacks, as keywords); :class:`Options` those of a launch, with its :class:`Classes` and the :class:`Wanted`
-results; :class:`Launch` its tensors, sizes and :class:`Layout`. A backward also has an :data:`Upstream`, its upstream gradients and the
-statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two forms, with the
-exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
+results; :class:`Launch` its tensors, sizes and :class:`Layout`. A backward also has an :data:`Upstream`, its upstream
+gradients and the statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two
+forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
 The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
 constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
@@ -284,6 +284,9 @@ class Layout(NamedTuple):
     positions_per_partition: int = 1
 
 
+ONE_A_PARTITION = Layout()
+
+
 @dataclass(frozen=True)
 class Launch:
     """The arguments that all kernels share.
@@ -309,7 +312,7 @@ class Launch:
     chunk_size: int
     dtype: nl.DType
     temperature_hbm: nl.NkiTensor | None = None
-    layout: Layout = Layout()
+    layout: Layout = ONE_A_PARTITION
 
     @property
     def num_positions(self) -> int:

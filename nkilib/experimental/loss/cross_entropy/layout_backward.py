@@ -104,7 +104,6 @@ class _Backward:
         finder: the object that locates the targets.
         on_chip: the gathers of packed positions; None for split ones.
         class_sbuf: the numbers of columns, float16 [128, columns].
-        log_scale_sbuf: the logarithm of the upstream gradient, if all losses have the same.
         buffers: tiles for pieces of logits, which become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
         products: the number of products with A so far.
@@ -119,7 +118,6 @@ class _Backward:
     finder: TargetFinder
     on_chip: ColumnsOnChip | None
     class_sbuf: nl.NkiTensor
-    log_scale_sbuf: nl.NkiTensor | None
     buffers: Ring
     exponentials: Ring
     targets: Ring
@@ -142,7 +140,6 @@ class _Backward:
             TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             class_sbuf,
-            log_of_constant(upstream.scale, PARTITIONS) if isinstance(upstream, UniformUpstream) else None,
             Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
             Ring(ring_of(TERMS, columns, nl.float32)),
             Ring(ring_of(TERMS, columns, nl.float16)),
@@ -182,12 +179,13 @@ class _Backward:
 
     def _coefficients(self, batch: RowBatch) -> _Coefficients:
         shape, launch, options, upstream = (batch.partitions, batch.rows_each), self.launch, self.options, self.upstream
-        masks = None if options.is_plain else TargetMasks.make(*shape)
-        located = self.finder.locate(batch, masks)
+        masks = TargetMasks.make(*shape)
+        located = self.finder.locate(batch, None if options.is_plain else masks)
         column_sbuf = columns_of_parts(batch, located.column_sbuf)
         check = self._check(batch, located)
-        if isinstance(upstream, UniformUpstream) or masks is None:
-            bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), self.log_scale_sbuf[0 : shape[0], :])
+        if isinstance(upstream, UniformUpstream):
+            log_scale_sbuf = log_of_constant(upstream.scale, shape[0])
+            bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), log_scale_sbuf)
             return _Coefficients(ONE, bias_sbuf, None, upstream.scale, column_sbuf, check)
         temperatures = launch.temperatures(batch, shape)
         softmax = SoftmaxTerms.load(upstream, batch, options.scale_of(temperatures))
@@ -260,9 +258,7 @@ class _Backward:
             for store in begun.batch.store(grad_logits_hbm, piece, begun.piece_sbuf):
                 store.depends_on(begun.coefficients.check, kind=nisa.dependency.runtime)
 
-    def _is_target(
-        self, coefficients: _Coefficients, piece: RowPiece, at: int, shape: tuple[int, int]
-    ) -> nl.NkiTensor:
+    def _is_target(self, coefficients: _Coefficients, piece: RowPiece, at: int, shape: tuple[int, int]) -> nl.NkiTensor:
         """Return a tile that is 1 where a column of a piece is the target of a position, and 0 elsewhere."""
         partitions, columns = shape
         is_target_sbuf = self.targets.next_tile()[0:partitions, 0:columns]

@@ -16,11 +16,12 @@ position a partition.
 
 from __future__ import annotations
 
-from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.row_plan import RowBatch, RowPlan, batches_of_core
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.statistics import STATISTICS_COLUMNS
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, Upstream
 from nkilib.nki import nl
 
@@ -28,10 +29,12 @@ from nkilib.nki import nl
 BUFFERS = 4
 # Tiles of exponentials, and of gradients at the targets, of the backward.
 TERMS = 3
-# The pieces of a position's part, and the least and the most columns of a piece.
+# The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
-# The elements of a piece of packed positions, if they are more than one.
-_PACKED_PIECE = 2048
+# The most pieces of that size, the columns of longer ones, and the most of all.
+_MANY_PIECES, _LONG_PIECE, _PIECES_MAX = 32, 4096, STATISTICS_COLUMNS
+# The most classes of packed positions, and the elements of a piece of them, if it has more than one.
+_PACKED_MAX, _PACKED_PIECE = 4096, 2048
 # Small tiles: statistics, targets and results of the positions of a partition, some forty numbers of each.
 _SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
 
@@ -56,10 +59,13 @@ def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
     if parts > 1 and size >= parts and launch.num_positions * size <= INDEX_LIMIT:
         width = size // parts
         columns = size - (parts - 1) * width
-        pieces = max(div_ceil(columns, _PIECE_MAX), min(_PIECES, columns // _PIECE_MIN), 1)
+        most_columns = min(max(_PIECE_MAX, div_ceil(columns, _MANY_PIECES)), _LONG_PIECE)
+        pieces = max(div_ceil(columns, most_columns), min(_PIECES, columns // _PIECE_MIN), 1)
+        if pieces > _PIECES_MAX:
+            return None
         plan = RowPlan(size, parts, width, div_ceil(columns, pieces), 1, 1, BUFFERS)
         needed = plan.piece_size * (of_element + scratch_bytes)
-    elif most > 1 and size <= _PIECE_MAX:
+    elif most > 1 and size <= _PACKED_MAX:
         rows = max(1, _PACKED_PIECE // size)
         plan = RowPlan(size, 1, size, rows * size, rows, most, BUFFERS)
         needed = size * (rows * of_element + scratch_bytes) + most * _BYTES_OF_POSITION

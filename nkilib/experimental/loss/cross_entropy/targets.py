@@ -4,8 +4,8 @@
 """The targets of cross-entropy, the values gathered at them, and its class factors, weights or probabilities, on chip.
 
 :class:`TargetFinder` finds the :class:`LocatedTargets` of rows, the :class:`TargetElements` of a batch and their
-:class:`TargetMasks`; :class:`TargetValues` has what is gathered there. :class:`ClassFactors` streams the factors and sums them up where :class:`FactorSums` says
-so.
+:class:`TargetMasks`; :class:`TargetValues` has what is gathered there. :class:`ClassFactors` streams the factors and
+sums them up where :class:`FactorSums` says so.
 
 A target's class may be ignored or held by another shard of the vocabulary; :mod:`nkilib.core.rows.elements` explains
 the index of an element, also for an invalid class. Class weights and class probabilities are loaded chunk by chunk in

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
@@ -80,6 +80,13 @@ _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
 # In the backward, loads wait for stores where buffers are few.
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
+
+# Several partitions a position: for more classes than so many, of which each partition has at least so many.
+_SPLIT_CLASSES_MIN, _PART_MIN = 512, 256
+# Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
+# the positions of a core are many; the bytes of a position for each of its positions that make them many; and the most
+# positions of a partition.
+_PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS, _PACKED_MAX = 1024, 4096, 16, 256
 
 # Of tilings whose estimates differ by less than that, the largest chunks are taken: they need the fewest instructions.
 _AS_GOOD = 1.001
@@ -232,7 +239,24 @@ def _chosen(
         for size in _chunk_sizes(vocab_size, dtype, machine, tiles)
     }
     least = min(estimates.values())
-    return Tiling(POSITIONS_PER_BATCH, max(size for size, time in estimates.items() if time <= _AS_GOOD * least))
+    chunk_size = max(size for size, time in estimates.items() if time <= _AS_GOOD * least)
+    return Tiling(POSITIONS_PER_BATCH, chunk_size, *_layout(num_positions, vocab_size, _ITEMSIZES[dtype]))
+
+
+def _layout(num_positions: int, vocab_size: int, itemsize: int) -> tuple[int, int]:
+    """Return the partitions of a position and the positions of a partition with which a launch is modelled to be
+    fastest, if its options have such a layout.
+    """
+    positions = positions_of_core(num_positions, CORES, 0)
+    most_parts = min(PARTITIONS // positions, vocab_size // _PART_MIN)
+    if vocab_size > _SPLIT_CLASSES_MIN and most_parts > 1:
+        return 2 ** (most_parts.bit_length() - 1), 1
+    is_worth_it = vocab_size <= _PACKED_CLASSES or (
+        vocab_size <= _PACKED_CLASSES_MAX and positions * _BYTES_OF_POSITIONS >= vocab_size * itemsize
+    )
+    if is_worth_it:
+        return 1, min(_PACKED_MAX, max(2, div_ceil(positions, PARTITIONS)))
+    return 1, 1
 
 
 def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) -> set[int]:
