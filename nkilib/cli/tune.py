@@ -20,7 +20,7 @@ from .named_kernel import ValueRefusedError, arguments_of
 
 _LISTED = 10
 _CORES = 2
-_WIDTHS = (19, 10, 10)  # of the columns with sizes
+_WIDTHS = (19, 10, 23, 23)  # of the columns with sizes
 
 
 class TriedTiling(NamedTuple):

@@ -4,11 +4,13 @@
 """Building blocks of kernels over the rows of a matrix. NKI code may call everything here.
 
 A row occupies a partition, ``batches`` of rows are processed at a time, in ``chunks`` of their columns, so that no
-kernel needs a whole row on chip. Its modules:
+kernel needs a whole row on chip; or it lies on several partitions, or shares one (``row_plan``). Its modules:
 
 - ``checks``: checks of arguments and numeric options, as assertions that ``python -O`` keeps;
 - ``tiles``: small tiles, a number or a few sums for each row, and arithmetic that makes them;
 - ``batches``: the rows of a core, in batches, and in groups of batches;
+- ``row_plan``, ``lines``: rows on several partitions, and several rows on a partition; the way of their numbers to a
+  line and back;
 - ``sbuf``: ring buffers and scratch in SBUF, and the division of a partition between them;
 - ``stream``: chunks of a matrix, loaded ahead of the computation, and a loop that overlaps its pieces;
 - ``elements``: gather and scatter of one element per row;
@@ -24,8 +26,10 @@ __all__ = [
     "checks",
     "elements",
     "gathered",
+    "lines",
     "moments",
     "recomputation",
+    "row_plan",
     "sbuf",
     "scale",
     "shifted",

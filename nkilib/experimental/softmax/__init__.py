@@ -10,8 +10,9 @@ grad_x = softmax_backward[2](grad, y, axis)
 
 Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI code; ``tensors``: views [O, C, I], modes
 and types.
-Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
-``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
+Rows, for the last axis: ``rows`` and ``rows_backward``: the loops over pieces, partitions and batches of
+:mod:`nkilib.core.rows.row_plan`; ``row_schedule``: the order of steps; ``row_statistics``: maxima and sums.
+``columns``: the loops for other axes.
 Host code: ``tiling``: the tiling and its choice; ``host``: the kernels to launch, with
 guarantees, work, references and bounds; ``profiling``: launches to profile.
 """

@@ -7,9 +7,10 @@ The plain ones, :func:`cross_entropy_forward` and :func:`cross_entropy_backward`
 class; :func:`extended_cross_entropy_forward` and :func:`extended_cross_entropy_backward` have the options of training
 recipes.
 
-All kernels process batches of positions, one position per partition, and chunks of the vocabulary, so that none needs a
-whole row on chip. The forwards read the logits from HBM once, the backwards read and write them once. With all options
-disabled, the extended kernels cost no more than the plain ones except for the mask of ignored positions.
+All kernels process batches of positions, one position per partition or in one of two other layouts, and chunks of the
+vocabulary, so that none needs a whole row on chip. The forwards read the logits from HBM once, the backwards read and
+write them once. With all options disabled, the extended kernels cost no more than the plain ones except for the mask of
+ignored positions.
 """
 
 from __future__ import annotations
@@ -81,6 +82,12 @@ def cross_entropy_forward(
             and the target's logit. It recomputes the few rows for which the shift is not exact enough; it needs
             at least two chunks per row, and a position for each core. None selects the form that is modelled to
             be faster: the shift for large launches of 16-bit types.
+        partitions_per_position: F, a power of two up to 128: with more than 1, a position lies on F partitions, for few
+            positions. It requires F classes, and an int32 index for N * V elements.
+        positions_per_partition: the largest number of positions that a partition has, one behind the other in HBM, for
+            few classes; with more than 1 a core takes consecutive positions. It requires V of at most 4096. A launch
+            that does not have the requested layout, or computes without the exact maximum, has one position a
+            partition. ``choose_tiling`` requests the layout that is modelled to be fastest.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -138,6 +145,8 @@ def cross_entropy_backward(
             6e-8: a mean over 4,096 positions is 0 where a probability is below 1.2e-4. Scale the loss, as the
             extended kernel's ``grad_loss`` does.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
+        partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.
+            The gradient does not depend on them.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -233,6 +242,8 @@ def extended_cross_entropy_forward(
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``, so that no value compiles anew. Where one is not from 1e-6 to 1e6 (0, negative, infinite,
             NaN), the results of the position that depend on it are NaN.
+        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, label smoothing, a
+            cap, argmax, entropy and distance sum have one position a partition.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
@@ -327,6 +338,8 @@ def extended_cross_entropy_backward(
             shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
         temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
             is NaN.
+        partitions_per_position, positions_per_partition: see the forward; the gradient of the entropy has one position
+            a partition, too.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.

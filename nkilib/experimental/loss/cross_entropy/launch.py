@@ -272,6 +272,10 @@ SHIFTED_PLAN = Options(Classes(0, 1, 1), is_plain=True, with_shift=True).forward
 LARGEST_PLAN = _EVERYTHING.forward_plan
 
 
+# More positions of a partition are divided into several batches.
+POSITIONS_PER_PARTITION_MAX = 256
+
+
 class Layout(NamedTuple):
     """How positions lie on partitions: one a partition, unless one of the two numbers is larger than 1.
 

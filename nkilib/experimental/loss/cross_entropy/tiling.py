@@ -28,7 +28,13 @@ from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, most_batches_of_group
 from nkilib.core.rows.stream import loads_in_flight, num_chunks
-from nkilib.experimental.loss.cross_entropy.launch import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN, shift_pays
+from nkilib.experimental.loss.cross_entropy.launch import (
+    LARGEST_PLAN,
+    PLAIN_PLAN,
+    POSITIONS_PER_PARTITION_MAX,
+    SHIFTED_PLAN,
+    shift_pays,
+)
 
 # Kernels are launched on the two cores of a logical NeuronCore.
 CORES = 2
@@ -84,9 +90,8 @@ _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 # Several partitions a position: for more classes than so many, of which each partition has at least so many.
 _SPLIT_CLASSES_MIN, _PART_MIN = 512, 256
 # Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
-# the positions of a core are many; the bytes of a position for each of its positions that make them many; and the most
-# positions of a partition.
-_PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS, _PACKED_MAX = 1024, 4096, 16, 256
+# the positions of a core are many; and the bytes of a position for each of its positions that make them many.
+_PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS = 1024, 4096, 16
 
 # Of tilings whose estimates differ by less than that, the largest chunks are taken: they need the fewest instructions.
 _AS_GOOD = 1.001
@@ -255,7 +260,7 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int) -> tuple[int, in
         vocab_size <= _PACKED_CLASSES_MAX and positions * _BYTES_OF_POSITIONS >= vocab_size * itemsize
     )
     if is_worth_it:
-        return 1, min(_PACKED_MAX, max(2, div_ceil(positions, PARTITIONS)))
+        return 1, min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
     return 1, 1
 
 
