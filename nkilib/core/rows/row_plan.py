@@ -368,6 +368,9 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int, least_batches: 
         return RowBatch(plan, matrix, first, min(left, PARTITIONS // plan.parts), 1)
     if left < PARTITIONS:
         return RowBatch(plan, matrix, first, left, 1)
+    least = div_ceil(left, PARTITIONS)
+    if least_batches == 1 and least <= plan.rows_each and left % least == 0:
+        return RowBatch(plan, matrix, first, left // least, least)
     most = left // PARTITIONS
     # Batches of equal size, without a short one at the end; several for few rows, so that engines work in parallel.
     batches = max(div_ceil(most, plan.rows_each), min(least_batches, most // plan.rows_of_piece), 1)
@@ -381,7 +384,8 @@ def batches_of_core(
     """Return the batches of a core, which processes consecutive rows of each of ``matrices`` matrices of ``rows`` rows.
 
     Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions. Rows
-    that are enough for ``least_batches`` batches of a piece each are divided into as many.
+    that are enough for ``least_batches`` batches of a piece each are divided into as many; 1 makes a single batch of
+    rows that a few partitions less hold evenly.
     """
     batches = []
     share = div_ceil(rows, cores)

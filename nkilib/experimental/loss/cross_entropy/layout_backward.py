@@ -6,12 +6,13 @@
 Each partition has what is needed of its positions, also if it has only a part of one: their coefficients
 (:class:`_Coefficients`), tiles [partitions, positions of a partition]. The gradient A * p, less A - D at the target
 (:mod:`.coefficients`), is made on chip, without a scatter: Scalar computes p, Vector compares the columns with that of
-the target, which is fast in 16 bits, and subtracts. For A, which one exponential includes if all losses have the same
-upstream gradient, both take another pass over some of the pieces.
+the target, which is fast in 16 bits, and subtracts. Scalar and GpSimd share the products with A, which the exponential
+includes if all losses have the same upstream gradient.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -36,8 +37,6 @@ from nkilib.nki import nisa, nl
 
 # float16 has every integer up to this one.
 _COMPARED = 2048
-# Of so many products with A, Vector does one and Scalar the others.
-_SCALAR_SHARE = 6
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class _Begun:
         batch, piece, row: where the position is.
         piece_sbuf: the tile of the piece.
         is_target_sbuf: 1 at the target, and 0 elsewhere.
-        terms_sbuf: A * p.
+        terms_sbuf: the exponentials, then A * p.
     """
 
     coefficients: _Coefficients
@@ -92,6 +91,11 @@ class _Begun:
     piece_sbuf: nl.NkiTensor
     is_target_sbuf: nl.NkiTensor
     terms_sbuf: nl.NkiTensor
+
+    @property
+    def position(self) -> int:
+        """The number of the position in its partition."""
+        return self.piece.first + self.row
 
 
 @dataclass
@@ -104,6 +108,7 @@ class _Backward:
         finder: the object that locates the targets.
         on_chip: the gathers of packed positions; None for split ones.
         class_sbuf: the numbers of columns, float16 [128, columns].
+        log_scale_sbuf: the logarithm of the upstream gradient of all losses, or of 1, float32 [128, 1].
         buffers: tiles for pieces of logits, which become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
         products: the number of products with A so far.
@@ -118,6 +123,7 @@ class _Backward:
     finder: TargetFinder
     on_chip: ColumnsOnChip | None
     class_sbuf: nl.NkiTensor
+    log_scale_sbuf: nl.NkiTensor
     buffers: Ring
     exponentials: Ring
     targets: Ring
@@ -140,6 +146,7 @@ class _Backward:
             TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             class_sbuf,
+            log_of_constant(upstream.scale if isinstance(upstream, UniformUpstream) else 1.0, PARTITIONS),
             Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
             Ring(ring_of(TERMS, columns, nl.float32)),
             Ring(ring_of(TERMS, columns, nl.float16)),
@@ -147,10 +154,10 @@ class _Backward:
         )
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Process all positions of all pieces. Vector finishes each after it has begun with the next one, so that it
-        does not wait for Scalar; and the coefficients of a batch are computed before the batch ahead of it.
+        """Process all positions of all pieces, each in steps between which others are processed, so that no engine
+        waits for another one. The coefficients of a batch are computed before the batch ahead of it.
         """
-        begun: _Begun | None = None
+        begun, steps = deque[_Begun](), 1 if isinstance(self.upstream, UniformUpstream) else 2
         following = self._coefficients(self.batches[0])
         for number, batch in enumerate(self.batches):
             coefficients = following
@@ -158,12 +165,14 @@ class _Backward:
                 if piece is batch.pieces[0] and number + 1 < len(self.batches):
                     following = self._coefficients(self.batches[number + 1])
                 for row in range(piece.rows):
-                    current = self._begun(coefficients, batch, piece, row, piece_sbuf)
-                    if begun is not None:
-                        self._finish(begun, grad_logits_hbm)
-                    begun = current
-        if begun is not None:
-            self._finish(begun, grad_logits_hbm)
+                    begun.append(self._begun(coefficients, batch, piece, row, piece_sbuf))
+                    if len(begun) > 1:
+                        self._multiply(begun[-2])
+                    if len(begun) > steps:
+                        self._finish(begun.popleft(), grad_logits_hbm)
+        self._multiply(begun[-1])
+        for last in begun:
+            self._finish(last, grad_logits_hbm)
 
     def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
         """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
@@ -184,8 +193,7 @@ class _Backward:
         column_sbuf = columns_of_parts(batch, located.column_sbuf)
         check = self._check(batch, located)
         if isinstance(upstream, UniformUpstream):
-            log_scale_sbuf = log_of_constant(upstream.scale, shape[0])
-            bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), log_scale_sbuf)
+            bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), self.log_scale_sbuf[0 : shape[0], :])
             return _Coefficients(ONE, bias_sbuf, None, upstream.scale, column_sbuf, check)
         temperatures = launch.temperatures(batch, shape)
         softmax = SoftmaxTerms.load(upstream, batch, options.scale_of(temperatures))
@@ -223,7 +231,7 @@ class _Backward:
     def _begun(
         self, coefficients: _Coefficients, batch: RowBatch, piece: RowPiece, row: int, piece_sbuf: nl.NkiTensor
     ) -> _Begun:
-        """Compare the columns of a position with that of its target, and compute A * p."""
+        """Compare the columns of a position with that of its target, and compute its exponentials."""
         partitions, _, columns = piece_sbuf.shape
         at = piece.first + row
         is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
@@ -235,16 +243,13 @@ class _Backward:
             bias=coefficients.bias_sbuf[:, at : at + 1],
             scale=coefficients.scale.of(at),
         )
-        if coefficients.all_sbuf is not None:
-            self._multiply(terms_sbuf, coefficients.all_sbuf[:, at : at + 1])
         return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf)
 
     def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
         """Replace the logits of a position by their gradient, which is rounded once when it is written, and store the
         piece if the position is its last one.
         """
-        piece, row, own = begun.piece, begun.row, begun.coefficients.own_sbuf
-        at = piece.first + row
+        piece, row, at, own = begun.piece, begun.row, begun.position, begun.coefficients.own_sbuf
         nisa.scalar_tensor_tensor(
             dst=begun.piece_sbuf[:, row],
             data=begun.is_target_sbuf,
@@ -273,13 +278,25 @@ class _Backward:
             )
         return is_target_sbuf
 
-    def _multiply(self, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        """Multiply exponentials by a number of each partition, on Scalar or on Vector; both round alike."""
+    def _multiply(self, begun: _Begun) -> None:
+        """Multiply the exponentials of a position by A where they do not include it: Scalar and GpSimd by turns, which
+        round alike.
+        """
+        all_sbuf, terms_sbuf = begun.coefficients.all_sbuf, begun.terms_sbuf
+        if all_sbuf is None:
+            return
+        factor_sbuf = all_sbuf[:, begun.position : begun.position + 1]
         self.products += 1
-        if self.products % _SCALAR_SHARE == 0:
-            nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.multiply, operand0=factor_sbuf)
-        else:
+        if self.products % 2 == 1:
             nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf)
+            return
+        nisa.tensor_tensor(
+            dst=terms_sbuf,
+            data1=terms_sbuf,
+            data2=factor_sbuf.broadcast(1, terms_sbuf.shape[1]),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
+        )
 
 
 def backward_of_batches(

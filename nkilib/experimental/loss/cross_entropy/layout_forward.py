@@ -24,7 +24,7 @@ from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets
 from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS
-from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_results
+from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
 
@@ -254,10 +254,13 @@ class _Forward:
 
     def _store(self, done: list[_Open], results: Results) -> None:
         """Compute and store the results of batches whose statistics are complete."""
+        remaining = results
+        for opened in done:
+            remaining = store_early_results(opened.group, results)
         for opened in done:
             opened.group.statistics.take_logs()
         for opened in done:
-            stores = store_results(opened.group, results, self.options)
+            stores = store_results(opened.group, remaining, self.options)
             if opened.check is not None:
                 stores[-1].depends_on(opened.check, kind=nisa.dependency.runtime)
 

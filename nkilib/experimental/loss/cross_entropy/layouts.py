@@ -28,7 +28,7 @@ from nkilib.nki import nl
 # Pieces that have buffers: one is loaded, the others are loaded, computed on or stored meanwhile.
 BUFFERS = 4
 # Tiles of exponentials, and of gradients at the targets, of the backward.
-TERMS = 3
+TERMS = 4
 # The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
 # The most pieces of that size, the columns of longer ones, and the most of all.
