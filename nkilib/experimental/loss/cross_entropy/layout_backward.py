@@ -14,22 +14,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.moments import raise_infinite, raise_negligible
 from nkilib.core.rows.row_plan import RowBatch, RowPiece
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.scale import ONE, Scale
 from nkilib.core.rows.tiles import cast, clamp, float32_like, log_of_constant, product
 from nkilib.experimental.loss.cross_entropy.coefficients import (
+    EntropyCoefficients,
     SoftmaxTerms,
     TargetTerms,
     loaded_gradient,
     negated_lse,
     summed,
 )
-from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, UniformUpstream, Upstream
+from nkilib.experimental.loss.cross_entropy.launch import (
+    Launch,
+    Options,
+    PositionUpstream,
+    UniformUpstream,
+    Upstream,
+)
 from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets, columns_of_parts
 from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS, TERMS
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
@@ -47,6 +55,9 @@ class _Coefficients:
         scale: the factor of the logits in z.
         bias_sbuf: what is added to z, so that its exponential is p, or p divided by what ``all_sbuf`` has as a factor.
         all_sbuf: A, or None where the exponentials are A * p.
+        spread_sbuf: what is subtracted from A * p at every class; None for 0.
+        entropy: the terms that are added to A for each class, times what ``all_sbuf`` has as a factor; None without a
+            gradient of the entropy.
         own_sbuf: what is subtracted at the target: A - D, 0 where the target is ignored or in another shard; a number
             if it is the same for all positions. It is finite, because it is multiplied by 0 elsewhere.
         column_sbuf: the column of the target in the partition.
@@ -56,6 +67,8 @@ class _Coefficients:
     scale: Scale
     bias_sbuf: nl.NkiTensor
     all_sbuf: nl.NkiTensor | None
+    spread_sbuf: nl.NkiTensor | None
+    entropy: EntropyCoefficients | None
     own_sbuf: nl.NkiTensor | float
     column_sbuf: nl.NkiTensor
     check: nisa.NkiInstruction
@@ -81,7 +94,8 @@ class _Begun:
         batch, piece, row: where the position is.
         piece_sbuf: the tile of the piece.
         is_target_sbuf: 1 at the target, and 0 elsewhere.
-        terms_sbuf: the exponentials, then A * p.
+        terms_sbuf: the exponentials, then the product of A and p, less what is subtracted at every class.
+        slopes_sbuf: what the gradient of the entropy adds to A; None without one.
     """
 
     coefficients: _Coefficients
@@ -91,6 +105,7 @@ class _Begun:
     piece_sbuf: nl.NkiTensor
     is_target_sbuf: nl.NkiTensor
     terms_sbuf: nl.NkiTensor
+    slopes_sbuf: nl.NkiTensor | None
 
     @property
     def position(self) -> int:
@@ -111,6 +126,7 @@ class _Backward:
         log_scale_sbuf: the logarithm of the upstream gradient of all losses, or of 1, float32 [128, 1].
         buffers: tiles for pieces of logits, which become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
+        slopes: tiles for the terms of the entropy's gradient.
         products: the number of products with A so far.
         visits: the batches and their pieces in the order of processing.
         loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
@@ -127,6 +143,7 @@ class _Backward:
     buffers: Ring
     exponentials: Ring
     targets: Ring
+    slopes: Ring
     visits: list[tuple[RowBatch, RowPiece]]
     loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
     products: int = 0
@@ -136,6 +153,7 @@ class _Backward:
         plan = batches[0].plan
         visits = [(batch, piece) for batch in batches for piece in batch.pieces]
         columns = max(piece.columns for _, piece in visits)
+        has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         class_sbuf = nl.ndarray((PARTITIONS, min(columns, _COMPARED)), dtype=nl.float16, buffer=nl.sbuf)
         nisa.iota(dst=class_sbuf, pattern=[[1, class_sbuf.shape[1]]], offset=0, channel_multiplier=0)
         return cls(
@@ -150,6 +168,7 @@ class _Backward:
             Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
             Ring(ring_of(TERMS, columns, nl.float32)),
             Ring(ring_of(TERMS, columns, nl.float16)),
+            Ring(ring_of(TERMS if has_entropy else 0, columns, nl.float32)),
             visits,
         )
 
@@ -194,23 +213,51 @@ class _Backward:
         check = self._check(batch, located)
         if isinstance(upstream, UniformUpstream):
             bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), self.log_scale_sbuf[0 : shape[0], :])
-            return _Coefficients(ONE, bias_sbuf, None, upstream.scale, column_sbuf, check)
+            return _Coefficients(ONE, bias_sbuf, None, None, None, upstream.scale, column_sbuf, check)
         temperatures = launch.temperatures(batch, shape)
         softmax = SoftmaxTerms.load(upstream, batch, options.scale_of(temperatures))
         slope = options.slope_of(temperatures)
         grad_loss_sbuf = loaded_gradient(batch, upstream.required_grad_loss_hbm, slope)
         weights_sbuf, valid_sbuf = self._weights(located.column_sbuf), masks.valid_sbuf
         terms = TargetTerms.make(
-            options, slope, upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, valid_sbuf, weights_sbuf, 0.0
+            options,
+            slope,
+            upstream,
+            batch,
+            softmax.lse_sbuf,
+            grad_loss_sbuf,
+            valid_sbuf,
+            weights_sbuf,
+            float(options.classes.total),
         )
         all_sbuf = terms.own_sbuf
         if terms.rest_sbuf is not None:
             all_sbuf = summed(terms.rest_sbuf, [terms.own_sbuf])
         own_sbuf = product(terms.own_sbuf, cast(masks.local_sbuf, nl.float32))
         clamp(own_sbuf, own_sbuf, 1.0)
+        entropy = self._entropy(upstream, batch, softmax, slope)
+        if entropy is not None:
+            all_sbuf = summed(all_sbuf, [entropy.offset_sbuf])
         return _Coefficients(
-            softmax.scale, softmax.bias_sbuf, softmax.normalized(all_sbuf), own_sbuf, column_sbuf, check
+            softmax.scale,
+            softmax.bias_sbuf,
+            softmax.normalized(all_sbuf),
+            terms.spread_sbuf,
+            entropy,
+            own_sbuf,
+            column_sbuf,
+            check,
         )
+
+    def _entropy(
+        self, upstream: PositionUpstream, batch: RowBatch, softmax: SoftmaxTerms, slope: Scale
+    ) -> EntropyCoefficients | None:
+        """Return the terms of the entropy's gradient, its slope times what the coefficient A has as a factor."""
+        if upstream.entropy_hbm is None or upstream.grad_entropy_hbm is None:
+            return None
+        gradient_sbuf = loaded_gradient(batch, upstream.grad_entropy_hbm, slope)
+        entropy = EntropyCoefficients.make(softmax, batch.loaded(upstream.entropy_hbm), gradient_sbuf)
+        return replace(entropy, slope_sbuf=softmax.normalized(entropy.slope_sbuf))
 
     def _check(self, batch: RowBatch, located: LocatedTargets) -> nisa.NkiInstruction:
         if batch.plan.parts == 1:
@@ -236,6 +283,10 @@ class _Backward:
         at = piece.first + row
         is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
         terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
+        slopes_sbuf, entropy = None, coefficients.entropy
+        if entropy is not None:
+            slopes_sbuf = self.slopes.next_tile()[0:partitions, 0:columns]
+            raise_negligible(piece_sbuf[:, row], entropy.neg_center_sbuf[:, at : at + 1], coefficients.scale.least)
         nisa.activation(
             dst=terms_sbuf,
             op=nl.exp,
@@ -243,7 +294,17 @@ class _Backward:
             bias=coefficients.bias_sbuf[:, at : at + 1],
             scale=coefficients.scale.of(at),
         )
-        return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf)
+        if entropy is not None and slopes_sbuf is not None:
+            raise_infinite(piece_sbuf[:, row])
+            nisa.tensor_scalar(
+                dst=slopes_sbuf,
+                data=piece_sbuf[:, row],
+                op0=nl.add,
+                operand0=entropy.neg_center_sbuf[:, at : at + 1],
+                op1=nl.multiply,
+                operand1=entropy.slope_sbuf[:, at : at + 1],
+            )
+        return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
 
     def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
         """Replace the logits of a position by their gradient, which is rounded once when it is written, and store the
@@ -279,13 +340,36 @@ class _Backward:
         return is_target_sbuf
 
     def _multiply(self, begun: _Begun) -> None:
-        """Multiply the exponentials of a position by A where they do not include it: Scalar and GpSimd by turns, which
-        round alike.
+        """Multiply the exponentials of a position by A where they do not include it, and subtract what is subtracted at
+        every class. Scalar and GpSimd, which round alike, multiply by turns, if that is all.
         """
-        all_sbuf, terms_sbuf = begun.coefficients.all_sbuf, begun.terms_sbuf
-        if all_sbuf is None:
+        coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
+        if coefficients.all_sbuf is None:
             return
-        factor_sbuf = all_sbuf[:, begun.position : begun.position + 1]
+        factor_sbuf = coefficients.all_sbuf[:, at : at + 1]
+        if begun.slopes_sbuf is not None:
+            nisa.scalar_tensor_tensor(
+                dst=terms_sbuf,
+                data=begun.slopes_sbuf,
+                op0=nl.add,
+                operand0=factor_sbuf,
+                op1=nl.multiply,
+                operand1=terms_sbuf,
+            )
+            if coefficients.spread_sbuf is not None:
+                spread_sbuf = coefficients.spread_sbuf[:, at : at + 1]
+                nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.subtract, operand0=spread_sbuf)
+            return
+        if coefficients.spread_sbuf is not None:
+            nisa.tensor_scalar(
+                dst=terms_sbuf,
+                data=terms_sbuf,
+                op0=nl.multiply,
+                operand0=factor_sbuf,
+                op1=nl.subtract,
+                operand1=coefficients.spread_sbuf[:, at : at + 1],
+            )
+            return
         self.products += 1
         if self.products % 2 == 1:
             nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf)

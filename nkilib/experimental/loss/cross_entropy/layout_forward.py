@@ -12,18 +12,21 @@ computed from tiles [partitions, positions of a partition], or for split positio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.lines import off_line, on_line
+from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest_relevant, raise_infinite, raise_to
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets
-from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS
+from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS, TERMS
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
@@ -41,13 +44,15 @@ class _Parts:
 
     Attributes:
         batch: the positions.
-        parts: the statistics of the pieces of each partition, [partitions, 1, pieces].
-        rows: the statistics of the positions, [1, positions].
+        parts, moments: the statistics and sums of the pieces of each partition, [partitions, 1, pieces].
+        rows, row_moments: the statistics and sums of the positions, [1, positions].
     """
 
     batch: RowBatch
     parts: Statistics
+    moments: Moments | None
     rows: Statistics
+    row_moments: Moments | None
 
     def take_weights(self, pieces: int) -> None:
         """Compute the maxima of the positions, and the factor exp(scale * (m_k - m)) of each piece of a partition."""
@@ -62,10 +67,18 @@ class _Parts:
         back_psum = off_line(self.rows.row_neg_max_sbuf, self.batch.plan.parts)
         back_psum = back_psum.expand_dim(2).broadcast(2, pieces)
         nisa.tensor_tensor(dst=weights_sbuf, data1=back_psum, data2=neg_max_sbuf, op=nl.subtract)
+        if self.moments is not None:
+            self.moments.keep_distances(weights_sbuf, pieces)
         parts.take_weights(pieces)
 
     def combine_sums(self, pieces: int) -> None:
-        """Compute the sums of exponentials of the positions."""
+        """Compute the sums of exponentials of the positions, and the other sums."""
+        if self.moments is not None and self.row_moments is not None:
+            self.moments.combine(self.parts, pieces)
+            for of_rows_sbuf, of_parts_sbuf in zip(
+                _sums_of_rows(self.row_moments), _sums_of_rows(self.moments), strict=True
+            ):
+                self._reduce(of_rows_sbuf, of_parts_sbuf, nl.add)
         self.parts.combine_sums(pieces)
         self._reduce(self.rows.row_sum_sbuf, self.parts.row_sum_sbuf, nl.add)
 
@@ -75,13 +88,24 @@ class _Parts:
         nisa.tensor_reduce(dst=dst_sbuf, op=op, data=line_psum, axis=2)
 
 
+def _sums_of_rows(moments: Moments) -> list[nl.NkiTensor]:
+    """Return the tiles of the sums of rows."""
+    tiles = []
+    if moments.first is not None:
+        tiles += [moments.first.row_factors_sbuf, moments.first.row_first_sbuf]
+    if moments.entropy is not None:
+        tiles.append(moments.entropy.row_entropy_sbuf)
+    return tiles
+
+
 @dataclass
 class _Open:
     """A batch whose results are not computed yet.
 
     Attributes:
         batch: the positions.
-        statistics: the statistics of the pieces, [partitions, positions of a partition, pieces of a position].
+        statistics, moments: the statistics and sums of the pieces, [partitions, positions of a partition, pieces of a
+            position].
         parts: the combination of the parts of split positions; None for packed ones.
         group: the values of the positions, from which the results are computed.
         column_sbuf: the columns of the targets of packed positions; None for split ones.
@@ -90,6 +114,7 @@ class _Open:
 
     batch: RowBatch
     statistics: Statistics
+    moments: Moments | None
     parts: _Parts | None
     group: Group
     column_sbuf: nl.NkiTensor | None = None
@@ -128,6 +153,8 @@ class _Forward:
         on_chip: the gathers of packed positions; None for split ones.
         buffers: tiles for pieces of logits.
         junk_sbuf: a tile for exponentials of which only the sums are used.
+        terms: a tile for other numbers of which only the sums are used, if there are any.
+        exponentials: tiles for exponentials, if an entropy is requested.
         visits: the batches and their pieces in the order of processing.
         loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
     """
@@ -140,6 +167,8 @@ class _Forward:
     on_chip: ColumnsOnChip | None
     buffers: Ring
     junk_sbuf: nl.NkiTensor
+    terms: Ring
+    exponentials: Ring
     visits: list[tuple[RowBatch, RowPiece]]
     loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
 
@@ -147,9 +176,10 @@ class _Forward:
     def make(cls, launch: Launch, options: Options, batches: list[RowBatch]) -> _Forward:
         plan = batches[0].plan
         visits = [(batch, piece) for batch in batches for piece in batch.pieces]
-        size = max(piece.size for _, piece in visits)
-        buffers = Ring(ring_of(min(BUFFERS, len(visits)), size, launch.dtype))
-        forward = cls(
+        columns = max(piece.columns for _, piece in visits)
+        sums_more = options.sums_classes or options.wanted.entropy
+        buffers = Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype))
+        return cls(
             launch,
             options,
             plan,
@@ -157,27 +187,37 @@ class _Forward:
             TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             buffers,
-            nl.ndarray((PARTITIONS, plan.piece_size), dtype=nl.bfloat16, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, columns), dtype=nl.bfloat16, buffer=nl.sbuf),
+            Ring(ring_of(1 if sums_more else 0, columns, nl.bfloat16)),
+            Ring(ring_of(TERMS if options.wanted.entropy else 0, columns, nl.float32)),
             visits,
         )
-        return forward
 
     def run(self, results: Results) -> None:
-        """Process all pieces. The results of a batch are computed after the next one, or at the end."""
+        """Process all pieces. A batch is combined during the first pieces of the next one, and its results are computed
+        after them, or at the end.
+        """
         done: list[_Open] = []
+        combining: deque[Callable[[], None]] = deque()
         _load_table(nl.exp)
         following = self._opened(self.batches[0])
         for number in range(len(self.batches)):
             opened = following
-            for piece, piece_sbuf in self._loaded_pieces(number):
-                if piece is opened.batch.pieces[0] and number + 1 < len(self.batches):
+            for place, (piece, piece_sbuf) in enumerate(self._loaded_pieces(number)):
+                if place == 0 and number + 1 < len(self.batches):
                     following = self._opened(self.batches[number + 1])
                 self._take(opened, piece, piece_sbuf)
-            self._combine(opened, number + 1 == len(self.batches))
-            done.append(opened)
-            if len(done) == _BATCHES_OF_LOGS and number + 1 < len(self.batches):
+                if combining:
+                    combining.popleft()()
+            while combining:
+                combining.popleft()()
+            if len(done) == _BATCHES_OF_LOGS:
                 self._store(done, results)
                 done = []
+            combining += self._combining(opened, number + 1 == len(self.batches))
+            done.append(opened)
+        while combining:
+            combining.popleft()()
         self._store(done, results)
 
     def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
@@ -192,6 +232,9 @@ class _Forward:
                 self.loaded_sbuf.append(tile_sbuf)
             yield piece, self.loaded_sbuf[visit]
 
+    def _moments(self, columns: Columns) -> Moments | None:
+        return Moments.make(columns, self.options.sums_classes, self.options.wanted.entropy)
+
     def _statistics(self, rows: RowBatch, columns: Columns) -> Statistics:
         temperatures = self.launch.temperatures(rows, (columns.rows, columns.batches))
         return Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
@@ -200,47 +243,104 @@ class _Forward:
         """Allocate the statistics of a batch, and find its targets."""
         columns = Columns(batch.partitions, batch.rows_each, self.plan.pieces_per_row)
         statistics = self._statistics(batch, columns)
+        moments = self._moments(columns)
         if self.on_chip is None:
-            return self._opened_parts(batch, statistics)
+            return self._opened_parts(batch, statistics, moments)
         masks = None if self.options.is_plain else TargetMasks.make(columns.rows, columns.batches)
         located = self.finder.locate(batch, masks)
         logits_sbuf = columns.row_tile(self.launch.dtype)
         targets = TargetValues(logits_sbuf, masks, self.on_chip.gather_weights(located.column_sbuf))
-        group = Group(batch, statistics, None, None, statistics.exact_neg_max_sbuf, targets)
-        return _Open(batch, statistics, None, group, located.column_sbuf, check_targets(self.finder, batch, located))
+        group = Group(batch, statistics, moments, None, statistics.exact_neg_max_sbuf, targets)
+        check = check_targets(self.finder, batch, located)
+        return _Open(batch, statistics, moments, None, group, located.column_sbuf, check)
 
-    def _opened_parts(self, batch: RowBatch, statistics: Statistics) -> _Open:
+    def _opened_parts(self, batch: RowBatch, statistics: Statistics, moments: Moments | None) -> _Open:
         """Allocate the statistics of split positions, and gather the logits at their targets."""
         line, rows = batch.as_line, batch.as_rows
-        of_rows = self._statistics(line, Columns(1, batch.lines, 1))
+        columns = Columns(1, batch.lines, 1)
+        of_rows, row_moments = self._statistics(line, columns), self._moments(columns)
         gathered = TargetValues.make(Columns(batch.lines, 1, 1), self.launch.dtype, self.options)
         gathered.gather(self.launch, self.finder.find(rows, gathered.masks_of_batch(0)), rows, 0)
         masks = None if gathered.masks is None else TargetMasks.make(1, batch.lines)
         if masks is not None:
             self.finder.locate(line, masks)
-        group = Group(line, of_rows, None, None, of_rows.exact_neg_max_sbuf, replace(gathered, masks=masks))
-        return _Open(batch, statistics, _Parts(batch, statistics, of_rows), group)
+        targets = replace(gathered, masks=masks)
+        group = Group(line, of_rows, row_moments, None, of_rows.exact_neg_max_sbuf, targets)
+        parts = _Parts(batch, statistics, moments, of_rows, row_moments)
+        return _Open(batch, statistics, moments, parts, group)
 
     def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
-        """Compute the maxima and the sums of exponentials of a piece, and gather the logits at its targets."""
-        statistics, targets = opened.statistics, opened.group.targets
+        """Compute the maxima and the sums of a piece, and gather the logits at its targets."""
+        statistics, targets, moments = opened.statistics, opened.group.targets, opened.moments
         statistics.take_maxima(piece_sbuf, piece.first, piece.end, piece.column)
         if self.on_chip is not None and targets is not None and opened.column_sbuf is not None:
             self.on_chip.gather(targets.logits_sbuf, piece_sbuf, opened.column_sbuf, piece)
+        if moments is not None and moments.first is not None:
+            self._take_first(moments.first, statistics, piece, piece_sbuf)
+        if moments is not None and moments.entropy is not None:
+            self._take_entropies(moments.entropy, statistics, piece, piece_sbuf)
+            return
         junk_sbuf = self.junk_sbuf[0 : piece_sbuf.shape[0], 0 : piece.columns]
         for row in range(piece.rows):
             statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
 
-    def _combine(self, opened: _Open, is_last: bool) -> None:
-        """Combine the statistics of the pieces of a batch. After the last one, only logarithms are left to Scalar."""
-        pieces, group = self.plan.pieces_per_row, opened.group
-        if opened.parts is not None:
-            opened.parts.take_weights(pieces)
-            if is_last:
+    def _take_first(
+        self, first: FirstMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
+    ) -> None:
+        """Compute the sums of distances from the maxima of a piece."""
+        counts_sbuf = first.factors_sbuf[:, piece.first : piece.end, piece.column]
+        nisa.memset(dst=counts_sbuf, value=float(piece.columns), engine=nisa.engine.gpsimd)
+        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
+        for row in range(piece.rows):
+            place = Place(piece.first + row, piece.column)
+            first.take_products(piece_sbuf[:, row], None, terms_sbuf, place.of(statistics.neg_max_sbuf), place)
+
+    def _take_entropies(
+        self, entropy: EntropyMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
+    ) -> None:
+        """Compute the sums of exponentials of a piece, and those of their products with distances from the maximum.
+
+        Vector prepares a position before it finishes the one ahead, so that it does not wait for Scalar.
+        """
+        neg_max_sbuf = statistics.neg_max_sbuf[:, piece.first : piece.end, piece.column]
+        lowest_sbuf = lowest_relevant(neg_max_sbuf, statistics.scale.least)
+        is_float16 = piece_sbuf.dtype == nl.float16
+        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
+        begun: list[nl.NkiTensor] = []
+        for row in range(piece.rows + 1):
+            if row < piece.rows:
+                if not is_float16:
+                    raise_to(piece_sbuf[:, row], lowest_sbuf[:, row : row + 1])
+                exponentials_sbuf = self.exponentials.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
+                statistics.take_sum(exponentials_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
+                begun.append(exponentials_sbuf)
+            if row > 0:
+                place = Place(piece.first + row - 1, piece.column)
+                raise_infinite(piece_sbuf[:, row - 1])
+                entropy.take_terms(statistics, piece_sbuf[:, row - 1], begun[row - 1], terms_sbuf, place)
+
+    def _combining(self, opened: _Open, is_last: bool) -> list[Callable[[], None]]:
+        """Return the steps that combine the statistics of the pieces of a batch, to be issued one after the other."""
+        pieces, parts, group = self.plan.pieces_per_row, opened.parts, opened.group
+        if parts is None:
+            return [partial(self._combine_packed, opened)]
+
+        def take_weights() -> None:
+            parts.take_weights(pieces)
+            if is_last:  # after the last batch, only logarithms are left to Scalar
                 _load_table(nl.log)
-            opened.parts.combine_sums(pieces)
-            targets = group.targets
-            opened.group = replace(group, targets=None if targets is None else _on_line(targets))
+
+        def combine_sums() -> None:
+            parts.combine_sums(pieces)
+            opened.group = replace(group, targets=None if group.targets is None else _on_line(group.targets))
+
+        return [take_weights, combine_sums]
+
+    def _combine_packed(self, opened: _Open) -> None:
+        group = opened.group
+        if opened.moments is not None:
+            group.take_weights(1)
+            group.combine(1)
             return
         statistics, shape = opened.statistics, (group.statistics.columns.rows, group.statistics.columns.batches)
         opened.group = replace(

@@ -9,9 +9,8 @@
   that take all positions of a partition are few.
 
 A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them
-(:mod:`nkilib.core.rows.row_plan`), if a launch requests such a layout and has it: its options must need no more of a
-position than its maximum, its sum of exponentials and its target, and its tiles must fit. Else the launch has one
-position a partition.
+(:mod:`nkilib.core.rows.row_plan`), if a launch requests such a layout and has it: its options must be among those that
+:func:`_carries` names, and its tiles must fit. Else the launch has one position a partition.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from nkilib.nki import nl
 
 # Pieces that have buffers: one is loaded, the others are loaded, computed on or stored meanwhile.
 BUFFERS = 4
-# Tiles of exponentials, and of gradients at the targets, of the backward.
+# Tiles of exponentials, and of other terms of a gradient.
 TERMS = 4
 # The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
@@ -39,11 +38,19 @@ _PACKED_MAX, _PACKED_PIECE = 4096, 2048
 _SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
 
 
-def _carries(options: Options) -> bool:
-    """Return whether the options need no more of a position than its maximum, sum of exponentials and target."""
-    wanted = options.wanted
-    needs_all = wanted.argmax or wanted.entropy or wanted.log_sum_squares or wanted.mean_logit
-    return not (needs_all or options.sums_classes or options.softcap is not None)
+def _carries(launch: Launch, options: Options) -> bool:
+    """Return whether a layout other than one position a partition has the options.
+
+    Factors of all classes, such as class weights beside label smoothing, come in chunks of one position a partition.
+    Where the parts of a position differ in length, the elements that fill up the shorter ones would enter sums over all
+    classes.
+    """
+    wanted, parts = options.wanted, launch.layout.partitions_per_position
+    if options.has_probabilities or options.softcap is not None or options.needs_class_weights:
+        return False
+    if wanted.argmax or wanted.log_sum_squares or wanted.mean_logit:
+        return False
+    return not options.sums_classes or launch.vocab_size % parts == 0
 
 
 def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
@@ -82,15 +89,20 @@ def _batches(launch: Launch, plan: RowPlan | None) -> list[RowBatch] | None:
 
 def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
     """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
-    if not _carries(options):
+    if not _carries(launch, options):
         return None
-    return _batches(launch, _plan(launch, 2 + FLOAT32_BYTES))  # exponentials, of which only the sums are used; weights
+    scratch_bytes = 2 * 2 + FLOAT32_BYTES  # numbers of which only the sums are used; class weights
+    if options.wanted.entropy:
+        scratch_bytes += TERMS * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes))
 
 
 def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> list[RowBatch] | None:
     """Return the batches of this core, if the backward has the requested layout; None for one position a partition."""
-    has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
-    if has_entropy or not _carries(options):
+    if not _carries(launch, options):
         return None
     # Exponentials in float32 and targets in float16, the columns in float16, and class weights.
-    return _batches(launch, _plan(launch, TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES))
+    scratch_bytes = TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES
+    if isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None:
+        scratch_bytes += TERMS * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes))

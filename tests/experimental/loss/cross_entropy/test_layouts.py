@@ -117,7 +117,8 @@ OPTIONS: dict[str, ExtendedLoss] = {
     "square": ExtendedLoss(lse_square_scale=1e-2),
     "temperature": ExtendedLoss(ignore_index=3, temperature=0.5),
     "temperatures": ExtendedLoss(ignore_index=3, temperature=np.linspace(0.5, 3.0, 150).astype(FP32)),
-    "smoothing": ExtendedLoss(label_smoothing=0.1),
+    "smoothing": ExtendedLoss(ignore_index=3, label_smoothing=0.1),
+    "smoothed weights": ExtendedLoss(class_weight=_WEIGHTS, label_smoothing=0.1),
     "cap": ExtendedLoss(logit_softcap=20.0),
 }
 
@@ -128,17 +129,22 @@ def test_options_of_the_extended_kernels(layout: str, name: str) -> None:
     options, (logits, targets) = OPTIONS[name], normal_batch(150, 70)
     targets[::9] = options.ignore_index if options.ignore_index >= 0 else targets[::9]
     how = extended_checks.Launch(FP32, positions_per_batch=128, chunk_size=70)
-    results = extended_checks.check_forward(logits, targets, options, how, with_log_sum=True, **LAYOUTS[layout])
+    logits[5, 3:40], logits[7, 1:] = -INF, -INF
+    wanted = {"with_log_sum": True, "with_entropy": True}
+    results = extended_checks.check_forward(logits, targets, options, how, **wanted, **LAYOUTS[layout])
     rng = np.random.default_rng(1)
-    grad_loss, grad_lse, grad_logprob = (rng.normal(size=150).astype(FP32) for _ in range(3))
-    for upstream in (
-        extended_checks.Upstream(grad_loss),
-        extended_checks.Upstream(grad_loss, grad_lse, grad_logprob),
+    grad_loss, *others = (rng.normal(size=150).astype(FP32) for _ in range(4))
+    statistics = {f"{key}_hbm": results[key] for key in ("maximum", "log_sum")}
+    entropy = {"entropy_hbm": results["entropy"]}
+    for upstream, more in (
+        (extended_checks.Upstream(grad_loss), {}),
+        (extended_checks.Upstream(grad_loss, *others[:2]), statistics),
+        (extended_checks.Upstream(grad_loss, *others), {**statistics, **entropy}),
+        (extended_checks.Upstream(grad_loss, None, None, others[2]), entropy),
     ):
-        for statistics in ({}, {f"{key}_hbm": results[key] for key in ("maximum", "log_sum")}):
-            extended_checks.check_backward(
-                logits, targets, results["lse"], upstream, options, how, **statistics, **LAYOUTS[layout]
-            )
+        extended_checks.check_backward(
+            logits, targets, results["lse"], upstream, options, how, **more, **LAYOUTS[layout]
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
