@@ -22,7 +22,7 @@ from nkilib.core.rows.moments import raise_infinite, raise_negligible
 from nkilib.core.rows.row_plan import RowBatch, RowPiece
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.scale import ONE, Scale
-from nkilib.core.rows.tiles import cast, clamp, float32_like, log_of_constant, product
+from nkilib.core.rows.tiles import cast, clamp, float32_like, log_of_constant, product, scaled
 from nkilib.experimental.loss.cross_entropy.coefficients import (
     EntropyCoefficients,
     SoftmaxTerms,
@@ -55,7 +55,7 @@ class _Coefficients:
         scale: the factor of the logits in z.
         bias_sbuf: what is added to z, so that its exponential is p, or p divided by what ``all_sbuf`` has as a factor.
         all_sbuf: A, or None where the exponentials are A * p.
-        spread_sbuf: what is subtracted from A * p at every class; None for 0.
+        neg_spread_sbuf: what is added to A * p at every class, minus the share of smoothing; None for 0.
         entropy: the terms that are added to A for each class, times what ``all_sbuf`` has as a factor; None without a
             gradient of the entropy.
         own_sbuf: what is subtracted at the target: A - D, 0 where the target is ignored or in another shard; a number
@@ -67,7 +67,7 @@ class _Coefficients:
     scale: Scale
     bias_sbuf: nl.NkiTensor
     all_sbuf: nl.NkiTensor | None
-    spread_sbuf: nl.NkiTensor | None
+    neg_spread_sbuf: nl.NkiTensor | None
     entropy: EntropyCoefficients | None
     own_sbuf: nl.NkiTensor | float
     column_sbuf: nl.NkiTensor
@@ -242,7 +242,7 @@ class _Backward:
             softmax.scale,
             softmax.bias_sbuf,
             softmax.normalized(all_sbuf),
-            terms.spread_sbuf,
+            None if terms.spread_sbuf is None else scaled(terms.spread_sbuf, -1.0),
             entropy,
             own_sbuf,
             column_sbuf,
@@ -340,13 +340,14 @@ class _Backward:
         return is_target_sbuf
 
     def _multiply(self, begun: _Begun) -> None:
-        """Multiply the exponentials of a position by A where they do not include it, and subtract what is subtracted at
-        every class. Scalar and GpSimd, which round alike, multiply by turns, if that is all.
+        """Multiply the exponentials of a position by A where they do not include it, and add what is added at every
+        class. Scalar shares this with GpSimd, or with Vector if there is something to add; all round alike.
         """
         coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
         if coefficients.all_sbuf is None:
             return
-        factor_sbuf = coefficients.all_sbuf[:, at : at + 1]
+        factor_sbuf, of_batch_sbuf = coefficients.all_sbuf[:, at : at + 1], coefficients.neg_spread_sbuf
+        neg_spread_sbuf = None if of_batch_sbuf is None else of_batch_sbuf[:, at : at + 1]
         if begun.slopes_sbuf is not None:
             nisa.scalar_tensor_tensor(
                 dst=terms_sbuf,
@@ -356,23 +357,22 @@ class _Backward:
                 op1=nl.multiply,
                 operand1=terms_sbuf,
             )
-            if coefficients.spread_sbuf is not None:
-                spread_sbuf = coefficients.spread_sbuf[:, at : at + 1]
-                nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.subtract, operand0=spread_sbuf)
+            if neg_spread_sbuf is not None:
+                nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.add, operand0=neg_spread_sbuf)
             return
-        if coefficients.spread_sbuf is not None:
+        self.products += 1
+        if self.products % (2 if neg_spread_sbuf is None else 3) != 0:
+            nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf, bias=neg_spread_sbuf)
+            return
+        if neg_spread_sbuf is not None:
             nisa.tensor_scalar(
                 dst=terms_sbuf,
                 data=terms_sbuf,
                 op0=nl.multiply,
                 operand0=factor_sbuf,
-                op1=nl.subtract,
-                operand1=coefficients.spread_sbuf[:, at : at + 1],
+                op1=nl.add,
+                operand1=neg_spread_sbuf,
             )
-            return
-        self.products += 1
-        if self.products % 2 == 1:
-            nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf)
             return
         nisa.tensor_tensor(
             dst=terms_sbuf,

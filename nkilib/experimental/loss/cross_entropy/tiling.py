@@ -87,8 +87,10 @@ _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 
-# Several partitions a position: for more classes than so many, of which each partition has at least so many.
-_SPLIT_CLASSES_MIN, _PART_MIN = 512, 256
+# Several partitions a position: for more classes than so many, of which each partition has at least so many; and if
+# the columns that a partition processes become that share of those of one position a partition. A further batch costs
+# as much as so many columns.
+_SPLIT_CLASSES_MIN, _PART_MIN, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 0.9, 5000
 # Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
 # the positions of a core are many; and the bytes of a position for each of its positions that make them many.
 _PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS = 1024, 4096, 16
@@ -253,9 +255,16 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int) -> tuple[int, in
     fastest, if its options have such a layout.
     """
     positions = positions_of_core(num_positions, CORES, 0)
-    most_parts = min(PARTITIONS // positions, vocab_size // _PART_MIN)
-    if vocab_size > _SPLIT_CLASSES_MIN and most_parts > 1:
-        return 2 ** (most_parts.bit_length() - 1), 1
+
+    def columns(parts: int) -> float:
+        batches = div_ceil(positions, PARTITIONS // parts)
+        return batches * vocab_size / parts + (batches - 1) * _COLUMNS_OF_BATCH * (parts > 1)
+
+    all_parts = [2**power for power in range(1, 8) if vocab_size >= 2**power * _PART_MIN]
+    if vocab_size > _SPLIT_CLASSES_MIN and all_parts:
+        parts = min(all_parts, key=columns)
+        if columns(parts) <= _SPLIT_SHARE * columns(1):
+            return parts, 1
     is_worth_it = vocab_size <= _PACKED_CLASSES or (
         vocab_size <= _PACKED_CLASSES_MAX and positions * _BYTES_OF_POSITIONS >= vocab_size * itemsize
     )
