@@ -61,8 +61,8 @@ def _tilings(vocabulary: int, dtype: str) -> list[Tiling]:
     results = [Tiling(positions, chunk) for positions in (8, 16, 32, 64, 128) for chunk in sorted(sizes)]
     sizes_of_batches = [result for result in results if _is_legal(vocabulary, dtype, result)]
     other = sizes_of_batches[-1]
-    layouts = [other._replace(partitions_per_position=parts) for parts in (2, 4, 8, 16, 32)]
-    return [*sizes_of_batches, *layouts, *(other._replace(positions_per_partition=most) for most in (2, 3, 16))]
+    layouts = [other._replace(partitions_per_position=parts) for parts in (2, 8)]
+    return [*sizes_of_batches, *layouts, *(other._replace(positions_per_partition=most) for most in (2,))]
 
 
 def _launch(positions: int, vocabulary: int, dtype: str, item: Tiling) -> Launch:
