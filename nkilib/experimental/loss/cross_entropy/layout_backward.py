@@ -43,6 +43,8 @@ from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS, TERMS
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
+# The positions that are begun after one before it is finished. A piece is loaded over one that is finished.
+_STEPS = 2
 # float16 has every integer up to this one.
 _COMPARED = 2048
 
@@ -165,7 +167,7 @@ class _Backward:
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             class_sbuf,
             log_of_constant(upstream.scale if isinstance(upstream, UniformUpstream) else 1.0, PARTITIONS),
-            Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
+            Ring(ring_of(min(BUFFERS + _STEPS - 1, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
             Ring(ring_of(TERMS, columns, nl.float32)),
             Ring(ring_of(TERMS, columns, nl.float16)),
             Ring(ring_of(TERMS if has_entropy else 0, columns, nl.float32)),
@@ -176,7 +178,7 @@ class _Backward:
         """Process all positions of all pieces, each in steps between which others are processed, so that no engine
         waits for another one. The coefficients of a batch are computed before the batch ahead of it.
         """
-        begun, steps = deque[_Begun](), 1 if isinstance(self.upstream, UniformUpstream) else 2
+        begun, steps = deque[_Begun](), 1 if isinstance(self.upstream, UniformUpstream) else _STEPS
         following = self._coefficients(self.batches[0])
         for number, batch in enumerate(self.batches):
             coefficients = following

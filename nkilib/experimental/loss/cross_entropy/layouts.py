@@ -101,8 +101,8 @@ def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> li
     """Return the batches of this core, if the backward has the requested layout; None for one position a partition."""
     if not _carries(launch, options):
         return None
-    # Exponentials in float32 and targets in float16, the columns in float16, and class weights.
-    scratch_bytes = TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES
+    # Exponentials in float32 and targets in float16, the columns in float16, class weights, and another buffer.
+    scratch_bytes = TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES + dtype_bytes(launch.dtype)
     if isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None:
         scratch_bytes += TERMS * FLOAT32_BYTES
     return _batches(launch, _plan(launch, scratch_bytes))

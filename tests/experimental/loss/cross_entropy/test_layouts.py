@@ -147,6 +147,18 @@ def test_options_of_the_extended_kernels(layout: str, name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}], ids=["off", "smoothing"])
+def test_more_pieces_than_buffers(options: dict[str, float]) -> None:
+    """A piece is loaded into the buffer of an earlier one, which is finished while later ones have begun."""
+    logits, targets = normal_batch(2, 19_300)
+    how = extended_checks.Launch(FP32, cores=1, positions_per_batch=128, chunk_size=8192)
+    recipe, upstream = ExtendedLoss(**options), extended_checks.Upstream(np.ones(2, FP32))
+    results = extended_checks.check_forward(logits, targets, recipe, how, partitions_per_position=2)
+    lse = results["lse"]
+    extended_checks.check_backward(logits, targets, lse, upstream, recipe, how, partitions_per_position=2)
+    loss_checks.check_backward(logits, targets, lse, FP32, cores=1, chunk_size=8192, partitions_per_position=2)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [-1, 40, 2**31 - 1])
 def test_an_invalid_target_is_an_access_out_of_range(layout: str, target: int) -> None:
