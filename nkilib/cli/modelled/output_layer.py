@@ -122,10 +122,14 @@ class LogitsKernels(Family):
         """Return the default tiling."""
         from nkilib.experimental.loss import choose_tiling
 
-        tiling = choose_tiling(*self._launch, self.target, extended=self.options.extended)
-        if any(getattr(self.options, size) for size in self.SIZES):  # sizes of a batch are those of the usual layout
-            return tiling._replace(partitions_per_position=1, positions_per_partition=1)
-        return tiling
+        return choose_tiling(*self._launch, self.target, extended=self.options.extended)
+
+    def cut(self, asked: dict[str, int], **arguments: Any) -> Tiling:
+        """Return the default tiling with the sizes that are asked for, which are those of one position a partition
+        unless a layout is among them.
+        """
+        usual = {"partitions_per_position": 1, "positions_per_partition": 1} if asked else {}
+        return self.chosen(**arguments)._replace(**usual)._replace(**asked)
 
     def tilings(self) -> set[Tiling]:
         """Return the tilings to try: those of one position a partition, unless another layout is asked for."""
