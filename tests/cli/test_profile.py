@@ -59,7 +59,7 @@ def test_every_option_reaches_the_profile(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_layout_reaches_the_profile(capsys: pytest.CaptureFixture[str]) -> None:
     _, printed, _ = command(capsys, *SIZES)
-    assert "partitions_per_position=4, positions_per_partition=1" in printed and "layout_forward.py" in printed
+    assert "partitions_per_position=4, positions_per_partition=1" in printed and "forward.py" in printed
     _, printed, _ = command(capsys, *SIZES, "--positions-per-partition", "2", "--chunk-size", "700")
     assert "chunk_size=700, partitions_per_position=1, positions_per_partition=2" in printed
 

@@ -12,6 +12,8 @@ written once, from the bytes that a loop keeps on chip (:class:`Streams`).
 What may affect the rounding of a row depends on the length of a row, the types and the number of parts only. The number
 of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
+The numbers of the partitions of a row come to a line, side by side (:func:`on_line`), and back (:func:`off_line`).
+
 A row of C elements lies on F partitions, 1 to 128: its parts are W = floor(C / F) columns wide, and the last one has
 the rest as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
 """
@@ -396,3 +398,22 @@ def batches_of_core(
             batches.append(batch)
             first += batch.lines * batch.rows_each
     return batches
+
+
+def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
+    side.
+    """
+    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=column_sbuf.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
+    return line_psum
+
+
+def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
+    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
+    rows = line_sbuf.shape[1]
+    spread_sbuf = nl.ndarray((1, rows, parts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
+    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
+    return column_psum

@@ -15,7 +15,7 @@ PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
 :class:`RowStatistics` issues the stages of the combination, :func:`num_stages` of them. :func:`negated_maximum`
 computes the maxima of pieces, also of rows that GpSimd has :func:`halved`. :class:`Lines` combines the partitions of a
-row, which :mod:`nkilib.core.rows.lines` brings side by side.
+row, which :func:`nkilib.core.rows.row_plan.on_line` brings side by side.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from nkilib.core.hardware import div_ceil
-from nkilib.core.rows.lines import off_line, on_line
-from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, off_line, on_line
 from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nkilib.core.hardware import FLOAT32_BYTES
-from nkilib.core.rows.lines import off_line, on_line
 from nkilib.core.rows.row_plan import (
     SHORT_ROW,
     RowBatch,
@@ -25,6 +24,8 @@ from nkilib.core.rows.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
+    off_line,
+    on_line,
     row_plan,
 )
 from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of

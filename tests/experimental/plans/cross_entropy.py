@@ -34,7 +34,7 @@ from nkilib.experimental.loss.cross_entropy.launch import (
     Wanted,
     with_form,
 )
-from nkilib.experimental.loss.cross_entropy.layouts import backward_batches, forward_batches
+from nkilib.experimental.loss.cross_entropy.layouts.batches import backward_batches, forward_batches
 from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss, extended_forward_reference
 from nkilib.nki import nl
 from nkilib.simulator import spec, using

@@ -15,8 +15,7 @@ Example::
 - ``forward``: the losses on one core;
 - ``results``: the values of a group of batches, and the results computed from them;
 - ``backward``, ``coefficients``: the gradient on one core, and the coefficients that it is made of;
-- ``layouts``, ``layout_forward``, ``layout_backward``, ``layout_targets``: several partitions a position, or several
-  positions a partition: which launches have these layouts, losses and gradient in them, and their targets;
+- ``layouts``: several partitions a position, or several positions a partition;
 - ``targets``, ``softcap``: the targets and factors of classes, and the cap of logits, on chip;
 - ``tiling``: the choice of a tiling; ``profiling``: the modelled profile of a launch;
 - ``reference``, ``bounds``: float64 results, and the accepted errors of the kernels.

@@ -35,8 +35,8 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
     summed,
 )
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, UniformUpstream, Upstream
-from nkilib.experimental.loss.cross_entropy.layout_backward import backward_of_batches
-from nkilib.experimental.loss.cross_entropy.layouts import backward_batches
+from nkilib.experimental.loss.cross_entropy.layouts.backward import backward_of_batches
+from nkilib.experimental.loss.cross_entropy.layouts.batches import backward_batches
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.targets import (
     ClassFactors,

@@ -305,7 +305,7 @@ class Launch:
         dtype: the type of the tiles.
         temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by them and by
             :attr:`LossOptions.temperature`.
-        layout: the requested layout of positions; :mod:`.layouts` says which launches have it.
+        layout: the requested layout of positions; :mod:`.layouts.batches` says which launches have it.
     """
 
     function: str

@@ -178,7 +178,7 @@ def _places(positions: int, vocabulary: int, **more: Any) -> bool:
     arrays = spec((positions, vocabulary), "float32"), spec((positions,), "int32")
     with using(target="trn2"):
         launch = profile(loss_checks.cross_entropy_forward[2], *arrays, **_cut(min(vocabulary, 8192)), **more)
-    return any("layout_forward" in event.place for event in launch.instructions)
+    return any("layouts/forward" in event.place for event in launch.instructions)
 
 
 def test_launches_without_the_layout_have_one_position_a_partition() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of cross-entropy in the layouts of :mod:`.layouts`, with the exact maximum of every position
+"""The forward of cross-entropy in the layouts of :mod:`.batches`, with the exact maximum of every position
 (:func:`forward_of_batches`).
 
 A piece is some positions of each partition, or some columns of a part of a position. Each has its own maximum and its
@@ -19,14 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import PARTITIONS
-from nkilib.core.rows.lines import off_line, on_line
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest_relevant, raise_infinite, raise_to
-from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, off_line, on_line
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
-from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets
-from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
 from nkilib.nki import nisa, nl

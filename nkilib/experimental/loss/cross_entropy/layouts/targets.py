@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The targets of positions in the layouts of :mod:`.layouts`, whose elements are found on chip.
+"""The targets of positions in the layouts of :mod:`.batches`, whose elements are found on chip.
 
 :class:`ColumnsOnChip` gathers the elements of packed positions at their targets, and :func:`columns_of_parts` says in
 which column of a part of a position its target is. Neither is an access of a DMA engine, so :func:`check_targets` makes

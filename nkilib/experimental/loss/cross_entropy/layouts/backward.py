@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of cross-entropy in the layouts of :mod:`.layouts` (:func:`backward_of_batches`).
+"""The backward of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
 
 Each partition has what is needed of its positions, also if it has only a part of one: their coefficients
 (:class:`_Coefficients`), tiles [partitions, positions of a partition]. The gradient A * p, less A - D at the target
-(:mod:`.coefficients`), is made on chip, without a scatter: Scalar computes p, Vector compares the columns with that of
-the target, which is fast in 16 bits, and subtracts. Scalar and GpSimd share the products with A, which the exponential
-includes if all losses have the same upstream gradient.
+(:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), is made on chip, without a scatter: Scalar computes p,
+Vector compares the columns with that of the target, which is fast in 16 bits, and subtracts. Scalar and GpSimd share
+the products with A, which the exponential includes if all losses have the same upstream gradient.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from nkilib.experimental.loss.cross_entropy.launch import (
     UniformUpstream,
     Upstream,
 )
-from nkilib.experimental.loss.cross_entropy.layout_targets import ColumnsOnChip, check_targets, columns_of_parts
-from nkilib.experimental.loss.cross_entropy.layouts import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, columns_of_parts
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
