@@ -242,8 +242,9 @@ def extended_cross_entropy_forward(
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``, so that no value compiles anew. Where one is not from 1e-6 to 1e6 (0, negative, infinite,
             NaN), the results of the position that depend on it are NaN.
-        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, label smoothing, a
-            cap, argmax, entropy and distance sum have one position a partition.
+        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, a cap, argmax, and
+            class weights with label smoothing or a distance sum have one position a partition; these two without class
+            weights have it, too, unless F divides V.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
@@ -338,8 +339,7 @@ def extended_cross_entropy_backward(
             shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
         temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
             is NaN.
-        partitions_per_position, positions_per_partition: see the forward; the gradient of the entropy has one position
-            a partition, too.
+        partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
