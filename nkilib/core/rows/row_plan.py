@@ -13,6 +13,7 @@ What may affect the rounding of a row depends on the length of a row, the types 
 of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
 The numbers of the partitions of a row come to a line, side by side (:func:`on_line`), and back (:func:`off_line`).
+GpSimd shares the maxima of rows with Vector (:func:`halved`).
 
 A row of C elements lies on F partitions, 1 to 128: its parts are W = floor(C / F) columns wide, and the last one has
 the rest as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
@@ -27,6 +28,7 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import Ring
 from nkilib.nki import nisa, nl
 
 # Bytes per partition for all tiles together: SBUF of trn1 has 180,224 bytes, later generations have more; the rest is
@@ -417,3 +419,22 @@ def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
     column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
     return column_psum
+
+
+def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
+
+    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
+    no bit depends on it.
+    """
+    partitions, rows, columns = x_sbuf.shape
+    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
+    halves_sbuf = halves.next_shaped((partitions, rows, half))
+    nisa.tensor_tensor(
+        dst=halves_sbuf,
+        data1=x_sbuf[:, :, 0:half],
+        data2=x_sbuf[:, :, columns - half : columns],
+        op=nl.maximum,
+        engine=nisa.engine.gpsimd,
+    )
+    return halves_sbuf

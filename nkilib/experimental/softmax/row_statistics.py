@@ -14,7 +14,7 @@ gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gi
 PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
 :class:`RowStatistics` issues the stages of the combination, :func:`num_stages` of them. :func:`negated_maximum`
-computes the maxima of pieces, also of rows that GpSimd has :func:`halved`. :class:`Lines` combines the partitions of a
+computes the maxima of pieces, also of rows that GpSimd has halved. :class:`Lines` combines the partitions of a
 row, which :func:`nkilib.core.rows.row_plan.on_line` brings side by side.
 """
 
@@ -24,9 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, off_line, on_line
-from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
 
@@ -203,25 +201,6 @@ class RowStatistics:
             nisa.tensor_copy(dst=self.divisor_sbuf, src=divisor_psum)
 
 
-def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
-
-    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
-    no bit depends on it.
-    """
-    partitions, rows, columns = x_sbuf.shape
-    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
-    halves_sbuf = halves.next_shaped((partitions, rows, half))
-    nisa.tensor_tensor(
-        dst=halves_sbuf,
-        data1=x_sbuf[:, :, 0:half],
-        data2=x_sbuf[:, :, columns - half : columns],
-        op=nl.maximum,
-        engine=nisa.engine.gpsimd,
-    )
-    return halves_sbuf
-
-
 def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
     nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=data_sbuf, axis=2, negate=True, keepdims=True)
 
@@ -232,7 +211,7 @@ def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: n
     Args:
         dst_sbuf: the destination.
         x_sbuf: the rows.
-        halves_sbuf: the result of :func:`halved` for the first of the rows; None if no row was halved.
+        halves_sbuf: the result of ``halved`` for the first of the rows; None if no row was halved.
     """
     of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
     if halves_sbuf is not None:

@@ -27,6 +27,7 @@ from nkilib.core.rows.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
+    halved,
     row_plan,
 )
 from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
@@ -34,7 +35,6 @@ from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.row_schedule import run
 from nkilib.experimental.softmax.row_statistics import (
     RowStatistics,
-    halved,
     negated_maximum,
     num_stages,
 )
@@ -127,11 +127,11 @@ class _Forward:
             is kept.
         results: tiles for results whose type is that of no tile that stays on chip.
         junk: tiles for exponentials of which only the sums are used.
-        halves: tiles for the results of :func:`.halved`.
+        halves: tiles for the results of ``halved``.
         exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite float32 number, [128, 1].
         statistics: the statistics of the batches in flight, by the number of the batch.
-        halved_sbuf: the results of :func:`.halved` for pieces whose maxima are not computed yet.
+        halved_sbuf: the results of ``halved`` for pieces whose maxima are not computed yet.
         results_sbuf: the results of pieces that are not stored yet.
     """
 

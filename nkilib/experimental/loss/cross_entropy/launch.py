@@ -463,7 +463,7 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
     """Return the options with the form of the forward that ``exact_maximum`` requests.
 
     True means the exact maximum of every row, False a shift in its place, None the one that is modelled to be
-    faster.
+    faster, which is the exact maximum where a launch asks for another layout than one position a partition.
 
     Raises:
         AssertionError: if ``exact_maximum`` is none of the three values, or requests a form that the launch or
@@ -475,6 +475,9 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
         f"{function}: exact_maximum must be True, False or None, got {exact_maximum}",
     )
     if exact_maximum:
+        return options
+    # A layout other than one position a partition takes the exact maximum, and has all options that a shift has.
+    if exact_maximum is None and launch.layout != ONE_A_PARTITION:
         return options
     obstacle = _obstacle(launch, options)
     if exact_maximum is None:

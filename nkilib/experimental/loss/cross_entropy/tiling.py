@@ -87,10 +87,11 @@ _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 
-# Several partitions a position: for more classes than so many, of which each partition has at least so many; and if
-# the columns that a partition processes become that share of those of one position a partition. A further batch costs
-# as much as so many columns.
-_SPLIT_CLASSES_MIN, _PART_MIN, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 0.9, 5000
+# Several partitions a position: for more classes than so many, of which each partition has from so many to so many; and
+# if the columns that a partition processes become that share of those of one position a partition. A further batch
+# costs as much as so many columns.
+_ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
+_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 500_000, 0.85, 5000
 # Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
 # the positions of a core are many; and the bytes of a position for each of its positions that make them many.
 _PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS = 1024, 4096, 16
@@ -247,12 +248,14 @@ def _chosen(
     }
     least = min(estimates.values())
     chunk_size = max(size for size, time in estimates.items() if time <= _AS_GOOD * least)
-    return Tiling(POSITIONS_PER_BATCH, chunk_size, *_layout(num_positions, vocab_size, _ITEMSIZES[dtype]))
+    return Tiling(POSITIONS_PER_BATCH, chunk_size, *_layout(num_positions, vocab_size, _ITEMSIZES[dtype], extended))
 
 
-def _layout(num_positions: int, vocab_size: int, itemsize: int) -> tuple[int, int]:
+def _layout(num_positions: int, vocab_size: int, itemsize: int, extended: bool) -> tuple[int, int]:
     """Return the partitions of a position and the positions of a partition with which a launch is modelled to be
     fastest, if its options have such a layout.
+
+    An entropy in 16 bits takes longer in several batches of split positions than without the exact maximum.
     """
     positions = positions_of_core(num_positions, CORES, 0)
 
@@ -260,8 +263,9 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int) -> tuple[int, in
         batches = div_ceil(positions, PARTITIONS // parts)
         return batches * vocab_size / parts + (batches - 1) * _COLUMNS_OF_BATCH * (parts > 1)
 
-    all_parts = [2**power for power in range(1, 8) if vocab_size >= 2**power * _PART_MIN]
-    if vocab_size > _SPLIT_CLASSES_MIN and all_parts:
+    most = PARTITIONS // positions if extended and itemsize < FLOAT32_BYTES else PARTITIONS
+    all_parts = [parts for parts in _ALL_PARTS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
+    if vocab_size > _SPLIT_CLASSES_MIN and all_parts and num_positions * vocab_size <= INDEX_LIMIT:
         parts = min(all_parts, key=columns)
         if columns(parts) <= _SPLIT_SHARE * columns(1):
             return parts, 1

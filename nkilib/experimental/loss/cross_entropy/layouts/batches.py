@@ -28,6 +28,8 @@ from nkilib.nki import nl
 BUFFERS = 4
 # Tiles of exponentials, and of other terms of a gradient.
 TERMS = 4
+# Tiles of the larger elements of pairs of the forward.
+HALVES = 2
 # The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
 _PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
 # The most pieces of that size, the columns of longer ones, and the most of all.
@@ -91,9 +93,10 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
     """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
     if not _carries(launch, options):
         return None
-    scratch_bytes = 2 * 2 + FLOAT32_BYTES  # numbers of which only the sums are used; class weights
-    if options.wanted.entropy:
-        scratch_bytes += TERMS * FLOAT32_BYTES
+    # Numbers of which only the sums are used; class weights; the larger elements of pairs.
+    scratch_bytes = 2 * 2 + FLOAT32_BYTES + HALVES * dtype_bytes(launch.dtype) // 2
+    if options.wanted.entropy:  # exponentials, and another buffer
+        scratch_bytes += TERMS * FLOAT32_BYTES + dtype_bytes(launch.dtype)
     return _batches(launch, _plan(launch, scratch_bytes))
 
 

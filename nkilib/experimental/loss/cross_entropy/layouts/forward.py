@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nkilib.core.hardware import PARTITIONS
+from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest_relevant, raise_infinite, raise_to
-from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, off_line, on_line
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, halved, off_line, on_line
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, TERMS
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, store_early_results, store_results
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks, TargetValues
@@ -33,6 +33,8 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
+# Of so many pieces, GpSimd shares the maxima of one, if its rows have so many columns.
+_SHARED_MAXIMA, _HALVED_MIN = 3, 64
 # Batches whose logarithms are taken together: Scalar loads another activation table for them.
 _BATCHES_OF_LOGS = 2
 
@@ -140,6 +142,19 @@ def _load_table(op: Operator) -> None:
     nisa.activation(dst=number_sbuf, op=op, data=number_sbuf)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A position of each partition whose terms of the entropy are not summed: the operands of
+    :meth:`EntropyMoment.take_terms`.
+    """
+
+    entropy: EntropyMoment
+    statistics: Statistics
+    elements_sbuf: nl.NkiTensor
+    exponentials_sbuf: nl.NkiTensor
+    place: Place
+
+
 @dataclass
 class _Forward:
     """The loop of a core over the pieces of its batches.
@@ -154,8 +169,11 @@ class _Forward:
         junk_sbuf: a tile for exponentials of which only the sums are used.
         terms: a tile for other numbers of which only the sums are used, if there are any.
         exponentials: tiles for exponentials, if an entropy is requested.
+        halves: tiles for the larger elements of pairs.
         visits: the batches and their pieces in the order of processing.
         loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
+        compared: the number of pieces whose maxima have been computed.
+        begun: the position whose exponentials are computed, and the terms of its entropy are not.
     """
 
     launch: Launch
@@ -168,8 +186,11 @@ class _Forward:
     junk_sbuf: nl.NkiTensor
     terms: Ring
     exponentials: Ring
+    halves: Ring
     visits: list[tuple[RowBatch, RowPiece]]
     loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    compared: int = 0
+    begun: list[_Begun] = field(default_factory=list)
 
     @classmethod
     def make(cls, launch: Launch, options: Options, batches: list[RowBatch]) -> _Forward:
@@ -177,7 +198,12 @@ class _Forward:
         visits = [(batch, piece) for batch in batches for piece in batch.pieces]
         columns = max(piece.columns for _, piece in visits)
         sums_more = options.sums_classes or options.wanted.entropy
-        buffers = Ring(ring_of(min(BUFFERS, len(visits)), max(piece.size for _, piece in visits), launch.dtype))
+        # The piece before the present one is not finished where there is an entropy.
+        buffers = Ring(
+            ring_of(
+                min(BUFFERS + options.wanted.entropy, len(visits)), max(piece.size for _, piece in visits), launch.dtype
+            )
+        )
         return cls(
             launch,
             options,
@@ -189,6 +215,7 @@ class _Forward:
             nl.ndarray((PARTITIONS, columns), dtype=nl.bfloat16, buffer=nl.sbuf),
             Ring(ring_of(1 if sums_more else 0, columns, nl.bfloat16)),
             Ring(ring_of(TERMS if options.wanted.entropy else 0, columns, nl.float32)),
+            Ring(ring_of(HALVES, max(piece.rows * div_ceil(piece.columns, 2) for _, piece in visits), launch.dtype)),
             visits,
         )
 
@@ -215,6 +242,7 @@ class _Forward:
                 done = []
             combining += self._combining(opened, number + 1 == len(self.batches))
             done.append(opened)
+        self._finish_entropy()
         while combining:
             combining.popleft()()
         self._store(done, results)
@@ -271,7 +299,7 @@ class _Forward:
     def _take(self, opened: _Open, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
         """Compute the maxima and the sums of a piece, and gather the logits at its targets."""
         statistics, targets, moments = opened.statistics, opened.group.targets, opened.moments
-        statistics.take_maxima(piece_sbuf, piece.first, piece.end, piece.column)
+        statistics.take_maxima(self._compared(piece_sbuf), piece.first, piece.end, piece.column)
         if self.on_chip is not None and targets is not None and opened.column_sbuf is not None:
             self.on_chip.gather(targets.logits_sbuf, piece_sbuf, opened.column_sbuf, piece)
         if moments is not None and moments.first is not None:
@@ -282,6 +310,18 @@ class _Forward:
         junk_sbuf = self.junk_sbuf[0 : piece_sbuf.shape[0], 0 : piece.columns]
         for row in range(piece.rows):
             statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
+
+    def _compared(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return elements among which are the largest of a piece. Of some pieces of 16-bit types, or of all but the
+        first where an entropy keeps Vector busy, GpSimd takes the larger ones of pairs.
+        """
+        self.compared += 1
+        is_shared = piece_sbuf.dtype != nl.float32 and self.compared % _SHARED_MAXIMA == 0
+        if self.options.wanted.entropy:
+            is_shared = self.compared > 1
+        if not is_shared or piece_sbuf.shape[2] < _HALVED_MIN:
+            return piece_sbuf
+        return halved(piece_sbuf, self.halves)
 
     def _take_first(
         self, first: FirstMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
@@ -303,20 +343,24 @@ class _Forward:
         """
         neg_max_sbuf = statistics.neg_max_sbuf[:, piece.first : piece.end, piece.column]
         lowest_sbuf = lowest_relevant(neg_max_sbuf, statistics.scale.least)
-        is_float16 = piece_sbuf.dtype == nl.float16
-        terms_sbuf = self.terms.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
-        begun: list[nl.NkiTensor] = []
-        for row in range(piece.rows + 1):
-            if row < piece.rows:
-                if not is_float16:
-                    raise_to(piece_sbuf[:, row], lowest_sbuf[:, row : row + 1])
-                exponentials_sbuf = self.exponentials.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
-                statistics.take_sum(exponentials_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
-                begun.append(exponentials_sbuf)
-            if row > 0:
-                place = Place(piece.first + row - 1, piece.column)
-                raise_infinite(piece_sbuf[:, row - 1])
-                entropy.take_terms(statistics, piece_sbuf[:, row - 1], begun[row - 1], terms_sbuf, place)
+        for row in range(piece.rows):
+            elements_sbuf, place = piece_sbuf[:, row], Place(piece.first + row, piece.column)
+            if piece_sbuf.dtype != nl.float16:
+                raise_to(elements_sbuf, lowest_sbuf[:, row : row + 1])
+            exponentials_sbuf = self.exponentials.next_tile()[0 : piece_sbuf.shape[0], 0 : piece.columns]
+            statistics.take_sum(exponentials_sbuf, elements_sbuf, place)
+            self._finish_entropy()
+            self.begun.append(_Begun(entropy, statistics, elements_sbuf, exponentials_sbuf, place))
+
+    def _finish_entropy(self) -> None:
+        """Compute the sum of the products of the position that has begun, if there is one."""
+        for begun in self.begun:
+            raise_infinite(begun.elements_sbuf)
+            terms_sbuf = self.terms.next_tile()[0 : begun.elements_sbuf.shape[0], 0 : begun.elements_sbuf.shape[1]]
+            begun.entropy.take_terms(
+                begun.statistics, begun.elements_sbuf, begun.exponentials_sbuf, terms_sbuf, begun.place
+            )
+        self.begun.clear()
 
     def _combining(self, opened: _Open, is_last: bool) -> list[Callable[[], None]]:
         """Return the steps that combine the statistics of the pieces of a batch, to be issued one after the other."""
