@@ -10,26 +10,35 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nkilib.experimental.loss import choose_tiling
+from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 TARGET = "trn2"
 DTYPES = ("bfloat16", "float32")
 POSITIONS = (1, 200, 4096)
-VOCABULARIES = (32128, 128256, 202408)
+VOCABULARIES = (1000, 32128, 128256, 202408)
 
 
 class Row(NamedTuple):
-    """A launch on two cores, with its chunk size and its modelled time in each direction."""
+    """A launch on two cores, with its chunk size or layout and its modelled time in each direction."""
 
     positions: int
     vocabulary: int
     dtype: str
-    forward: int
+    forward: str
     forward_us: float
-    backward: int
+    backward: str
     backward_us: float
+
+
+def _cut(tiling: Tiling) -> str:
+    """The chunk size, or the layout where it is not one position a partition."""
+    if tiling.partitions_per_position > 1:
+        return f"split over {tiling.partitions_per_position}"
+    if tiling.positions_per_partition > 1:
+        return f"{tiling.positions_per_partition} packed"
+    return f"{tiling.chunk_size:,}"
 
 
 def row(positions: int, vocabulary: int, dtype: str) -> Row:
@@ -39,7 +48,7 @@ def row(positions: int, vocabulary: int, dtype: str) -> Row:
     backward = choose_tiling(*launch, "backward", TARGET)
     there = profile_launch(*launch, "forward", forward, target=TARGET, trips="none", lse_dtype="float32")
     back = profile_launch(*launch, "backward", backward, target=TARGET)
-    return Row(*launch, forward.chunk_size, there.time_us, backward.chunk_size, back.time_us)
+    return Row(*launch, _cut(forward), there.time_us, _cut(backward), back.time_us)
 
 
 def markdown(rows: list[Row]) -> str:
@@ -54,8 +63,8 @@ def markdown(rows: list[Row]) -> str:
             "|---:|---:|---:|---:|---:|---:|",
         ]
         lines += [
-            f"| {row.positions:,} | {row.vocabulary:,} | {row.forward:,} | {row.forward_us:,.1f} | "
-            f"{row.backward:,} | {row.backward_us:,.1f} |"
+            f"| {row.positions:,} | {row.vocabulary:,} | {row.forward} | {row.forward_us:,.1f} | "
+            f"{row.backward} | {row.backward_us:,.1f} |"
             for row in rows
             if row.dtype == dtype
         ]

@@ -224,5 +224,13 @@ else:
         from nkilib.simulator.language.programs import explain_index
     else:
 
-        def explain_index(index: object, what: str, values: object, first_row: int, row_step: int, limit: int) -> None:
+        def explain_index(
+            index: object,
+            what: str,
+            values: object,
+            first_row: int,
+            row_step: int,
+            limit: int,
+            at_fault: object = None,
+        ) -> None:
             """Do nothing: on a device the DMA engine reports an index that is out of range in its own words."""

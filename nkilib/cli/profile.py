@@ -129,7 +129,7 @@ def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
     try:
         asked = {name: getattr(options, name) for name in kernels.SIZES if getattr(options, name)}
-        tiling = kernels.chosen(**values.arguments)._replace(**asked)
+        tiling = kernels.cut(asked, **values.arguments)
         trips = {} if values.trips is None else {"trips": values.trips}
         result = kernels.profile(tiling, cores, **trips, **values.arguments)
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator

@@ -53,7 +53,15 @@ def test_every_option_reaches_the_profile(capsys: pytest.CaptureFixture[str]) ->
         expected = profile(
             cross_entropy_backward[1], *arguments, positions_per_batch=16, chunk_size=700, dtype=nl.float32
         )
-    assert (code, printed) == (0, f"positions_per_batch=16, chunk_size=700\n{expected}\n")
+    layout = "partitions_per_position=1, positions_per_partition=1"
+    assert (code, printed) == (0, f"positions_per_batch=16, chunk_size=700, {layout}\n{expected}\n")
+
+
+def test_a_layout_reaches_the_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    _, printed, _ = command(capsys, *SIZES)
+    assert "partitions_per_position=4, positions_per_partition=1" in printed and "forward.py" in printed
+    _, printed, _ = command(capsys, *SIZES, "--positions-per-partition", "2", "--chunk-size", "700")
+    assert "chunk_size=700, partitions_per_position=1, positions_per_partition=2" in printed
 
 
 def test_trips_of_the_library_s_own_loop(capsys: pytest.CaptureFixture[str]) -> None:

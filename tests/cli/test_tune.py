@@ -32,14 +32,14 @@ def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.Capture
     code, lines, errors = command(capsys, "--positions", "512", "--vocab", "32128")
     assert (code, errors) == (0, "")
     assert lines[0] == "cross_entropy_forward on 2 cores of trn2: modelled, not measured"
-    times = [float(row[2].replace(",", "")) for row in rows(lines)]
+    times = [float(row[4].replace(",", "")) for row in rows(lines)]
     assert len(times) >= 10 and times == sorted(times) and times[0] < times[-1]
     (marked,) = (row for row in rows(lines) if row[-1] == "choose_tiling")
     chosen = choose_tiling(512, 32128, "bfloat16", "forward")
     assert (int(marked[0]), int(marked[1])) == chosen[:2]
     arguments = spec((512, 32128), nl.bfloat16), spec((512,), nl.int32)
     profiled = profile(cross_entropy_forward[2], *arguments, **chosen._asdict())
-    assert marked[2] == f"{profiled.time_us:,.1f}" and marked[3] == f"{profiled.fraction_of_bound:.3f}"
+    assert marked[4] == f"{profiled.time_us:,.1f}" and marked[5] == f"{profiled.fraction_of_bound:.3f}"
 
 
 def test_the_longest_names_fit_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_every_tiling_that_is_asked_for_is_tried(capsys: pytest.CaptureFixture[s
     assert code == 0
     assert lines[0] == "cross_entropy_backward on 2 cores of trn3: modelled, not measured"
     tried = {(int(row[0]), int(row[1])) for row in rows(lines)}
-    chosen = tuple(choose_tiling(100, 3000, "float32", "backward", "trn3"))
+    chosen = tuple(choose_tiling(100, 3000, "float32", "backward", "trn3")[:2])
     assert tried == {(32, 500), (32, 700), (64, 500), (64, 700), chosen}
     assert lines[-1] == "5 tilings modelled, 2 not accepted by the kernel"
 
@@ -86,6 +86,16 @@ def test_what_cannot_be_tuned(capsys: pytest.CaptureFixture[str], arguments: tup
     assert errors.startswith("python -m nkilib tune: error: ") and said in errors
 
 
+def test_layouts_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--chunk-size", "3000", "--partitions-per-position", "1", "2", "4")
+    code, lines, _ = command(capsys, "--positions", "20", "--vocab", "3000", *asked)
+    assert code == 0
+    chosen = choose_tiling(20, 3000, "bfloat16", "forward")
+    times = {int(row[2]): float(row[4]) for row in rows(lines)}
+    assert set(times) == {1, 2, 4, chosen.partitions_per_position}
+    assert times[1] > times[2] > times[4] >= times[chosen.partitions_per_position]
+
+
 def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--extended", "--arg", "label_smoothing=0.1", "--arg", "class_weight_hbm=f32[3000]")
     code, lines, errors = command(capsys, "--positions", "100", "--vocab", "3000", "--chunk-size", "700", *options)
@@ -99,9 +109,9 @@ def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
         label_smoothing=0.1,
         class_weight_hbm=spec((3000,), nl.float32),
     )
-    assert f"{profiled.time_us:,.1f}" in [row[2] for row in rows(lines) if row[1] == "700"]
+    assert f"{profiled.time_us:,.1f}" in [row[4] for row in rows(lines) if row[1] == "700"]
     chosen = choose_tiling(100, 3000, "bfloat16", "forward", extended=True)
-    assert [row[:2] for row in rows(lines) if row[-1] == "choose_tiling"] == [[str(size) for size in chosen]]
+    assert [row[:4] for row in rows(lines) if row[-1] == "choose_tiling"] == [[str(size) for size in chosen]]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ class Family(ABC):
     def chosen(self, **arguments: Any) -> Any:
         """Return the default tiling, a named tuple; ``arguments`` are options of the kernel."""
 
+    def cut(self, asked: dict[str, int], **arguments: Any) -> Any:
+        """Return the default tiling with the sizes that are asked for."""
+        return self.chosen(**arguments)._replace(**asked)
+
     @abstractmethod
     def tilings(self) -> Iterable[Any]:
         """Return the tilings to try; none if there is nothing to choose."""

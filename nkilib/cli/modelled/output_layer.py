@@ -101,7 +101,12 @@ class LogitsKernels(Family):
     """Cross-entropy from logits, plain and extended."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("cross_entropy",)
-    SIZES: ClassVar[dict[str, str]] = {"positions_per_batch": "P", "chunk_size": "C"}
+    SIZES: ClassVar[dict[str, str]] = {
+        "positions_per_batch": "P",
+        "chunk_size": "C",
+        "partitions_per_position": "F",
+        "positions_per_partition": "R",
+    }
     OPTIONS: ClassVar[tuple[str, ...]] = (*SIZES, "extended")
     CHOOSER: ClassVar[str] = "choose_tiling"
     CONDITION: ClassVar[str] = ""
@@ -123,13 +128,26 @@ class LogitsKernels(Family):
 
         return choose_tiling(*self._launch, self.target, extended=self.options.extended)
 
+    def cut(self, asked: dict[str, int], **arguments: Any) -> Tiling:
+        """Return the default tiling with the sizes that are asked for, which are those of one position a partition
+        unless a layout is among them.
+        """
+        usual = {"partitions_per_position": 1, "positions_per_partition": 1} if asked else {}
+        return self.chosen(**arguments)._replace(**usual)._replace(**asked)
+
     def tilings(self) -> set[Tiling]:
-        """Return the tilings to try."""
+        """Return the tilings to try: those of one position a partition, unless another layout is asked for."""
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.loss import Tiling
 
-        equal = {div_ceil(self.options.vocab, chunks) for chunks in range(1, _MOST_CHUNKS_OF_LOGITS + 1)}
-        sizes = product(self.options.positions_per_batch or [128], self.options.chunk_size or equal)
+        options = self.options
+        equal = {div_ceil(options.vocab, chunks) for chunks in range(1, _MOST_CHUNKS_OF_LOGITS + 1)}
+        sizes = product(
+            options.positions_per_batch or [128],
+            options.chunk_size or equal,
+            options.partitions_per_position or [1],
+            options.positions_per_partition or [1],
+        )
         return {Tiling(*size) for size in sizes}
 
     def profile(self, tiling: Tiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:

@@ -4,18 +4,19 @@
 """Building blocks of kernels over the rows of a matrix. NKI code may call everything here.
 
 A row occupies a partition, ``batches`` of rows are processed at a time, in ``chunks`` of their columns, so that no
-kernel needs a whole row on chip. Its modules:
+kernel needs a whole row on chip; or it lies on several partitions, or shares one (``row_plan``). Its modules:
 
 - ``checks``: checks of arguments and numeric options, as assertions that ``python -O`` keeps;
 - ``tiles``: small tiles, a number or a few sums for each row, and arithmetic that makes them;
 - ``batches``: the rows of a core, in batches, and in groups of batches;
+- ``row_plan``: rows on several partitions, and several rows on a partition;
 - ``sbuf``: ring buffers and scratch in SBUF, and the division of a partition between them;
 - ``stream``: chunks of a matrix, loaded ahead of the computation, and a loop that overlaps its pieces;
 - ``elements``: gather and scatter of one element per row;
 - ``scale``: the scale of exponentials, one for all rows or one for each;
 - ``statistics``, ``moments``, ``argmax``: values gathered chunk by chunk, and combined for each row;
 - ``shifted``: sums of exponentials without the maximum, and which of them are not to be trusted;
-- ``slots``, ``gathered``, ``recomputation``: rows that are flagged on the device and recomputed.
+- ``gathered``, ``recomputation``: rows that are flagged on the device and recomputed.
 """
 
 __all__ = [
@@ -26,10 +27,10 @@ __all__ = [
     "gathered",
     "moments",
     "recomputation",
+    "row_plan",
     "sbuf",
     "scale",
     "shifted",
-    "slots",
     "statistics",
     "stream",
     "tiles",

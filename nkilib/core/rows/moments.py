@@ -66,8 +66,12 @@ def raise_negligible(
             meanwhile: for bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an
             element.
     """
-    if chunk_sbuf.dtype == nl.float16:
-        return
+    if chunk_sbuf.dtype != nl.float16:
+        raise_to(chunk_sbuf, lowest_relevant(neg_max_sbuf, scale), is_shared)
+
+
+def lowest_relevant(neg_max_sbuf: nl.NkiTensor, scale: float) -> nl.NkiTensor:
+    """Compute the number that elements below it are raised to, see :func:`raise_negligible`, for -m of any shape."""
     lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
         dst=lowest_sbuf,
@@ -77,6 +81,11 @@ def raise_negligible(
         op1=nl.minimum,
         operand1=max(_RAISED_MOST / scale, _RAISED_LEAST),
     )
+    return lowest_sbuf
+
+
+def raise_to(chunk_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor, is_shared: bool = False) -> None:
+    """Raise elements of a chunk, [rows, columns], to the number of each row, [rows, 1], in place."""
     columns = chunk_sbuf.shape[1]
     half = columns // 2 if is_shared else 0
     if half > 0:

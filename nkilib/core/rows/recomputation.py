@@ -4,7 +4,7 @@
 """Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
 
 :class:`FlaggedRows` is the list of these rows, with the loop over them; :func:`most_trips` bounds its iterations. The
-parts are next door: :mod:`.slots` has the numbers of places in the list, :mod:`.gathered` the rows of an iteration.
+parts are next door: :mod:`.gathered` has the places in the list, and the rows of an iteration.
 
 Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
 row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: one operand is 1
@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import BatchGroup
 from nkilib.core.rows.elements import int32_column, integer_op
-from nkilib.core.rows.gathered import GatheredRows
-from nkilib.core.rows.slots import BITS_OF_ROW, ROWS_OF_TILE, Slots, SlotTables, cut
+from nkilib.core.rows.gathered import BITS_OF_ROW, ROWS_OF_TILE, GatheredRows, Slots, SlotTables, cut
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.nki import nisa, nl
 

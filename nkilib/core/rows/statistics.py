@@ -174,6 +174,15 @@ class Statistics:
                 operand0=self.scale.of(place.batch),
             )
 
+    def take_maxima(self, rows_sbuf: nl.NkiTensor, first: int, end: int, column: int) -> None:
+        """Compute -m_k of a chunk of batches ``first`` to ``end``, [rows, batches, columns], exactly and clamped."""
+        exact_sbuf = nl.ndarray(rows_sbuf.shape[0:2], dtype=self.exact_neg_max_sbuf.dtype, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=exact_sbuf, op=nl.maximum, data=rows_sbuf, axis=2, negate=True)
+        neg_max_sbuf = self.neg_max_sbuf[:, first:end, column]
+        clamp(neg_max_sbuf, exact_sbuf, self.scale.most)
+        if not self.scale.is_one:
+            self.scale.part(first, end).multiply(self.bias_sbuf[:, first:end, column], neg_max_sbuf)
+
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
         """Compute s_k of one chunk, whose maximum is known. The exponentials may be written over the chunk."""
         nisa.activation(

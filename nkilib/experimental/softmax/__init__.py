@@ -9,10 +9,10 @@ y = softmax_forward[2](x, axis)
 grad_x = softmax_backward[2](grad, y, axis)
 
 ``kernels`` has the signatures and checks, ``inline`` the functions for NKI code, and ``tensors`` views [O, C, I], modes
-and types. The loops for the last axis are in ``rows`` and ``rows_backward``; ``row_plan`` has their pieces, partitions
-and batches, ``row_schedule`` the order of steps, and ``row_statistics`` maxima and sums. ``columns`` has the loops for
-other axes. For host code, ``tiling`` has the tiling and its choice, ``host`` the kernels to launch, with guarantees,
-work, references and bounds, and ``profiling`` profiles of launches.
+and types. The loops for the last axis are in ``rows`` and ``rows_backward``; :mod:`nkilib.core.rows.row_plan` has their
+pieces, partitions and batches, ``row_schedule`` the order of steps, and ``row_statistics`` maxima and sums. ``columns``
+has the loops for other axes. For host code, ``tiling`` has the tiling and its choice, ``host`` the kernels to launch,
+with guarantees, work, references and bounds, and ``profiling`` profiles of launches.
 """
 
 from typing import TYPE_CHECKING, Final

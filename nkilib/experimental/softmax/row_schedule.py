@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from nkilib.experimental.softmax.row_plan import RowBatch, RowPiece
+from nkilib.core.rows.row_plan import RowBatch, RowPiece
 
 # The maximum number of pieces that are loaded ahead.
 LOADS_AHEAD = 4

@@ -14,9 +14,8 @@ gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gi
 PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
 :class:`RowStatistics` issues the stages of the combination, :func:`num_stages` of them. :func:`negated_maximum`
-computes the maxima of pieces, also of rows that GpSimd has :func:`halved`. :class:`Lines` combines the partitions of a
-row, which :func:`on_line` brings side by side; :func:`off_line` is the way back. The backward combines its sums by
-these two functions as well.
+computes the maxima of pieces, also of rows that GpSimd has halved. :class:`Lines` combines the partitions of a
+row, which :func:`nkilib.core.rows.row_plan.on_line` brings side by side.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from nkilib.core.hardware import div_ceil
-from nkilib.core.rows.sbuf import Ring
-from nkilib.experimental.softmax.row_plan import RowBatch, RowPiece, RowPlan
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, off_line, on_line
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
 
@@ -41,25 +38,6 @@ def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None
         nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
     else:
         nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
-
-
-def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
-    side.
-    """
-    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
-    return line_psum
-
-
-def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
-    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
-    rows = line_sbuf.shape[1]
-    spread_sbuf = _float32((1, rows, parts))
-    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
-    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
-    return column_psum
 
 
 @dataclass
@@ -243,25 +221,6 @@ class RowStatistics:
             nisa.tensor_copy(dst=self.divisor_sbuf, src=divisor_psum)
 
 
-def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
-
-    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
-    no bit depends on it.
-    """
-    partitions, rows, columns = x_sbuf.shape
-    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
-    halves_sbuf = halves.next_shaped((partitions, rows, half))
-    nisa.tensor_tensor(
-        dst=halves_sbuf,
-        data1=x_sbuf[:, :, 0:half],
-        data2=x_sbuf[:, :, columns - half : columns],
-        op=nl.maximum,
-        engine=nisa.engine.gpsimd,
-    )
-    return halves_sbuf
-
-
 def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
     nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=data_sbuf, axis=2, negate=True, keepdims=True)
 
@@ -272,7 +231,7 @@ def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: n
     Args:
         dst_sbuf: the destination.
         x_sbuf: the rows.
-        halves_sbuf: the result of :func:`halved` for the first of the rows; None if no row was halved.
+        halves_sbuf: the result of ``halved`` for the first of the rows; None if no row was halved.
     """
     of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
     if halves_sbuf is not None:

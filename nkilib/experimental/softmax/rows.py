@@ -22,9 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
-from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST
-from nkilib.experimental.softmax.row_plan import (
+from nkilib.core.rows.row_plan import (
     MOST_PIECES,
     SHORT_ROW,
     RowBatch,
@@ -32,13 +30,15 @@ from nkilib.experimental.softmax.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
+    halved,
     kept_plan,
     row_plan,
 )
+from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.row_schedule import run
 from nkilib.experimental.softmax.row_statistics import (
     RowStatistics,
-    halved,
     negated_maximum,
     num_stages,
 )
@@ -155,12 +155,12 @@ class _Forward:
         kept: tiles for exponentials of pieces, exp(x - m_k), that are kept in float32 beside x.
         results: tiles for results whose type is that of no tile that stays on chip.
         junk: tiles for exponentials of which only the sums are used.
-        halves: tiles for the results of :func:`.halved`.
+        halves: tiles for the results of ``halved``.
         exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite float32 number, [128, 1].
         statistics: the statistics of the batches in flight, by the number of the batch.
         kept_sbuf: the exponentials of pieces that are not finished, in tiles of ``kept``.
-        halved_sbuf: the results of :func:`.halved` for pieces whose maxima are not computed yet.
+        halved_sbuf: the results of ``halved`` for pieces whose maxima are not computed yet.
         results_sbuf: the results of pieces that are not stored yet.
     """
 

@@ -17,18 +17,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nkilib.core.hardware import FLOAT32_BYTES
-from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
-from nkilib.experimental.softmax.row_plan import (
+from nkilib.core.rows.row_plan import (
     SHORT_ROW,
     RowBatch,
     RowPiece,
     RowPlan,
     Streams,
     batches_of_core,
+    off_line,
+    on_line,
     row_plan,
 )
+from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
 from nkilib.experimental.softmax.row_schedule import LOADS_AGAIN_AHEAD, run
-from nkilib.experimental.softmax.row_statistics import off_line, on_line
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind, Matrices
 from nkilib.nki import nisa, nl
 

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.host.sizes import dtype_name
 from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.rows.row_plan import RowPlan
 from nkilib.experimental.softmax.kernels import RANK_MAX
-from nkilib.experimental.softmax.row_plan import RowPlan
 from nkilib.experimental.softmax.rows import forward_plan
 from nkilib.experimental.softmax.rows_backward import backward_plan
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind

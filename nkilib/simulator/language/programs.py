@@ -58,25 +58,39 @@ def get_nc_sub_version() -> int:
     return current_generation().revision
 
 
-def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int, limit: int) -> None:
+def explain_index(
+    index: NkiTensor,
+    what: str,
+    values: NkiTensor,
+    first_row: int,
+    row_step: int,
+    limit: int,
+    at_fault: NkiTensor | None = None,
+) -> None:
     """Attach to ``index`` the text with which an out-of-range error about it starts: ``row R has <what> <value>``.
 
-    If the value is outside [0, limit), the error says that too.
+    If the value is outside [0, limit), the error says that too. A partition may have the values of several rows, one
+    after the other; the text is about the first that is at fault.
 
     Args:
         index: SBUF tensor of shape (P, 1) that is used as a vector offset.
         what: word for the values in the text, for instance ``"target"``.
-        values: SBUF tensor of shape (P, 1): the value from which the index in partition p was computed.
-        first_row: row of partition 0.
+        values: SBUF tensor of shape (P, n): the values from which the index in partition p was computed.
+        first_row: row of the first value of partition 0.
         row_step: difference between the rows of consecutive partitions.
         limit: upper bound of the values, which should lie in [0, limit).
+        at_fault: SBUF tensor of shape (P, n), not 0 for values at fault; None where n is 1.
     """
 
     def describe(partition: int) -> str:
         values.storage.need_values(values)
-        value = int(values.array.reshape(-1)[partition])
+        place = 0
+        if at_fault is not None:
+            at_fault.storage.need_values(at_fault)
+            place = int((at_fault.array[partition] != 0).argmax())
+        value = int(values.array[partition].reshape(-1)[place])
         outside = "" if 0 <= value < limit else f", outside [0, {limit})"
-        return f"row {first_row + partition * row_step} has {what} {value}{outside}"
+        return f"row {first_row + partition * row_step + place} has {what} {value}{outside}"
 
     index.storage.explain_indices(describe)
 

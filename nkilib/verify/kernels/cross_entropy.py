@@ -26,8 +26,15 @@ from nkilib.verify.step import Array
 SMALL: Final[dict[str, Any]] = {"positions_per_batch": 2, "chunk_size": 16}
 # Two batches on each core, the second one a short one; four chunks, the last one a short one.
 MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 64, "chunk_size": 300}
+# Several partitions a position, in three batches on each core; and several positions a partition.
+LAYOUTS: Final[dict[str, dict[str, Any]]] = {
+    "several partitions a position": {"positions_per_batch": 128, "partitions_per_position": 4},
+    "several positions a partition": {"positions_per_batch": 128, "positions_per_partition": 2},
+}
 _SMALL_SIZES: Final = (5, 37)
 _MIDDLE_SIZES: Final = (140, 1000)
+# A core has more positions than partitions, and not a multiple of them.
+_LAYOUT_SIZES: Final = (300, 501)
 _ROUNDED_SIZES: Final = (20, 1000)
 # More than 128 rows to recompute on each of two cores.
 _LATE_SIZES: Final = (280, 120)
@@ -206,6 +213,12 @@ def cases() -> Iterator[Case]:
         yield _forward_case(f"{special}, under a shift", 2, shifted, inputs.SPECIAL_SIZES)
         late = partial(_late_maxima, type_name)
         yield _forward_case(f"late maxima, under a shift, {type_name}", 2, late, _LATE_SIZES)
+        for name, layout in LAYOUTS.items():
+            named, sizes, more = f"{name}, {type_name}", _LAYOUT_SIZES, {"chunk_size": 501, **layout}
+            yield _forward_case(named, 2, partial(_forward, *sizes, type_name, **more), sizes)
+            yield _backward_case(f"{named}, in place", 2, partial(_backward, *sizes, type_name, **more), sizes)
+            rows = partial(_special, type_name, **layout)
+            yield _forward_case(f"{special}, {name}", 2, rows, inputs.SPECIAL_SIZES)
     # float32 logits in bfloat16 tiles: the DMA rounds on the way in, and in place widens on the way out.
     rounded, sizes = "rounded on loading", _ROUNDED_SIZES
     yield _forward_case(rounded, 2, partial(_forward, *sizes, "float32", dtype=nl.bfloat16), sizes)

@@ -29,7 +29,7 @@ from nkilib.experimental.loss.reference import (
 from nkilib.nki import nki, nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
-from nkilib.verify.kernels.cross_entropy import SMALL, logits_and_targets, widened
+from nkilib.verify.kernels.cross_entropy import LAYOUTS, SMALL, logits_and_targets, widened
 
 POSITIONS: Final = 9
 CLASSES: Final = 43
@@ -330,6 +330,13 @@ def cases() -> Iterator[Case]:
             1 + number % 2,
             partial(_forward, type_name, **shifted),
         )
+    laid_out = {**_WEIGHTS, **_IGNORED, **_SQUARE, "positions_per_batch": 128}
+    for name, layout in LAYOUTS.items():
+        more = {**laid_out, **layout}
+        yield _forward_case(name, 2, partial(_forward, "float32", **more, with_log_sum=True, with_entropy=True))
+        yield _backward_case(name, partial(_of_forward, "float32", more))
+        smoothed = {**_SMOOTHED, **layout}
+        yield _backward_case(f"{name}, smoothing", partial(_of_forward, "bfloat16", smoothed))
     capped = "special rows, soft cap, float32"
     yield _forward_case(capped, 2, partial(_special_forward, "float32", **_CAPPED), inputs.SPECIAL_SIZES)
     yield _backward_case(capped, partial(_special_backward, "float32", **_CAPPED), sizes=inputs.SPECIAL_SIZES)

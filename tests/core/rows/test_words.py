@@ -33,7 +33,7 @@ WORDS = (
     "(?<!data)class(?!method)",
 )
 # The one generation that a kernel is built for is its target in all of NKI, and Python has classes.
-OTHER_MEANINGS = ("the target is trn1", ":class:", "class [A-Z]\\w+[:(]")
+OTHER_MEANINGS = ("the target is trn1", ":class:", "class _?[A-Z]\\w+[:(]")
 
 
 def words_of_one_kernel(text: str) -> list[str]:

@@ -17,13 +17,24 @@ from nkilib.core.rows.batches import batch_groups
 from nkilib.core.rows.statistics import most_batches_of_group
 from nkilib.core.rows.stream import num_chunks
 from nkilib.experimental.loss import (
+    Tiling,
     choose_tiling,
     cross_entropy_backward,
     cross_entropy_forward,
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
-from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, LossOptions, Options, Wanted, with_form
+from nkilib.experimental.loss.cross_entropy.launch import (
+    Classes,
+    Launch,
+    Layout,
+    LossOptions,
+    Options,
+    UniformUpstream,
+    Wanted,
+    with_form,
+)
+from nkilib.experimental.loss.cross_entropy.layouts.batches import backward_batches, forward_batches
 from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss, extended_forward_reference
 from nkilib.nki import nl
 from nkilib.simulator import spec, using
@@ -45,6 +56,12 @@ OPTIONS: dict[str, LossOptions] = {
     "probabilities": LossOptions(label_smoothing=0.1, logit_softcap=20.0),
     "entropy": LossOptions(ignore_index=3),
 }
+# Further options of launches in other layouts.
+_LAYOUT_OPTIONS = {
+    "ignored": LossOptions(ignore_index=3),
+    "smoothing": LossOptions(ignore_index=3, label_smoothing=0.1),
+}
+_ALL_OPTIONS = {**OPTIONS, **_LAYOUT_OPTIONS}
 _KERNELS = {
     (True, "forward"): cross_entropy_forward,
     (True, "backward"): cross_entropy_backward,
@@ -61,16 +78,18 @@ def _options_of(size: Size) -> Options:
     if name == "plain":
         return Options(classes, is_plain=True)
     wanted = Wanted(entropy=name == "entropy")
-    return Options(classes, False, name in _WEIGHTED, name == "probabilities", OPTIONS[name], wanted)
+    return Options(classes, False, name in _WEIGHTED, name == "probabilities", _ALL_OPTIONS[name], wanted)
+
+
+def _chosen(size: Size) -> Tiling:
+    shape = size["positions"], size["vocabulary"]
+    return choose_tiling(*shape, size["dtype"], size["direction"], size["target"], extended=size["options"] != "plain")
 
 
 def tiling_of(size: Size) -> dict[str, int]:
-    """Return the tiling that the chooser gives."""
-    shape = size["positions"], size["vocabulary"]
-    chosen = choose_tiling(
-        *shape, size["dtype"], size["direction"], size["target"], extended=size["options"] != "plain"
-    )
-    return dict(chosen._asdict())
+    """Return the sizes that the chooser gives for one position a partition."""
+    chosen = _chosen(size)
+    return {"positions_per_batch": chosen.positions_per_batch, "chunk_size": chosen.chunk_size}
 
 
 def _launch_of(size: Size) -> Launch:
@@ -186,10 +205,11 @@ def _check_extended(size: Size, logits: Any, targets: Any, tiling: dict[str, int
     name, dtype = size["options"], TYPES[size["dtype"]]
     options = _extended_loss(name, size["vocabulary"])
     launch = extended_checks.Launch(dtype, size["cores"], tiling["positions_per_batch"], tiling["chunk_size"])
+    layout = {key: value for key, value in tiling.items() if key in Layout._fields}
     if name == "probabilities":
         targets = _probabilities(logits.shape)
     if size["direction"] == "forward":
-        more = {"with_entropy": name == "entropy"}
+        more = {"with_entropy": name == "entropy", **layout}
         if "exact_maximum" in tiling:
             more["exact_maximum"] = tiling["exact_maximum"]
         return extended_checks.check_forward(logits, targets, options, launch, **more)["loss"]
@@ -201,11 +221,11 @@ def _check_extended(size: Size, logits: Any, targets: Any, tiling: dict[str, int
     )
     further = {"entropy_hbm": expected.entropy.astype(np.float32)} if name == "entropy" else {}
     lse = expected.lse.astype(np.float32)
-    return extended_checks.check_backward(logits, targets, lse, upstream, options, launch, **further)
+    return extended_checks.check_backward(logits, targets, lse, upstream, options, launch, **further, **layout)
 
 
 def _extended_loss(name: str, classes: int) -> ExtendedLoss:
-    recipe = OPTIONS[name]
+    recipe = _ALL_OPTIONS[name]
     weight = np.random.default_rng(8).uniform(0.5, 2.0, classes).astype(np.float32) if name in _WEIGHTED else None
     named = {
         key: getattr(recipe, key) for key in ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
@@ -217,6 +237,63 @@ def _probabilities(shape: tuple[int, int]) -> Any:
     positive = np.random.default_rng(9).uniform(0.0, 1.0, shape)
     return (positive / positive.sum(axis=1, keepdims=True)).astype(np.float32)
 
+
+def layout_branches(size: Size) -> Branches:
+    """Return the branches of the first core's plan in the layout that the chooser gives."""
+    chosen, is_forward = _chosen(size), size["direction"] == "forward"
+    launch, options = replace(_launch_of(size), layout=Layout(*chosen[2:])), _options_of(size)
+    with using(target=size["target"]), on_core(0, size["cores"]):
+        batches = (
+            forward_batches(launch, options)
+            if is_forward
+            else backward_batches(launch, options, UniformUpstream(launch.targets_hbm, 1.0))
+        )
+    if batches is None:
+        return {"direction": size["direction"], "options": size["options"], "layout": "one position a partition"}
+    plan = batches[0].plan
+    taken: Branches = {"direction": size["direction"], "options": size["options"]}
+    taken["layout"] = "split" if plan.parts > 1 else "packed"
+    # A core's plan is that of a core of two with as many positions.
+    if size["cores"] == 1 or launch.num_positions == 1:
+        return {**taken, "cores": "one" if size["cores"] == 1 else "two, one without rows"}
+    taken["pieces"] = count_class(len(batches[0].pieces))
+    if size["options"] != "plain":
+        return taken
+    taken["batches"] = count_class(len(batches))
+    if plan.parts > 1:
+        return {**taken, "tail": plan.tail > 0}
+    unlike = batches[0].rows_each != batches[-1].rows_each
+    return {**taken, "positions_of_piece": count_class(batches[0].pieces[0].rows), "unlike_batches": unlike}
+
+
+_LAYOUT_POSITIONS = (1, 2, 31, 128, 130, 257, 300, 600, 1025, 4096, 8191, 66000)
+_LAYOUT_VOCABULARIES = (1, 33, 256, 513, 1000, 1500, 2048, 4096, 32000, 50257, 128256)
+
+
+def layout_sizes(wide: bool) -> Iterator[Size]:
+    """Return sizes of few positions and of few classes."""
+    names = ("plain", "ignored", "entropy", "smoothing", "recipe")
+    dtypes = tuple(TYPES) if wide else ("bfloat16",)
+    positions = _LAYOUT_POSITIONS if wide else (1, 31, 300, 4096)
+    for size in _sizes(positions, _LAYOUT_VOCABULARIES, dtypes, names):
+        if size["target"] == "trn2":
+            yield size
+
+
+def check_layout(size: Size) -> None:
+    """A launch with the chooser's tiling and layout, within the derived bounds."""
+    with using(target=size["target"]):
+        check_with_tiling(size, **_chosen(size)._asdict())
+
+
+LAYOUTS = PlanFamily(
+    name="cross_entropy_layouts",
+    kernels=lambda size: (_KERNELS[size["options"] == "plain", size["direction"]],),
+    sizes=layout_sizes,
+    branches=layout_branches,
+    cost=cost,
+    check=check_layout,
+)
 
 FAMILY = PlanFamily(
     name="cross_entropy",

@@ -28,6 +28,7 @@ FAMILIES: dict[str, PlanFamily] = {
         *softmax.SHORT_FAMILIES,
         *softmax.ROW_FAMILIES,
         cross_entropy.FAMILY,
+        cross_entropy.LAYOUTS,
         elementwise.FAMILY,
         rowwise.FAMILY,
         distillation.FAMILY,

@@ -21,13 +21,13 @@ import ml_dtypes
 import numpy as np
 
 from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.rows.row_plan import RowBatch, RowPlan, batches_of_core
 from nkilib.experimental.softmax.columns.backward import backward_loop
 from nkilib.experimental.softmax.columns.forward import forward_loop
 from nkilib.experimental.softmax.columns.pipeline import ColumnLoop
 from nkilib.experimental.softmax.columns.plan import Sizes, is_short
 from nkilib.experimental.softmax.columns.short import backward_short_plan, forward_short_plan
 from nkilib.experimental.softmax.columns.short_plan import Band, ShortPlan
-from nkilib.experimental.softmax.row_plan import RowBatch, RowPlan, batches_of_core
 from nkilib.experimental.softmax.rows import forward_keeps_float32, forward_plan
 from nkilib.experimental.softmax.rows_backward import backward_plan
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind

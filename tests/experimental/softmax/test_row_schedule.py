@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.experimental.softmax.row_plan import RowPiece
+from nkilib.core.rows.row_plan import RowPiece
 from nkilib.experimental.softmax.row_schedule import run
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.core.rows.row_plan import SBUF_BYTES, RowPlan, Streams, kept_plan, largest_row, row_plan
 from nkilib.experimental.softmax import SoftmaxTiling, choose_softmax_tiling
 from nkilib.experimental.softmax.columns.plan import Layout
-from nkilib.experimental.softmax.row_plan import SBUF_BYTES, RowPlan, Streams, kept_plan, largest_row, row_plan
 from nkilib.experimental.softmax.rows import forward_plan
 from nkilib.experimental.softmax.rows_backward import backward_plan
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind

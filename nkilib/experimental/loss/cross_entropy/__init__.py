@@ -15,6 +15,7 @@ Example::
 - ``forward``: the losses on one core;
 - ``results``: the values of a group of batches, and the results computed from them;
 - ``backward``: the gradient on one core; ``coefficients``: the coefficients from which it is computed;
+- ``layouts``: several partitions a position, or several positions a partition;
 - ``targets``: the targets and the factors of classes, on chip; ``softcap``: the cap of logits;
 - ``tiling``: the choice of a tiling; ``profiling``: the modelled profile of a launch;
 - ``reference``: float64 results; ``bounds``: the accepted errors of the kernels.

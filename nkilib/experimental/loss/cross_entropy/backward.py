@@ -35,6 +35,8 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
     summed,
 )
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, UniformUpstream, Upstream
+from nkilib.experimental.loss.cross_entropy.layouts.backward import backward_of_batches
+from nkilib.experimental.loss.cross_entropy.layouts.batches import backward_batches
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.targets import (
     ClassFactors,
@@ -338,6 +340,10 @@ def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inpla
     if not inplace:
         shape = launch.logits_hbm.shape
         grad_logits_hbm = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.shared_hbm, name="grad_hbm")
+    laid_out = backward_batches(launch, options, upstream)
+    if laid_out is not None:
+        backward_of_batches(launch, options, upstream, laid_out, grad_logits_hbm)
+        return grad_logits_hbm
     batches = launch.batches()
     if batches:
         _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)

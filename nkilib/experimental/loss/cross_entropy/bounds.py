@@ -113,7 +113,10 @@ def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -
     - exp: 2.6 u for the terms and 2.6 u for the factor exp(m_chunk - m) of a chunk;
     - the pairwise sum: a term passes through 18 additions in its block of 128 and log2(V / 128) after that, 29 for
       V < 2^18, at u/2 each. All errors in the same direction would give 14.5 u, in theory only: independent roundings
-      grow with the square root of their number, and 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u.
+      grow with the square root of their number, and 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u. Where
+      a position is split over partitions, the sums of its pieces are added, then those of at most 128 partitions: in a
+      piece of 4096 columns a term passes through 23 additions, in both sums through 23 more, which makes 9.8 u. There
+      are no further factors: that of a piece is exp(m_piece - m).
 
     log, the subtraction and the last addition add at most 2 u of the largest of |m - x_target| (|m| for the LSE), log d
     and 1. All extremes at once would exceed 16 u; they exclude each other, since a large average |x - m| takes very

@@ -33,7 +33,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.psum import PsumPiece
-from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.moments import raise_infinite, raise_negligible
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import (
@@ -213,7 +212,7 @@ class SoftmaxTerms:
     scale: Scale
 
     @classmethod
-    def load(cls, upstream: PositionUpstream, batch: Batch, scale: Scale) -> SoftmaxTerms:
+    def load(cls, upstream: PositionUpstream, batch: LoadedRows, scale: Scale) -> SoftmaxTerms:
         """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
         alone.
 

@@ -17,12 +17,11 @@ from nkilib.core.hardware import div_ceil
 from nkilib.core.psum import PsumRing
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op
-from nkilib.core.rows.gathered import GatheredRows, KeptValues
+from nkilib.core.rows.gathered import ROWS_OF_TILE, GatheredRows, KeptValues, Slots
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.sbuf import TileRing
 from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
-from nkilib.core.rows.slots import ROWS_OF_TILE, Slots
 from nkilib.core.rows.statistics import (
     STATISTICS_COLUMNS,
     Columns,
@@ -33,6 +32,8 @@ from nkilib.core.rows.statistics import (
 )
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
+from nkilib.experimental.loss.cross_entropy.layouts.batches import forward_batches
+from nkilib.experimental.loss.cross_entropy.layouts.forward import forward_of_batches
 from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, store_results
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import (
@@ -433,6 +434,10 @@ class _ShiftedForward:
 
 def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
     """Compute and store the results of this core's positions."""
+    laid_out = None if options.with_shift else forward_batches(launch, options)
+    if laid_out is not None:
+        forward_of_batches(launch, options, results, laid_out)
+        return
     if options.with_shift:
         _ShiftedForward.make(launch, options, results).run()
         return

@@ -7,9 +7,10 @@ The plain ones, :func:`cross_entropy_forward` and :func:`cross_entropy_backward`
 class; :func:`extended_cross_entropy_forward` and :func:`extended_cross_entropy_backward` have the options of training
 recipes.
 
-All kernels process batches of positions, one position per partition, and chunks of the vocabulary, so that none needs a
-whole row on chip. The forwards read the logits from HBM once, the backwards read and write them once. With all options
-disabled, the extended kernels cost no more than the plain ones except for the mask of ignored positions.
+All kernels process batches of positions, one position per partition or in one of two other layouts, and chunks of the
+vocabulary, so that none needs a whole row on chip. The forwards read the logits from HBM once, the backwards read and
+write them once. With all options disabled, the extended kernels cost no more than the plain ones except for the mask of
+ignored positions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.cross_entropy.launch import (
     Classes,
     Launch,
+    Layout,
     LossOptions,
     Options,
     PositionUpstream,
@@ -52,6 +54,8 @@ def cross_entropy_forward(
     dtype: nl.DType = nl.bfloat16,
     lse_dtype: nl.DType | None = None,
     exact_maximum: bool | None = None,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
 
@@ -78,6 +82,12 @@ def cross_entropy_forward(
             and the target's logit. It recomputes the few rows for which the shift is not exact enough; it needs
             at least two chunks per row, and a position for each core. None selects the form that is modelled to
             be faster: the shift for large launches of 16-bit types.
+        partitions_per_position: F, a power of two up to 128: with more than 1, a position lies on F partitions, for few
+            positions. It requires F classes, and an int32 index for N * V elements.
+        positions_per_partition: the largest number of positions that a partition has, one behind the other in HBM, for
+            few classes; with more than 1 a core takes consecutive positions. It requires V of at most 4096. A launch
+            that does not have the requested layout, or computes without the exact maximum, has one position a
+            partition. ``choose_tiling`` requests the layout that is modelled to be fastest.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -87,7 +97,8 @@ def cross_entropy_forward(
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "cross_entropy_forward"
-    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype)
+    layout = Layout(partitions_per_position, positions_per_partition)
+    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype, layout=layout)
     lse_dtype = dtype if lse_dtype is None else lse_dtype
     validate_arrays(launch, allow_probabilities=False)
     require_float_type(function, "lse_dtype", lse_dtype)
@@ -109,6 +120,8 @@ def cross_entropy_backward(
     chunk_size: int = 32768,
     dtype: nl.DType = nl.bfloat16,
     inplace: bool = True,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> nl.NkiTensor:
     """Gradient of the cross-entropy loss with respect to the logits: ``scale * (softmax - onehot)``.
 
@@ -132,6 +145,8 @@ def cross_entropy_backward(
             6e-8: a mean over 4,096 positions is 0 where a probability is below 1.2e-4. Scale the loss, as the
             extended kernel's ``grad_loss`` does.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
+        partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.
+            The gradient does not depend on them.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -140,7 +155,8 @@ def cross_entropy_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "cross_entropy_backward"
-    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype)
+    layout = Layout(partitions_per_position, positions_per_partition)
+    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype, layout=layout)
     validate_arrays(launch, allow_probabilities=False)
     options = _plain_options(launch)
     validate_tiles(launch, options.backward_plan)
@@ -171,6 +187,8 @@ def extended_cross_entropy_forward(
     exact_maximum: bool | None = None,
     temperature: float = 1.0,
     temperature_hbm: HbmTensor | None = None,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
 
@@ -224,6 +242,9 @@ def extended_cross_entropy_forward(
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``, so that no value compiles anew. Where one is not from 1e-6 to 1e6 (0, negative, infinite,
             NaN), the results of the position that depend on it are NaN.
+        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, a cap, argmax, and
+            class weights with label smoothing or a distance sum have one position a partition; these two without class
+            weights have it, too, unless F divides V.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
@@ -236,7 +257,15 @@ def extended_cross_entropy_forward(
     """
     function = "extended_cross_entropy_forward"
     launch = Launch(
-        function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, temperature_hbm
+        function,
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        positions_per_batch,
+        chunk_size,
+        dtype,
+        temperature_hbm,
+        Layout(partitions_per_position, positions_per_partition),
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, target=True)
@@ -274,6 +303,8 @@ def extended_cross_entropy_backward(
     entropy_hbm: HbmTensor | None = None,
     grad_entropy_hbm: HbmTensor | None = None,
     temperature_hbm: HbmTensor | None = None,
+    partitions_per_position: int = 1,
+    positions_per_partition: int = 1,
 ) -> nl.NkiTensor:
     """Gradient of the extended forward's results with respect to the logits.
 
@@ -308,6 +339,7 @@ def extended_cross_entropy_backward(
             shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
         temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
             is NaN.
+        partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -317,7 +349,15 @@ def extended_cross_entropy_backward(
     """
     function = "extended_cross_entropy_backward"
     launch = Launch(
-        function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, temperature_hbm
+        function,
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        positions_per_batch,
+        chunk_size,
+        dtype,
+        temperature_hbm,
+        Layout(partitions_per_position, positions_per_partition),
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(

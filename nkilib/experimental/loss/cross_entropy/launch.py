@@ -6,9 +6,9 @@ forward.
 
 They determine every branch of the kernels. :class:`LossOptions` are the user's options (:class:`RecipeOptions`: those
 that PyTorch lacks, as keywords); :class:`Options` those of a launch, with its :class:`Classes` and the :class:`Wanted`
-results; :class:`Launch` its tensors and sizes. A backward also has an :data:`Upstream`, its upstream gradients and the
-statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two forms, with the
-exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
+results; :class:`Launch` its tensors, sizes and :class:`Layout`. A backward also has an :data:`Upstream`, its upstream
+gradients and the statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two
+forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
 The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
 constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
@@ -22,7 +22,7 @@ Range checks of options, :func:`check_options` and :func:`check_recipe`, with th
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import Numbers, is_number
@@ -273,6 +273,25 @@ SHIFTED_PLAN = Options(Classes(0, 1, 1), is_plain=True, with_shift=True).forward
 LARGEST_PLAN = _EVERYTHING.forward_plan
 
 
+# More positions of a partition are divided into several batches.
+POSITIONS_PER_PARTITION_MAX = 256
+
+
+class Layout(NamedTuple):
+    """How positions lie on partitions: one a partition, unless one of the two numbers is larger than 1.
+
+    Attributes:
+        partitions_per_position: the number of partitions of a position, for launches of few positions.
+        positions_per_partition: the largest number of positions of a partition, for launches of few classes.
+    """
+
+    partitions_per_position: int = 1
+    positions_per_partition: int = 1
+
+
+ONE_A_PARTITION = Layout()
+
+
 @dataclass(frozen=True)
 class Launch:
     """The arguments that all kernels share.
@@ -287,6 +306,7 @@ class Launch:
         dtype: the type of the tiles.
         temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by them and by
             :attr:`LossOptions.temperature`.
+        layout: the requested layout of positions; :mod:`.layouts.batches` says which launches have it.
     """
 
     function: str
@@ -297,6 +317,7 @@ class Launch:
     chunk_size: int
     dtype: nl.DType
     temperature_hbm: nl.NkiTensor | None = None
+    layout: Layout = ONE_A_PARTITION
 
     @property
     def num_positions(self) -> int:
@@ -445,7 +466,7 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
     """Return the options with the form of the forward that ``exact_maximum`` requests.
 
     True means the exact maximum of every row, False a shift in its place, None the one that is modelled to be
-    faster.
+    faster, which is the exact maximum where a launch asks for another layout than one position a partition.
 
     Raises:
         AssertionError: if ``exact_maximum`` is none of the three values, or requests a form that the launch or
@@ -457,6 +478,9 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
         f"{function}: exact_maximum must be True, False or None, got {exact_maximum}",
     )
     if exact_maximum:
+        return options
+    # A layout other than one position a partition takes the exact maximum, and has all options that a shift has.
+    if exact_maximum is None and launch.layout != ONE_A_PARTITION:
         return options
     obstacle = _obstacle(launch, options)
     if exact_maximum is None:

@@ -9,7 +9,7 @@ The values are a :class:`Group`, or a :class:`ShiftedGroup` under shifts. Result
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from nkilib.core.rows.argmax import Argmax
@@ -397,8 +397,34 @@ def computed_results(group: Group | ShiftedGroup, results: Results, options: Opt
         entries.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
     if results.maximum_hbm is not None:
         entries.append((results.maximum_hbm, statistics.scale.times(statistics.row_neg_max_sbuf, -1.0)))
+    if results.log_sum_hbm is not None:
         entries.append((results.log_sum_hbm, statistics.log_sum_sbuf))
     return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in entries if vector_hbm is not None]
+
+
+def store_early_results(group: Group, results: Results) -> Results:
+    """Compute and store those results of classes without further options that need no logarithm: the target's logit
+    and weight, and the maximum.
+
+    Returns:
+        The vectors of the results that remain for :func:`store_results`.
+    """
+    statistics, targets = group.statistics, group.targets
+    if targets is None:
+        return results
+    weight_sbuf = targets.weights_sbuf
+    early: list[_PossibleResult] = []
+    if results.target_logit_hbm is not None:
+        early.append((results.target_logit_hbm, _where_local(statistics.scaled(targets.logits_sbuf), targets.masks)))
+    if results.position_weight_hbm is not None:
+        weight_sbuf = constant(statistics.row_neg_max_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
+        early.append((results.position_weight_hbm, _where_local(weight_sbuf, targets.masks)))
+    if results.maximum_hbm is not None:
+        early.append((results.maximum_hbm, statistics.scale.times(statistics.row_neg_max_sbuf, -1.0)))
+    for vector_hbm, tile_sbuf in early:
+        if vector_hbm is not None:
+            group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+    return replace(results, target_logit_hbm=None, position_weight_hbm=None, maximum_hbm=None)
 
 
 def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:

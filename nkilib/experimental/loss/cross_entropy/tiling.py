@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
@@ -28,7 +28,13 @@ from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, most_batches_of_group
 from nkilib.core.rows.stream import loads_in_flight, num_chunks
-from nkilib.experimental.loss.cross_entropy.launch import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN, shift_pays
+from nkilib.experimental.loss.cross_entropy.launch import (
+    LARGEST_PLAN,
+    PLAIN_PLAN,
+    POSITIONS_PER_PARTITION_MAX,
+    SHIFTED_PLAN,
+    shift_pays,
+)
 
 # Kernels are launched on the two cores of a logical NeuronCore.
 CORES = 2
@@ -81,6 +87,15 @@ _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 
+# Several partitions a position: for more classes than so many, of which each partition has from so many to so many; and
+# if the columns that a partition processes become that share of those of one position a partition. A further batch
+# costs as much as so many columns.
+_ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
+_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 500_000, 0.85, 5000
+# Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
+# the positions of a core are many; and the bytes of a position for each of its positions that make them many.
+_PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS = 1024, 4096, 16
+
 # Of tilings whose estimates differ by less than that, the largest chunks are taken: they need the fewest instructions.
 _AS_GOOD = 1.001
 
@@ -91,10 +106,14 @@ class Tiling(NamedTuple):
     Attributes:
         positions_per_batch: positions processed at a time.
         chunk_size: vocabulary entries processed at a time.
+        partitions_per_position, positions_per_partition: the layout of positions on partitions; 1 and 1 for one a
+            partition. A launch whose options need one position a partition has it, with the sizes above.
     """
 
     positions_per_batch: int
     chunk_size: int
+    partitions_per_position: int = 1
+    positions_per_partition: int = 1
 
 
 class _Machine(NamedTuple):
@@ -228,7 +247,34 @@ def _chosen(
         for size in _chunk_sizes(vocab_size, dtype, machine, tiles)
     }
     least = min(estimates.values())
-    return Tiling(POSITIONS_PER_BATCH, max(size for size, time in estimates.items() if time <= _AS_GOOD * least))
+    chunk_size = max(size for size, time in estimates.items() if time <= _AS_GOOD * least)
+    return Tiling(POSITIONS_PER_BATCH, chunk_size, *_layout(num_positions, vocab_size, _ITEMSIZES[dtype], extended))
+
+
+def _layout(num_positions: int, vocab_size: int, itemsize: int, extended: bool) -> tuple[int, int]:
+    """Return the partitions of a position and the positions of a partition with which a launch is modelled to be
+    fastest, if its options have such a layout.
+
+    An entropy in 16 bits takes longer in several batches of split positions than without the exact maximum.
+    """
+    positions = positions_of_core(num_positions, CORES, 0)
+
+    def columns(parts: int) -> float:
+        batches = div_ceil(positions, PARTITIONS // parts)
+        return batches * vocab_size / parts + (batches - 1) * _COLUMNS_OF_BATCH * (parts > 1)
+
+    most = PARTITIONS // positions if extended and itemsize < FLOAT32_BYTES else PARTITIONS
+    all_parts = [parts for parts in _ALL_PARTS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
+    if vocab_size > _SPLIT_CLASSES_MIN and all_parts and num_positions * vocab_size <= INDEX_LIMIT:
+        parts = min(all_parts, key=columns)
+        if columns(parts) <= _SPLIT_SHARE * columns(1):
+            return parts, 1
+    is_worth_it = vocab_size <= _PACKED_CLASSES or (
+        vocab_size <= _PACKED_CLASSES_MAX and positions * _BYTES_OF_POSITIONS >= vocab_size * itemsize
+    )
+    if is_worth_it:
+        return 1, min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
+    return 1, 1
 
 
 def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) -> set[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from nkilib.core.hardware import PARTITIONS
 from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
 from nkilib.core.rows.checks import (
@@ -26,6 +27,7 @@ from nkilib.core.rows.checks import (
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.sbuf import SbufPlan
 from nkilib.experimental.loss.cross_entropy.launch import (
+    POSITIONS_PER_PARTITION_MAX,
     Classes,
     Launch,
     LossOptions,
@@ -146,11 +148,13 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
 
 
 def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
-    """Check that batches and chunks of the launch's sizes fit SBUF together with the scratch of the plan.
+    """Check the layout of a launch, and that batches and chunks of its sizes fit SBUF together with the scratch of the
+    plan.
 
     Raises:
         AssertionError: if they do not; the message has function, requirement, value and remedy.
     """
+    validate_layout(launch)
     require_rows_per_batch(launch.function, _WORDS.rows_per_batch, launch.positions_per_batch)
     require_chunk_size(
         launch.function,
@@ -160,6 +164,31 @@ def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
         launch.dtype,
         plan,
         _WORDS,
+    )
+
+
+def validate_layout(launch: Launch) -> None:
+    """Check the numbers of the layout of a launch. One that the launch does not have is no error.
+
+    Raises:
+        AssertionError: if a number is out of range, or both are larger than 1; the message has function, requirement,
+            value and remedy.
+    """
+    function, (parts, most) = launch.function, launch.layout
+    require(
+        is_integer(parts) and 1 <= parts <= PARTITIONS and parts & (parts - 1) == 0,
+        f"{function}: partitions_per_position must be a power of two from 1 to {PARTITIONS}, got {parts}; "
+        f"take that of choose_tiling",
+    )
+    require(
+        is_integer(most) and 1 <= most <= POSITIONS_PER_PARTITION_MAX,
+        f"{function}: positions_per_partition must be an integer from 1 to {POSITIONS_PER_PARTITION_MAX}, got {most}; "
+        f"take that of choose_tiling",
+    )
+    require(
+        parts == 1 or most == 1,
+        f"{function}: positions_per_partition must be 1 with several partitions_per_position, got {most} and {parts}; "
+        f"pass one of them",
     )
 
 

@@ -31,8 +31,8 @@ from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import TensorSize, launch_tensors, tensor_bytes
+from nkilib.core.rows.gathered import ROWS_OF_TILE
 from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
-from nkilib.core.rows.slots import ROWS_OF_TILE
 from nkilib.experimental.loss.distillation import kernels
 from nkilib.nki import nl
 

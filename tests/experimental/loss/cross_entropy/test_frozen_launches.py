@@ -136,7 +136,7 @@ def launches() -> Iterator[Launch]:
         for (case, options), positions, dtype in product(cases.items(), POSITIONS, DTYPES):
             extended = options is not None
             tiling = choose_tiling(positions, VOCABULARY, dtype, direction, extended=extended)
-            yield Launch(direction, case, positions, dtype, *tiling)
+            yield Launch(direction, case, positions, dtype, *tiling[:2])
 
 
 def boundaries() -> Iterator[Boundary]:

@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How rows of softmax are divided over partitions, instructions and batches.
+"""How rows are divided over partitions, instructions and batches.
 
-A row that is too long for a partition lies on several, and a partition holds several short rows; an instruction
-processes a piece (:class:`RowPiece`). A plan (:class:`RowPlan`) holds for all rows of one length. A batch
-(:class:`RowBatch`) has the rows of a core that are in SBUF together, and loads and stores them. :func:`row_plan` makes
-the plan, from the bytes that a loop keeps on chip (:class:`Streams`), and :func:`batches_of_core` the batches.
+A long row lies on several partitions, and a partition holds several short rows; an instruction processes a piece
+(:class:`RowPiece`). A plan (:class:`RowPlan`) holds for all rows of one length. A batch (:class:`RowBatch`) has the
+rows of a core that are processed together, and loads and stores them. :func:`batches_of_core` makes the batches.
+:func:`row_plan` makes the plan of rows that stay in SBUF between two passes over them, so that HBM is read once and
+written once, from the bytes that a loop keeps on chip (:class:`Streams`).
 
 What may affect the rounding of a row depends on the length of a row, the types and the caller's sizes only. The number
 of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
-Rows stay in SBUF between the two passes over them, so HBM is read once and written once. A row of C elements that is
-too long for a partition lies on F of them, 2 to 128: its parts are W = floor(C / F) columns wide, and the last one has
+The numbers of the partitions of a row come to a line, side by side (:func:`on_line`), and back (:func:`off_line`).
+GpSimd shares the maxima of rows with Vector (:func:`halved`).
+
+A row of C elements lies on F partitions, 1 to 128: its parts are W = floor(C / F) columns wide, and the last one has
 the rest as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
+from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import Ring
 from nkilib.nki import nisa, nl
 
 # Bytes per partition for all tiles together: SBUF of trn1 has 180,224 bytes, later generations have more; the rest is
@@ -376,6 +381,41 @@ class RowBatch:
         """The pieces in the order in which they are processed."""
         return self.plan.pieces(self.rows_each)
 
+    @property
+    def start(self) -> int:
+        """The number of the first batch of the rows: 0, because their results are stored by themselves."""
+        return 0
+
+    @property
+    def as_rows(self) -> Batch:
+        """The rows of the batch with one number per row in a partition, if a partition holds at most one row."""
+        return Batch(self.first, self.lines, 1)
+
+    @property
+    def as_line(self) -> RowBatch:
+        """The rows of the batch with their numbers side by side in one partition, as a batch of one line."""
+        return RowBatch(replace(self.plan, parts=1), self.matrix, self.first, 1, self.lines * self.rows_each)
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Load the elements of a vector [N] that belong to the rows, as a tile [partitions, rows per partition].
+
+        Each partition of a row that lies on several gets the element of the row.
+        """
+        values_sbuf = nl.ndarray((self.partitions, self.rows_each), dtype=dtype, buffer=nl.sbuf)
+        of_rows_hbm = self._of_rows(vector_hbm)
+        if self.plan.parts > 1:
+            of_rows_hbm = of_rows_hbm.broadcast(1, self.plan.parts)
+        nisa.dma_copy(dst=values_sbuf, src=of_rows_hbm)
+        return values_sbuf
+
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+        """Store a tile [lines, rows per partition] as the elements of a vector [N] that belong to the rows."""
+        return nisa.dma_copy(dst=self._of_rows(vector_hbm), src=values_sbuf)
+
+    def _of_rows(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        own_hbm = vector_hbm.slice(0, self.first, self.first + self.lines * self.rows_each)
+        return own_hbm.reshape_dim(0, (self.lines, self.rows_each))
+
     def tile_of(self, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the batch's view of a buffer [128, size]: [partitions, rows per partition, columns]."""
         columns = self.plan.columns
@@ -396,10 +436,12 @@ class RowBatch:
                 nisa.memset(dst=transfer.on_all_partitions(piece_sbuf), value=padding)
             nisa.dma_copy(dst=transfer.on_chip(piece_sbuf, self.plan), src=transfer.in_hbm(matrix_hbm, self))
 
-    def store(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
-        """Store a piece of rows, the reverse of :meth:`load`."""
-        for transfer in self._transfers(piece):
+    def store(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
+        """Store a piece of rows, the reverse of :meth:`load`, and return the DMA instructions."""
+        return [
             nisa.dma_copy(dst=transfer.in_hbm(matrix_hbm, self), src=transfer.on_chip(piece_sbuf, self.plan))
+            for transfer in self._transfers(piece)
+        ]
 
     def _transfers(self, piece: RowPiece) -> list[_Transfer]:
         width = self.plan.width
@@ -411,29 +453,74 @@ class RowBatch:
         return transfers
 
 
-def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
+def _batch_of(plan: RowPlan, matrix: int, first: int, left: int, least_batches: int) -> RowBatch:
     if plan.parts > 1:
         return RowBatch(plan, matrix, first, min(left, PARTITIONS // plan.parts), 1)
     if left < PARTITIONS:
         return RowBatch(plan, matrix, first, left, 1)
+    least = div_ceil(left, PARTITIONS)
+    if least_batches == 1 and least <= plan.rows_each and left % least == 0:
+        return RowBatch(plan, matrix, first, left // least, least)
     most = left // PARTITIONS
-    # Batches of equal size, without a short one at the end; three for few rows, so that engines work in parallel.
-    batches = max(div_ceil(most, plan.rows_each), min(_LEAST_BATCHES, most // plan.rows_of_piece), 1)
+    # Batches of equal size, without a short one at the end; several for few rows, so that engines work in parallel.
+    batches = max(div_ceil(most, plan.rows_each), min(least_batches, most // plan.rows_of_piece), 1)
     rows_each = div_ceil(most, batches)
     return RowBatch(plan, matrix, first, PARTITIONS, rows_each)
 
 
-def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: int) -> list[RowBatch]:
+def batches_of_core(
+    plan: RowPlan, matrices: int, rows: int, cores: int, core: int, least_batches: int = _LEAST_BATCHES
+) -> list[RowBatch]:
     """Return the batches of a core, which processes consecutive rows of each of ``matrices`` matrices of ``rows`` rows.
 
-    Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions.
+    Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions. Rows
+    that are enough for ``least_batches`` batches of a piece each are divided into as many; 1 makes a single batch of
+    rows that a few partitions less hold evenly.
     """
     batches = []
     share = div_ceil(rows, cores)
     for matrix in range(matrices):
         first, end = core * share, min(rows, (core + 1) * share)
         while first < end:
-            batch = _batch_of(plan, matrix, first, end - first)
+            batch = _batch_of(plan, matrix, first, end - first, least_batches)
             batches.append(batch)
             first += batch.lines * batch.rows_each
     return batches
+
+
+def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
+    side.
+    """
+    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=column_sbuf.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
+    return line_psum
+
+
+def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
+    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
+    rows = line_sbuf.shape[1]
+    spread_sbuf = nl.ndarray((1, rows, parts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
+    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
+    return column_psum
+
+
+def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
+
+    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
+    no bit depends on it.
+    """
+    partitions, rows, columns = x_sbuf.shape
+    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
+    halves_sbuf = halves.next_shaped((partitions, rows, half))
+    nisa.tensor_tensor(
+        dst=halves_sbuf,
+        data1=x_sbuf[:, :, 0:half],
+        data2=x_sbuf[:, :, columns - half : columns],
+        op=nl.maximum,
+        engine=nisa.engine.gpsimd,
+    )
+    return halves_sbuf

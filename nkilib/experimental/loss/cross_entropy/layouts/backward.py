@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The backward of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
+
+Each partition has what is needed of its positions, also if it has only a part of one: their coefficients
+(:class:`_Coefficients`), tiles [partitions, positions of a partition]. The gradient A * p, less A - D at the target
+(:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), is made on chip, without a scatter: Scalar computes p,
+Vector compares the columns with that of the target, which is fast in 16 bits, and subtracts. Scalar and GpSimd share
+the products with A, which the exponential includes if all losses have the same upstream gradient.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.moments import raise_infinite, raise_negligible
+from nkilib.core.rows.row_plan import RowBatch, RowPiece
+from nkilib.core.rows.sbuf import Ring, ring_of
+from nkilib.core.rows.scale import ONE, Scale
+from nkilib.core.rows.tiles import cast, clamp, float32_like, log_of_constant, product, scaled
+from nkilib.experimental.loss.cross_entropy.coefficients import (
+    EntropyCoefficients,
+    SoftmaxTerms,
+    TargetTerms,
+    loaded_gradient,
+    negated_lse,
+    summed,
+)
+from nkilib.experimental.loss.cross_entropy.launch import (
+    Launch,
+    Options,
+    PositionUpstream,
+    UniformUpstream,
+    Upstream,
+)
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, columns_of_parts
+from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
+from nkilib.nki import nisa, nl
+
+# The positions that are begun after one before it is finished. A piece is loaded over one that is finished.
+_STEPS = 2
+# float16 has every integer up to this one.
+_COMPARED = 2048
+
+
+@dataclass(frozen=True)
+class _Coefficients:
+    """What the gradient of the positions of a batch is made of: float32 tiles [partitions, positions of a partition].
+
+    Attributes:
+        scale: the factor of the logits in z.
+        bias_sbuf: what is added to z, so that its exponential is p, or p divided by what ``all_sbuf`` has as a factor.
+        all_sbuf: A, or None where the exponentials are A * p.
+        neg_spread_sbuf: what is added to A * p at every class, minus the share of smoothing; None for 0.
+        entropy: the terms that are added to A for each class, times what ``all_sbuf`` has as a factor; None without a
+            gradient of the entropy.
+        own_sbuf: what is subtracted at the target: A - D, 0 where the target is ignored or in another shard; a number
+            if it is the same for all positions. It is finite, because it is multiplied by 0 elsewhere.
+        column_sbuf: the column of the target in the partition.
+        check: the access that is out of range if a target is.
+    """
+
+    scale: Scale
+    bias_sbuf: nl.NkiTensor
+    all_sbuf: nl.NkiTensor | None
+    neg_spread_sbuf: nl.NkiTensor | None
+    entropy: EntropyCoefficients | None
+    own_sbuf: nl.NkiTensor | float
+    column_sbuf: nl.NkiTensor
+    check: nisa.NkiInstruction
+    _columns: dict[int, nl.NkiTensor] = field(default_factory=dict)
+
+    def column_from(self, start: int) -> nl.NkiTensor:
+        """Return the columns of the targets counted from column ``start`` of the partition; it is computed once."""
+        if start == 0:
+            return self.column_sbuf
+        if start not in self._columns:
+            column_sbuf = float32_like(self.column_sbuf)
+            nisa.tensor_scalar(dst=column_sbuf, data=self.column_sbuf, op0=nl.subtract, operand0=float(start))
+            self._columns[start] = column_sbuf
+        return self._columns[start]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A position of each partition whose gradient is not finished.
+
+    Attributes:
+        coefficients: the coefficients of its batch.
+        batch, piece, row: where the position is.
+        piece_sbuf: the tile of the piece.
+        is_target_sbuf: 1 at the target, and 0 elsewhere.
+        terms_sbuf: the exponentials, then the product of A and p, less what is subtracted at every class.
+        slopes_sbuf: what the gradient of the entropy adds to A; None without one.
+    """
+
+    coefficients: _Coefficients
+    batch: RowBatch
+    piece: RowPiece
+    row: int
+    piece_sbuf: nl.NkiTensor
+    is_target_sbuf: nl.NkiTensor
+    terms_sbuf: nl.NkiTensor
+    slopes_sbuf: nl.NkiTensor | None
+
+    @property
+    def position(self) -> int:
+        """The number of the position in its partition."""
+        return self.piece.first + self.row
+
+
+@dataclass
+class _Backward:
+    """The loop of a core over the pieces of its batches.
+
+    Attributes:
+        launch, options, upstream: the arguments of the kernel.
+        batches: the batches of the core.
+        finder: the object that locates the targets.
+        on_chip: the gathers of packed positions; None for split ones.
+        class_sbuf: the numbers of columns, float16 [128, columns].
+        log_scale_sbuf: the logarithm of the upstream gradient of all losses, or of 1, float32 [128, 1].
+        buffers: tiles for pieces of logits, which become their gradients.
+        exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
+        slopes: tiles for the terms of the entropy's gradient.
+        products: the number of products with A so far.
+        visits: the batches and their pieces in the order of processing.
+        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
+    """
+
+    launch: Launch
+    options: Options
+    upstream: Upstream
+    batches: list[RowBatch]
+    finder: TargetFinder
+    on_chip: ColumnsOnChip | None
+    class_sbuf: nl.NkiTensor
+    log_scale_sbuf: nl.NkiTensor
+    buffers: Ring
+    exponentials: Ring
+    targets: Ring
+    slopes: Ring
+    visits: list[tuple[RowBatch, RowPiece]]
+    loaded_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    products: int = 0
+
+    @classmethod
+    def make(cls, launch: Launch, options: Options, upstream: Upstream, batches: list[RowBatch]) -> _Backward:
+        plan = batches[0].plan
+        visits = [(batch, piece) for batch in batches for piece in batch.pieces]
+        columns = max(piece.columns for _, piece in visits)
+        has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
+        class_sbuf = nl.ndarray((PARTITIONS, min(columns, _COMPARED)), dtype=nl.float16, buffer=nl.sbuf)
+        nisa.iota(dst=class_sbuf, pattern=[[1, class_sbuf.shape[1]]], offset=0, channel_multiplier=0)
+        return cls(
+            launch,
+            options,
+            upstream,
+            batches,
+            TargetFinder.make(launch.targets_hbm, PARTITIONS, 1, options),
+            None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
+            class_sbuf,
+            log_of_constant(upstream.scale if isinstance(upstream, UniformUpstream) else 1.0, PARTITIONS),
+            Ring(ring_of(min(BUFFERS + _STEPS - 1, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
+            Ring(ring_of(TERMS, columns, nl.float32)),
+            Ring(ring_of(TERMS, columns, nl.float16)),
+            Ring(ring_of(TERMS if has_entropy else 0, columns, nl.float32)),
+            visits,
+        )
+
+    def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
+        """Process all positions of all pieces, each in steps between which others are processed, so that no engine
+        waits for another one. The coefficients of a batch are computed before the batch ahead of it.
+        """
+        begun, steps = deque[_Begun](), 1 if isinstance(self.upstream, UniformUpstream) else _STEPS
+        following = self._coefficients(self.batches[0])
+        for number, batch in enumerate(self.batches):
+            coefficients = following
+            for piece, piece_sbuf in self._loaded_pieces(number):
+                if piece is batch.pieces[0] and number + 1 < len(self.batches):
+                    following = self._coefficients(self.batches[number + 1])
+                for row in range(piece.rows):
+                    begun.append(self._begun(coefficients, batch, piece, row, piece_sbuf))
+                    if len(begun) > 1:
+                        self._multiply(begun[-2])
+                    if len(begun) > steps:
+                        self._finish(begun.popleft(), grad_logits_hbm)
+        self._multiply(begun[-1])
+        for last in begun:
+            self._finish(last, grad_logits_hbm)
+
+    def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
+        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
+        first = sum(len(batch.pieces) for batch in self.batches[:number])
+        for place, piece in enumerate(self.batches[number].pieces):
+            visit = first + place
+            ahead = BUFFERS - 1 if visit == 0 else visit + BUFFERS - 1
+            for batch, later in self.visits[len(self.loaded_sbuf) : ahead]:
+                tile_sbuf = batch.piece_of(self.buffers.next_tile(), later)
+                batch.load(self.launch.logits_hbm, later, tile_sbuf, float("-inf"))
+                self.loaded_sbuf.append(tile_sbuf)
+            yield piece, self.loaded_sbuf[visit]
+
+    def _coefficients(self, batch: RowBatch) -> _Coefficients:
+        shape, launch, options, upstream = (batch.partitions, batch.rows_each), self.launch, self.options, self.upstream
+        masks = TargetMasks.make(*shape)
+        located = self.finder.locate(batch, None if options.is_plain else masks)
+        column_sbuf = columns_of_parts(batch, located.column_sbuf)
+        check = self._check(batch, located)
+        if isinstance(upstream, UniformUpstream):
+            bias_sbuf = negated_lse(batch.loaded(upstream.lse_hbm), self.log_scale_sbuf[0 : shape[0], :])
+            return _Coefficients(ONE, bias_sbuf, None, None, None, upstream.scale, column_sbuf, check)
+        temperatures = launch.temperatures(batch, shape)
+        softmax = SoftmaxTerms.load(upstream, batch, options.scale_of(temperatures))
+        slope = options.slope_of(temperatures)
+        grad_loss_sbuf = loaded_gradient(batch, upstream.required_grad_loss_hbm, slope)
+        weights_sbuf, valid_sbuf = self._weights(located.column_sbuf), masks.valid_sbuf
+        terms = TargetTerms.make(
+            options,
+            slope,
+            upstream,
+            batch,
+            softmax.lse_sbuf,
+            grad_loss_sbuf,
+            valid_sbuf,
+            weights_sbuf,
+            float(options.classes.total),
+        )
+        all_sbuf = terms.own_sbuf
+        if terms.rest_sbuf is not None:
+            all_sbuf = summed(terms.rest_sbuf, [terms.own_sbuf])
+        own_sbuf = product(terms.own_sbuf, cast(masks.local_sbuf, nl.float32))
+        clamp(own_sbuf, own_sbuf, 1.0)
+        entropy = self._entropy(upstream, batch, softmax, slope)
+        if entropy is not None:
+            all_sbuf = summed(all_sbuf, [entropy.offset_sbuf])
+        return _Coefficients(
+            softmax.scale,
+            softmax.bias_sbuf,
+            softmax.normalized(all_sbuf),
+            None if terms.spread_sbuf is None else scaled(terms.spread_sbuf, -1.0),
+            entropy,
+            own_sbuf,
+            column_sbuf,
+            check,
+        )
+
+    def _entropy(
+        self, upstream: PositionUpstream, batch: RowBatch, softmax: SoftmaxTerms, slope: Scale
+    ) -> EntropyCoefficients | None:
+        """Return the terms of the entropy's gradient, its slope times what the coefficient A has as a factor."""
+        if upstream.entropy_hbm is None or upstream.grad_entropy_hbm is None:
+            return None
+        gradient_sbuf = loaded_gradient(batch, upstream.grad_entropy_hbm, slope)
+        entropy = EntropyCoefficients.make(softmax, batch.loaded(upstream.entropy_hbm), gradient_sbuf)
+        return replace(entropy, slope_sbuf=softmax.normalized(entropy.slope_sbuf))
+
+    def _check(self, batch: RowBatch, located: LocatedTargets) -> nisa.NkiInstruction:
+        if batch.plan.parts == 1:
+            return check_targets(self.finder, batch, located)
+        rows = batch.as_rows
+        masks = None if self.options.is_plain else TargetMasks.make(rows.rows, 1)
+        return check_targets(self.finder, rows, self.finder.locate(rows, masks))
+
+    def _weights(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
+        """Return the class weights of the targets; None without any."""
+        class_weight_hbm = self.launch.class_weight_hbm
+        if self.on_chip is not None or class_weight_hbm is None:
+            return None if self.on_chip is None else self.on_chip.gather_weights(column_sbuf)
+        weights_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=weights_sbuf, src=vector_elements(class_weight_hbm, column_sbuf))
+        return weights_sbuf
+
+    def _begun(
+        self, coefficients: _Coefficients, batch: RowBatch, piece: RowPiece, row: int, piece_sbuf: nl.NkiTensor
+    ) -> _Begun:
+        """Compare the columns of a position with that of its target, and compute its exponentials."""
+        partitions, _, columns = piece_sbuf.shape
+        at = piece.first + row
+        is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
+        terms_sbuf = self.exponentials.next_tile()[0:partitions, 0:columns]
+        slopes_sbuf, entropy = None, coefficients.entropy
+        if entropy is not None:
+            slopes_sbuf = self.slopes.next_tile()[0:partitions, 0:columns]
+            raise_negligible(piece_sbuf[:, row], entropy.neg_center_sbuf[:, at : at + 1], coefficients.scale.least)
+        nisa.activation(
+            dst=terms_sbuf,
+            op=nl.exp,
+            data=piece_sbuf[:, row],
+            bias=coefficients.bias_sbuf[:, at : at + 1],
+            scale=coefficients.scale.of(at),
+        )
+        if entropy is not None and slopes_sbuf is not None:
+            raise_infinite(piece_sbuf[:, row])
+            nisa.tensor_scalar(
+                dst=slopes_sbuf,
+                data=piece_sbuf[:, row],
+                op0=nl.add,
+                operand0=entropy.neg_center_sbuf[:, at : at + 1],
+                op1=nl.multiply,
+                operand1=entropy.slope_sbuf[:, at : at + 1],
+            )
+        return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
+
+    def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
+        """Replace the logits of a position by their gradient, which is rounded once when it is written, and store the
+        piece if the position is its last one.
+        """
+        piece, row, at, own = begun.piece, begun.row, begun.position, begun.coefficients.own_sbuf
+        nisa.scalar_tensor_tensor(
+            dst=begun.piece_sbuf[:, row],
+            data=begun.is_target_sbuf,
+            op0=nl.multiply,
+            operand0=own if isinstance(own, float) else own[:, at : at + 1],
+            op1=nl.subtract,
+            operand1=begun.terms_sbuf,
+            reverse1=True,
+        )
+        if row + 1 == piece.rows:
+            for store in begun.batch.store(grad_logits_hbm, piece, begun.piece_sbuf):
+                store.depends_on(begun.coefficients.check, kind=nisa.dependency.runtime)
+
+    def _is_target(self, coefficients: _Coefficients, piece: RowPiece, at: int, shape: tuple[int, int]) -> nl.NkiTensor:
+        """Return a tile that is 1 where a column of a piece is the target of a position, and 0 elsewhere."""
+        partitions, columns = shape
+        is_target_sbuf = self.targets.next_tile()[0:partitions, 0:columns]
+        for start in range(0, columns, _COMPARED):
+            end = min(start + _COMPARED, columns)
+            column_sbuf = coefficients.column_from(piece.start + start)
+            nisa.tensor_scalar(
+                dst=is_target_sbuf[:, start:end],
+                data=self.class_sbuf[0:partitions, 0 : end - start],
+                op0=nl.equal,
+                operand0=column_sbuf[:, at : at + 1],
+            )
+        return is_target_sbuf
+
+    def _multiply(self, begun: _Begun) -> None:
+        """Multiply the exponentials of a position by A where they do not include it, and add what is added at every
+        class. Scalar shares this with GpSimd, or with Vector if there is something to add; all round alike.
+        """
+        coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
+        if coefficients.all_sbuf is None:
+            return
+        factor_sbuf, of_batch_sbuf = coefficients.all_sbuf[:, at : at + 1], coefficients.neg_spread_sbuf
+        neg_spread_sbuf = None if of_batch_sbuf is None else of_batch_sbuf[:, at : at + 1]
+        if begun.slopes_sbuf is not None:
+            nisa.scalar_tensor_tensor(
+                dst=terms_sbuf,
+                data=begun.slopes_sbuf,
+                op0=nl.add,
+                operand0=factor_sbuf,
+                op1=nl.multiply,
+                operand1=terms_sbuf,
+            )
+            if neg_spread_sbuf is not None:
+                nisa.tensor_scalar(dst=terms_sbuf, data=terms_sbuf, op0=nl.add, operand0=neg_spread_sbuf)
+            return
+        self.products += 1
+        if self.products % (2 if neg_spread_sbuf is None else 3) != 0:
+            nisa.activation(dst=terms_sbuf, op=nl.copy, data=terms_sbuf, scale=factor_sbuf, bias=neg_spread_sbuf)
+            return
+        if neg_spread_sbuf is not None:
+            nisa.tensor_scalar(
+                dst=terms_sbuf,
+                data=terms_sbuf,
+                op0=nl.multiply,
+                operand0=factor_sbuf,
+                op1=nl.add,
+                operand1=neg_spread_sbuf,
+            )
+            return
+        nisa.tensor_tensor(
+            dst=terms_sbuf,
+            data1=terms_sbuf,
+            data2=factor_sbuf.broadcast(1, terms_sbuf.shape[1]),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
+        )
+
+
+def backward_of_batches(
+    launch: Launch, options: Options, upstream: Upstream, batches: list[RowBatch], grad_logits_hbm: nl.NkiTensor
+) -> None:
+    """Compute and store the gradient of this core's batches."""
+    if batches:
+        _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)

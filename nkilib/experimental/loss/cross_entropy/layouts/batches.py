@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The layouts of positions other than one a partition, for launches of few positions or of few classes.
+
+- Split: a position lies on F partitions, each of which has W = floor(V / F) of its classes, and the last one the rest
+  as well. Few positions then keep all partitions busy.
+- Packed: a partition has several positions, one behind the other in HBM, so that transfers are long, and instructions
+  that take all positions of a partition are few.
+
+A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them
+(:mod:`nkilib.core.rows.row_plan`), if a launch requests such a layout and has it: its options must be among those that
+:func:`_carries` names, and its tiles must fit. Else the launch has one position a partition.
+"""
+
+from __future__ import annotations
+
+from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.rows.row_plan import RowBatch, RowPlan, batches_of_core
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.statistics import STATISTICS_COLUMNS
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options, PositionUpstream, Upstream
+from nkilib.nki import nl
+
+# Pieces that have buffers: one is loaded, the others are loaded, computed on or stored meanwhile.
+BUFFERS = 4
+# Tiles of exponentials, and of other terms of a gradient.
+TERMS = 4
+# Tiles of the larger elements of pairs of the forward.
+HALVES = 2
+# The pieces of a position's part, and the least and the most columns of a piece, unless there are many.
+_PIECES, _PIECE_MIN, _PIECE_MAX = 4, 512, 1600
+# The most pieces of that size, the columns of longer ones, and the most of all.
+_MANY_PIECES, _LONG_PIECE, _PIECES_MAX = 32, 4096, STATISTICS_COLUMNS
+# The most classes of packed positions, and the elements of a piece of them, if it has more than one.
+_PACKED_MAX, _PACKED_PIECE = 4096, 2048
+# Small tiles: statistics, targets and results of the positions of a partition, some forty numbers of each.
+_SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
+
+
+def _carries(launch: Launch, options: Options) -> bool:
+    """Return whether a layout other than one position a partition has the options.
+
+    Factors of all classes, such as class weights beside label smoothing, come in chunks of one position a partition.
+    Where the parts of a position differ in length, the elements that fill up the shorter ones would enter sums over all
+    classes.
+    """
+    wanted, parts = options.wanted, launch.layout.partitions_per_position
+    if options.has_probabilities or options.softcap is not None or options.needs_class_weights:
+        return False
+    if wanted.argmax or wanted.log_sum_squares or wanted.mean_logit:
+        return False
+    return not options.sums_classes or launch.vocab_size % parts == 0
+
+
+def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
+    """Return the plan of the requested layout; None if it is that of one position a partition, or does not fit.
+
+    Args:
+        launch: the launch.
+        scratch_bytes: the bytes of a partition for each column of a piece of one position, beside the buffers of
+            pieces.
+    """
+    parts, most = launch.layout
+    size, of_element = launch.vocab_size, BUFFERS * dtype_bytes(launch.dtype)
+    if parts > 1 and size >= parts and launch.num_positions * size <= INDEX_LIMIT:
+        width = size // parts
+        columns = size - (parts - 1) * width
+        most_columns = min(max(_PIECE_MAX, div_ceil(columns, _MANY_PIECES)), _LONG_PIECE)
+        pieces = max(div_ceil(columns, most_columns), min(_PIECES, columns // _PIECE_MIN), 1)
+        if pieces > _PIECES_MAX:
+            return None
+        plan = RowPlan(size, parts, width, div_ceil(columns, pieces), 1, 1, BUFFERS)
+        needed = plan.piece_size * (of_element + scratch_bytes)
+    elif most > 1 and size <= _PACKED_MAX:
+        rows = max(1, _PACKED_PIECE // size)
+        plan = RowPlan(size, 1, size, rows * size, rows, most, BUFFERS)
+        needed = size * (rows * of_element + scratch_bytes) + most * _BYTES_OF_POSITION
+    else:
+        return None
+    return plan if needed + _SMALL_BYTES <= usable_sbuf_bytes() else None
+
+
+def _batches(launch: Launch, plan: RowPlan | None) -> list[RowBatch] | None:
+    if plan is None:
+        return None
+    return batches_of_core(plan, 1, launch.num_positions, nl.num_programs(), nl.program_id(), least_batches=1)
+
+
+def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
+    """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
+    if not _carries(launch, options):
+        return None
+    # Numbers of which only the sums are used; class weights; the larger elements of pairs.
+    scratch_bytes = 2 * 2 + FLOAT32_BYTES + HALVES * dtype_bytes(launch.dtype) // 2
+    if options.wanted.entropy:  # exponentials, and another buffer
+        scratch_bytes += TERMS * FLOAT32_BYTES + dtype_bytes(launch.dtype)
+    return _batches(launch, _plan(launch, scratch_bytes))
+
+
+def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> list[RowBatch] | None:
+    """Return the batches of this core, if the backward has the requested layout; None for one position a partition."""
+    if not _carries(launch, options):
+        return None
+    # Exponentials in float32 and targets in float16, the columns in float16, class weights, and another buffer.
+    scratch_bytes = TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES + dtype_bytes(launch.dtype)
+    if isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None:
+        scratch_bytes += TERMS * FLOAT32_BYTES
+    return _batches(launch, _plan(launch, scratch_bytes))

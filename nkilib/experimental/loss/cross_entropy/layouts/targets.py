@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The targets of positions in the layouts of :mod:`.batches`, whose elements are found on chip.
+
+:class:`ColumnsOnChip` gathers the elements of packed positions at their targets, and :func:`columns_of_parts` says in
+which column of a part of a position its target is. Neither is an access of a DMA engine, so :func:`check_targets` makes
+one that is out of range if a target is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.elements import INDEX_LIMIT, int32_column, integer_op, vector_elements
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan
+from nkilib.core.rows.tiles import cast
+from nkilib.experimental.loss.cross_entropy.launch import Launch
+from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder
+from nkilib.nki import explain_index, nisa, nl
+
+
+def check_targets(finder: TargetFinder, rows: Batch | RowBatch, located: LocatedTargets) -> nisa.NkiInstruction:
+    """Load the first target, from an index that is out of range in each partition that has an invalid target.
+
+    Returns:
+        The DMA instruction, on which the results must depend, so that the access takes place.
+    """
+    is_invalid_sbuf = located.is_invalid_sbuf
+    partitions, columns = is_invalid_sbuf.shape
+    any_sbuf = is_invalid_sbuf
+    if columns > 1:
+        any_sbuf = nl.ndarray((partitions, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=any_sbuf, op=nl.maximum, data=is_invalid_sbuf, axis=1)
+    index_sbuf = nl.ndarray((partitions, 1), dtype=nl.int32, buffer=nl.sbuf)
+    integer_op(index_sbuf, any_sbuf, int32_column(partitions, INDEX_LIMIT, 0), nl.multiply)
+    step = rows.cores if isinstance(rows, Batch) else rows.rows_each
+    explain_index(
+        index_sbuf, "target", located.targets_sbuf, rows.first, step, finder.classes.total, located.is_invalid_sbuf
+    )
+    target_sbuf = nl.ndarray((partitions, 1), dtype=nl.int32, buffer=nl.sbuf)
+    return nisa.dma_copy(dst=target_sbuf, src=vector_elements(finder.targets_hbm, index_sbuf))
+
+
+@dataclass(frozen=True)
+class ColumnsOnChip:
+    """Gathers of an element of each packed position, on chip.
+
+    Attributes:
+        row_start_sbuf: the index of the first element of each position of a piece in its partition, int32 [128,
+            positions of a piece].
+        weights_sbuf: the class weights, float32 [128, V]; None without class weights.
+    """
+
+    row_start_sbuf: nl.NkiTensor
+    weights_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(cls, launch: Launch, plan: RowPlan) -> ColumnsOnChip:
+        """Compute the constants, and load the class weights if the launch has them."""
+        row_start_sbuf = nl.ndarray((PARTITIONS, plan.rows_of_piece), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.iota(dst=row_start_sbuf, pattern=[[plan.row_size, plan.rows_of_piece]], offset=0, channel_multiplier=0)
+        weights_sbuf = None
+        if launch.class_weight_hbm is not None:
+            weights_sbuf = nl.ndarray((PARTITIONS, plan.row_size), dtype=nl.float32, buffer=nl.sbuf)
+            row_hbm = launch.class_weight_hbm.reshape((1, plan.row_size))
+            nisa.dma_copy(dst=weights_sbuf, src=row_hbm.broadcast(0, PARTITIONS))
+        return cls(row_start_sbuf, weights_sbuf)
+
+    def gather(
+        self, dst_sbuf: nl.NkiTensor, piece_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor, piece: RowPiece
+    ) -> None:
+        """Gather the elements of a piece, [partitions, positions, V], at columns of its batch, int32 [partitions,
+        positions of the batch], into its part of a tile of that shape.
+        """
+        index_sbuf = nl.ndarray((column_sbuf.shape[0], piece.rows), dtype=nl.uint32, buffer=nl.sbuf)
+        starts_sbuf = self.row_start_sbuf[:, 0 : piece.rows]
+        integer_op(index_sbuf, column_sbuf[:, piece.first : piece.end], starts_sbuf, nl.add)
+        nisa.nc_n_gather(dst=dst_sbuf[:, piece.first : piece.end], data=piece_sbuf, indices=index_sbuf)
+
+    def gather_weights(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
+        """Gather the class weights at columns, float32 of the same shape; None without class weights."""
+        if self.weights_sbuf is None:
+            return None
+        partitions = column_sbuf.shape[0]
+        index_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=index_sbuf, src=column_sbuf, engine=nisa.engine.gpsimd)
+        gathered_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.nc_n_gather(dst=gathered_sbuf, data=self.weights_sbuf[0:partitions], indices=index_sbuf)
+        return gathered_sbuf
+
+
+def columns_of_parts(batch: RowBatch, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the columns of targets within the part of the position that a partition has, float32.
+
+    A column that another part has is negative, or at least the number of columns of this part.
+
+    Args:
+        batch: the positions. The number of partitions of a position is a power of two.
+        column_sbuf: the columns within positions, int32 [partitions, positions of a partition].
+    """
+    parts, width = batch.plan.parts, batch.plan.width
+    if parts == 1:
+        return cast(column_sbuf, nl.float32)
+    partitions = column_sbuf.shape[0]
+    start_sbuf = int32_column(partitions, 0, 1)
+    nisa.tensor_scalar(dst=start_sbuf, data=start_sbuf, op0=nl.bitwise_and, operand0=parts - 1)
+    integer_op(start_sbuf, start_sbuf, int32_column(partitions, width, 0), nl.multiply)
+    own_sbuf = nl.ndarray(column_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    integer_op(own_sbuf, column_sbuf, start_sbuf, nl.subtract)
+    return own_sbuf
