@@ -4,7 +4,8 @@
 """The division of the rows of a core into batches, one row per partition, and into groups of batches.
 
 :func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each :class:`BatchGroup`. Where gathered rows
-may take their place, code asks only for :class:`RowsOfMatrix` or :class:`StoredRows`.
+may take their place, code asks only for :class:`RowsOfMatrix` or :class:`StoredRows`. :class:`RowsAhead` has values of
+a group that are under way, :class:`SwappedResult` results that two cores swap to store them in longer runs.
 Rows go to cores with a stride (:mod:`nkilib.core.cores`).
 """
 
@@ -18,6 +19,9 @@ from nkilib.nki import nisa, nl
 
 # How many batches share a group at most.
 GROUP_BATCHES_MAX = 16
+# The results of fewer batches are stored element by element in less time than they are swapped.
+SWAPPED_BATCHES_MIN = 4
+_PIPE = 0
 # Rows and columns that Vector transposes at a time.
 _TRANSPOSED = 32
 
@@ -99,13 +103,21 @@ class BatchGroup:
         return self.end - self.start
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches].
+        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches]."""
+        return self._arranged(self._requested(vector_hbm, dtype))
+
+    def ahead(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> RowsAhead:
+        """Begin to load the values of a vector, for :meth:`RowsAhead.loaded` later: no engine waits for them."""
+        return RowsAhead(self, self._requested(vector_hbm, dtype))
+
+    def _requested(self, vector_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+        """Load the values as :meth:`_arranged` takes them.
 
         Values that are loaded one by one keep the DMA engines as long as rows do. So several batches come as rows that
-        are contiguous in HBM, those of all cores, and Vector transposes them.
+        are contiguous in HBM, those of all cores.
         """
-        values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
         if self.batches == 1:
+            values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
             nisa.dma_copy(dst=values_sbuf, src=self._of_group(vector_hbm))
             return values_sbuf
         shape = (self.batches, self.rows * self.cores)
@@ -113,6 +125,13 @@ class BatchGroup:
         rows_hbm = vector_hbm.slice(0, self.first, self.first + shape[0] * shape[1]).reshape_dim(0, shape)
         rows_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=rows_sbuf, src=rows_hbm)
+        return rows_sbuf
+
+    def _arranged(self, rows_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the loaded values as a tile [rows, batches]: Vector transposes those of several batches."""
+        if self.batches == 1:
+            return rows_sbuf
+        values_sbuf = nl.ndarray((self.rows, self.batches), dtype=rows_sbuf.dtype, buffer=nl.sbuf)
         for first in range(0, self.rows, _TRANSPOSED):
             end = min(first + _TRANSPOSED, self.rows)
             own_sbuf = rows_sbuf[:, first * self.cores : (end - 1) * self.cores + 1 : self.cores]
@@ -127,6 +146,18 @@ class BatchGroup:
         """Return the values of a vector [N] that belong to the rows, as a view [rows, batches]."""
         of_group_hbm = strided_rows(vector_hbm, self.first, self.rows * self.batches, self.cores)
         return of_group_hbm.reshape_dim(0, (self.batches, self.rows)).permute((1, 0))
+
+
+@dataclass(frozen=True)
+class RowsAhead:
+    """A group of batches whose values of a vector are under way: the tile that they are loaded into."""
+
+    group: BatchGroup
+    requested_sbuf: nl.NkiTensor
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Return the values of the vector, which is the one that was asked for, as a tile [rows, batches]."""
+        return self.group._arranged(self.requested_sbuf)
 
 
 def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -> list[Batch]:
@@ -149,3 +180,44 @@ def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
         BatchGroup(start, end, batches[start].first, batches[start].rows, batches[start].cores)
         for start, end in zip(starts, [*starts[1:], last + 1], strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class SwappedResult:
+    """A result of the rows of a group of batches, and of the other core's group with the same number.
+
+    The rows of a core are every other row of the matrix, and an element that is stored by itself keeps a DMA engine as
+    long as a row does. So of two results each core gets one for the rows of both, and stores it in runs.
+
+    Attributes:
+        group: the group of this core.
+        vector_hbm: the vector of the result, [N].
+        values_sbuf: by core, the values of its rows, [rows, batches].
+    """
+
+    group: BatchGroup
+    vector_hbm: nl.NkiTensor
+    values_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def begin(cls, group: BatchGroup, results: list[tuple[nl.NkiTensor, nl.NkiTensor]]) -> SwappedResult:
+        """Swap two results, pairs (vector [N], values [rows, batches]), whose values have the same type."""
+        core = group.first % group.cores
+        (vector_hbm, own_sbuf), (_, sent_sbuf) = results[core], results[1 - core]
+        others_sbuf = nl.ndarray(sent_sbuf.shape, dtype=sent_sbuf.dtype, buffer=nl.sbuf)
+        nisa.sendrecv(src=sent_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=_PIPE)
+        return cls(group, vector_hbm, [own_sbuf, others_sbuf] if core == 0 else [others_sbuf, own_sbuf])
+
+    def store(self) -> nisa.NkiInstruction:
+        """Store the values of both cores as rows of HBM, which Vector transposes them to."""
+        rows, batches, cores = self.group.rows, self.group.batches, self.group.cores
+        shape = (batches, rows * cores)
+        runs_sbuf = nl.ndarray(shape, dtype=self.vector_hbm.dtype, buffer=nl.sbuf)
+        for core, values_sbuf in enumerate(self.values_sbuf):
+            for first in range(0, rows, _TRANSPOSED):
+                end = min(first + _TRANSPOSED, rows)
+                places_sbuf = runs_sbuf[:, first * cores + core : (end - 1) * cores + core + 1 : cores]
+                nisa.nc_transpose(dst=places_sbuf, data=values_sbuf[first:end], engine=nisa.engine.vector)
+        start = self.group.first // cores * cores
+        run_hbm = self.vector_hbm.slice(0, start, start + batches * rows * cores)
+        return nisa.dma_copy(dst=run_hbm.reshape_dim(0, shape), src=runs_sbuf)

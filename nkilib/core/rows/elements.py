@@ -56,24 +56,26 @@ def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:
 def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator) -> None:
     """Compute data1 <op> data2 on GpSimd, the engine with exact int32 arithmetic; the others go through float32.
 
-    Operands may be constants that were made for more rows than ``dst`` has.
+    Operands may be constants that were made for more rows than ``dst`` has, and have one column for all of its columns.
     """
-    rows = dst_sbuf.shape[0]
     nisa.tensor_tensor(
         dst=dst_sbuf,
-        data1=_rows_of(data1_sbuf, rows),
-        data2=_rows_of(data2_sbuf, rows),
+        data1=_fitting(data1_sbuf, dst_sbuf.shape),
+        data2=_fitting(data2_sbuf, dst_sbuf.shape),
         op=op,
         engine=nisa.engine.gpsimd,
     )
 
 
-def _rows_of(operand_sbuf: nl.NkiTensor, rows: int) -> nl.NkiTensor:
-    """Return the first rows of an operand [rows, 1].
+def _fitting(operand_sbuf: nl.NkiTensor, shape: tuple[int, ...]) -> nl.NkiTensor:
+    """Return the first rows of an operand [rows, 1] or [rows, columns], in the shape of the result.
 
     Only the last batch of a core may have fewer rows than a constant was made for.
     """
-    return operand_sbuf if rows == operand_sbuf.shape[0] else operand_sbuf[0:rows, :]
+    rows, columns = shape
+    if rows != operand_sbuf.shape[0]:
+        operand_sbuf = operand_sbuf[0:rows, :]
+    return operand_sbuf if columns == operand_sbuf.shape[1] else operand_sbuf.broadcast(1, columns)
 
 
 def clamped(values_sbuf: nl.NkiTensor, least_sbuf: nl.NkiTensor, most_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -105,9 +107,17 @@ class ElementIndices:
         """Replace a flag in ``index_sbuf``, 1 for an invalid column and 0 for a valid one, by the index of the element,
         which is out of range if the flag is 1.
         """
-        integer_op(index_sbuf, index_sbuf, self.penalty_sbuf, nl.multiply)
-        integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
-        integer_op(index_sbuf, index_sbuf, self.row_start_sbuf, nl.add)
+        self.add_column(index_sbuf, column_sbuf)
+        self.add_row(index_sbuf, index_sbuf)
+
+    def add_column(self, flag_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
+        """Replace flags, 1 for an invalid column and 0 for a valid one, by the indices of elements in their rows."""
+        integer_op(flag_sbuf, flag_sbuf, self.penalty_sbuf, nl.multiply)
+        integer_op(flag_sbuf, flag_sbuf, column_sbuf, nl.add)
+
+    def add_row(self, index_sbuf: nl.NkiTensor, in_row_sbuf: nl.NkiTensor) -> None:
+        """Compute the indices of elements, [rows, 1], from those in their rows."""
+        integer_op(index_sbuf, in_row_sbuf, self.row_start_sbuf, nl.add)
 
 
 def row_elements(matrix_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor, batch: Batch) -> nl.NkiTensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from nkilib.core.rows.argmax import Argmax
-from nkilib.core.rows.batches import BatchGroup, StoredRows
+from nkilib.core.rows.batches import BatchGroup, StoredRows, SwappedResult
 from nkilib.core.rows.moments import FirstMoment, Moments, ShiftedEntropy
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Statistics
@@ -411,3 +411,21 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
         group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
         for vector_hbm, tile_sbuf in computed_results(group, results, options)
     ]
+
+
+def swapped_results(group: Group, results: Results, options: Options) -> list[SwappedResult]:
+    """Compute the results of a group like :func:`store_results`, and swap pairs of them between the cores; store those
+    of which no other one has the same type.
+    """
+    pairs: list[SwappedResult] = []
+    waiting: dict[str, GroupResult] = {}
+    for vector_hbm, tile_sbuf in computed_results(group, results, options):
+        result = GroupResult(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+        first = waiting.pop(str(vector_hbm.dtype), None)
+        if first is None:
+            waiting[str(vector_hbm.dtype)] = result
+        else:
+            pairs.append(SwappedResult.begin(group.batches, [first, result]))
+    for vector_hbm, tile_sbuf in waiting.values():
+        group.batches.stored(vector_hbm, tile_sbuf)
+    return pairs

@@ -3,9 +3,9 @@
 
 """The targets of cross-entropy, the values gathered at them, and its class factors, weights or probabilities, on chip.
 
-:class:`TargetFinder` finds the :class:`TargetElements` of a batch and their :class:`TargetMasks`; :class:`TargetValues`
-has what is gathered there. :class:`ClassFactors` streams the factors and sums them up where :class:`FactorSums` says
-so.
+:class:`TargetFinder` finds the :class:`LocatedTargets` of rows, the :class:`TargetElements` of a batch and their
+:class:`TargetMasks`; :class:`TargetValues` has what is gathered there. :class:`ClassFactors` streams the factors and
+sums them up where :class:`FactorSums` says so.
 
 A target's class may be ignored or held by another shard of the vocabulary; :mod:`nkilib.core.rows.elements` explains
 the index of an element, also for an invalid class. Class weights and class probabilities are loaded chunk by chunk in
@@ -31,6 +31,7 @@ from nkilib.core.rows.statistics import Columns
 from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import sum_in_place
 from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, Options
+from nkilib.experimental.loss.temperatures import LoadedRows
 from nkilib.nki import explain_index, nisa, nl
 
 
@@ -70,6 +71,21 @@ class TargetElements:
 
     index_sbuf: nl.NkiTensor
     column_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class LocatedTargets:
+    """The targets of rows and their columns: int32 tiles [rows, columns].
+
+    Attributes:
+        targets_sbuf: the targets.
+        column_sbuf: the column of each, see :meth:`TargetFinder.locate`.
+        is_invalid_sbuf: 1 for a target that is neither ignored nor a class, else 0.
+    """
+
+    targets_sbuf: nl.NkiTensor
+    column_sbuf: nl.NkiTensor
+    is_invalid_sbuf: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -168,30 +184,66 @@ class TargetFinder:
             None if options.is_plain else int32_column(rows, options.recipe.ignore_index, 0),
         )
 
-    def find(self, batch: Batch, masks: TargetMasks | None) -> TargetElements:
-        """Return the target elements of a batch, and write the masks if targets may be ignored.
+    def locate(self, rows: LoadedRows, masks: TargetMasks | None) -> LocatedTargets:
+        """Load the targets of rows and find their columns, and write the masks if targets may be ignored.
 
-        A target that is ignored, or whose class is in another shard, is replaced by the nearest class held here. So
-        the element that is gathered exists; and a scatter to it does no harm if it writes the value that is stored
-        there anyway.
+        A target that is ignored, or whose class is in another shard, gets the column of the nearest class held here.
         """
-        targets_sbuf = batch.loaded(self.targets_hbm, nl.int32)
+        targets_sbuf = rows.loaded(self.targets_hbm, nl.int32)
         column_sbuf = self.here.nearest(targets_sbuf)
-        index_sbuf = nl.ndarray((batch.rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+        is_invalid_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
         if masks is None or self.ignored_sbuf is None:
-            integer_op(index_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
-        else:
-            valid_sbuf, local_sbuf = masks.valid_sbuf, masks.local_sbuf
-            integer_op(valid_sbuf, targets_sbuf, self.ignored_sbuf, nl.not_equal)
-            integer_op(local_sbuf, column_sbuf, targets_sbuf, nl.equal)
-            is_class_sbuf = local_sbuf
-            if self.all is not None:
-                integer_op(index_sbuf, self.all.nearest(targets_sbuf), targets_sbuf, nl.equal)
-                is_class_sbuf = index_sbuf
-                integer_op(column_sbuf, column_sbuf, self.here.first_sbuf, nl.subtract)
-            integer_op(index_sbuf, valid_sbuf, is_class_sbuf, nl.greater)
-            integer_op(local_sbuf, local_sbuf, valid_sbuf, nl.multiply)
-        self.indices.add_position(index_sbuf, column_sbuf)
+            integer_op(is_invalid_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
+            return LocatedTargets(targets_sbuf, column_sbuf, is_invalid_sbuf)
+        valid_sbuf, local_sbuf = masks.valid_sbuf, masks.local_sbuf
+        integer_op(valid_sbuf, targets_sbuf, self.ignored_sbuf, nl.not_equal)
+        integer_op(local_sbuf, column_sbuf, targets_sbuf, nl.equal)
+        is_class_sbuf = local_sbuf
+        if self.all is not None:
+            integer_op(is_invalid_sbuf, self.all.nearest(targets_sbuf), targets_sbuf, nl.equal)
+            is_class_sbuf = is_invalid_sbuf
+            integer_op(column_sbuf, column_sbuf, self.here.first_sbuf, nl.subtract)
+        integer_op(is_invalid_sbuf, valid_sbuf, is_class_sbuf, nl.greater)
+        integer_op(local_sbuf, local_sbuf, valid_sbuf, nl.multiply)
+        return LocatedTargets(targets_sbuf, column_sbuf, is_invalid_sbuf)
+
+    def find(self, batch: Batch, masks: TargetMasks | None) -> TargetElements:
+        """Return the target elements of a batch, and write the masks if targets may be ignored, see :meth:`locate`."""
+        return self.found(batch, masks).of_batch(0, batch)
+
+    def found(self, rows: LoadedRows, masks: TargetMasks | None) -> FoundTargets:
+        """Find the target elements of the batches of a group in their rows, and write the masks, as :meth:`find`."""
+        located = self.locate(rows, masks)
+        self.indices.add_column(located.is_invalid_sbuf, located.column_sbuf)
+        return FoundTargets(self.indices, self.classes, located)
+
+
+@dataclass(frozen=True)
+class FoundTargets:
+    """The target elements of a group of batches.
+
+    Attributes:
+        indices, classes: see :class:`TargetFinder`.
+        located: the targets, their columns, and in place of flags the indices of the elements in their rows, out of
+            range for an invalid target.
+    """
+
+    indices: ElementIndices
+    classes: Classes
+    located: LocatedTargets
+
+    def of_batch(self, number: int, batch: Batch) -> TargetElements:
+        """Return the elements of a batch, which has a number in the group.
+
+        The element that is gathered exists for every target that is ignored or in another shard; and a scatter to it
+        does no harm if it writes the value that is stored there anyway.
+        """
+        targets_sbuf, column_sbuf, in_row_sbuf = (
+            tile_sbuf[:, number : number + 1]
+            for tile_sbuf in (self.located.targets_sbuf, self.located.column_sbuf, self.located.is_invalid_sbuf)
+        )
+        index_sbuf = nl.ndarray((batch.rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+        self.indices.add_row(index_sbuf, in_row_sbuf)
         explain_index(index_sbuf, "target", targets_sbuf, batch.first, batch.cores, self.classes.total)
         return TargetElements(index_sbuf, column_sbuf)
 
