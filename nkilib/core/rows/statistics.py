@@ -142,19 +142,23 @@ class Statistics:
     log_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE) -> Statistics:
-        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
-        neg_max_sbuf = columns.tile()
+    def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE, is_whole: bool = False) -> Statistics:
+        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x.
+
+        With ``is_whole`` a chunk is a row, so that m = m_k and d = s_k: the tiles of rows are those of chunks, and nothing
+        is left to combine.
+        """
+        neg_max_sbuf, sums_sbuf = columns.tile(), columns.tile()
         return cls(
             columns,
             scale,
             neg_max_sbuf=neg_max_sbuf,
             bias_sbuf=neg_max_sbuf if scale.is_one else columns.tile(),
-            sums_sbuf=columns.tile(),
+            sums_sbuf=sums_sbuf,
             weights_sbuf=columns.tile(),
             exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
-            row_neg_max_sbuf=columns.row_tile(),
-            row_sum_sbuf=columns.row_tile(),
+            row_neg_max_sbuf=neg_max_sbuf[:, :, 0] if is_whole else columns.row_tile(),
+            row_sum_sbuf=sums_sbuf[:, :, 0] if is_whole else columns.row_tile(),
             log_sum_sbuf=columns.row_tile(),
         )
 

@@ -42,6 +42,7 @@ class Group:
             largest logit's class, all updated chunk by chunk.
         exact_neg_max_sbuf: minus the maximum of one chunk of logits, [rows, 1], used if an argmax is requested.
         targets: the values at the targets; None for class probabilities.
+        is_whole: whether a row is one chunk and only its statistics are requested, so that there is nothing to combine.
     """
 
     batches: StoredRows
@@ -50,6 +51,7 @@ class Group:
     argmax: Argmax | None
     exact_neg_max_sbuf: nl.NkiTensor
     targets: TargetValues | None
+    is_whole: bool = False
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, launch: Launch, options: Options) -> Group:
@@ -57,17 +59,20 @@ class Group:
         columns, dtype = Columns.of_group(batches, num_chunks), launch.dtype
         scale = options.scale_of(launch.temperatures(batches, (columns.rows, columns.batches)))
         is_capped = options.softcap is not None
-        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, scale)
+        moments = Moments.make(columns, options.sums_classes, options.wanted.entropy)
+        is_whole = num_chunks == 1 and moments is None and not options.wanted.argmax
+        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, scale, is_whole)
         exact_neg_max_sbuf = statistics.exact_neg_max_sbuf
         if is_capped and options.wanted.argmax:
             exact_neg_max_sbuf = nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf)
         return cls(
             batches,
             statistics,
-            Moments.make(columns, options.sums_classes, options.wanted.entropy),
+            moments,
             Argmax.make(columns, options.classes.total, dtype) if options.wanted.argmax else None,
             exact_neg_max_sbuf,
             None if options.has_probabilities else TargetValues.make(columns, dtype, options),
+            is_whole,
         )
 
     @property
@@ -89,6 +94,8 @@ class Group:
         Args:
             chunks: the number of chunks of each row that have been processed.
         """
+        if self.is_whole:
+            return
         distances_sbuf = self.statistics.take_distances(chunks)
         if self.moments is not None:
             self.moments.keep_distances(distances_sbuf, chunks)
@@ -96,6 +103,8 @@ class Group:
 
     def combine(self, chunks: int) -> None:
         """Combine the values of ``chunks`` chunks into values of rows, with the factors of :meth:`take_weights`."""
+        if self.is_whole:
+            return
         if self.moments is not None:
             self.moments.combine(self.statistics, chunks)
         if self.argmax is not None:

@@ -73,7 +73,7 @@ _SHIFTED_WITH_TWO_BUFFERS = 1.1
 # Recomputed rows wait for long loads: of nearly equal tilings, the one with smaller chunks is faster.
 _SHARE_AGAIN = 0.03
 # Of two nearly equal tilings, the one with fewer chunks is faster: of a row under a shift, of a core otherwise.
-_CHUNK, _LOAD = 20.0, 60.0
+_CHUNK, _LOAD = 20.0, 100.0
 # The time after its chunks at which a gather may end without delaying the losses.
 _GATHER_SLACK = 2500.0
 # GpSimd's work on the gather of a batch.
