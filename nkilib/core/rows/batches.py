@@ -11,7 +11,8 @@ Rows go to cores with a stride (:mod:`nkilib.core.cores`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from nkilib.core.cores import positions_of_core, row_span, strided_rows
@@ -221,3 +222,65 @@ class SwappedResult:
         start = self.group.first // cores * cores
         run_hbm = self.vector_hbm.slice(0, start, start + batches * rows * cores)
         return nisa.dma_copy(dst=run_hbm.reshape_dim(0, shape), src=runs_sbuf)
+
+
+@dataclass(frozen=True)
+class _FirstBatch(Batch):
+    """A batch that notes what is loaded for it."""
+
+    asked: list[tuple[nl.NkiTensor, nl.DType]]
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        self.asked.append((vector_hbm, dtype))
+        return super().loaded(vector_hbm, dtype)
+
+
+@dataclass(frozen=True)
+class _BatchOfGroup(Batch):
+    """A batch whose values are on chip, in the order in which they are asked for."""
+
+    values: Iterator[nl.NkiTensor]
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        return next(self.values)
+
+
+@dataclass
+class GroupedLoads:
+    """The batches of a core, for code that loads the same vectors for each one: the values of a group of batches are
+    loaded together, which takes the DMA engines as long as for one batch.
+
+    The first batch is loaded by itself, and shows which vectors are needed.
+
+    Attributes:
+        batches: the batches of the core.
+        groups: by the number of its first batch, each group of the batches after the first one.
+    """
+
+    batches: list[Batch]
+    groups: dict[int, BatchGroup] = field(init=False)
+    _asked: list[tuple[nl.NkiTensor, nl.DType]] = field(default_factory=list, init=False)
+    _ahead: list[RowsAhead] = field(default_factory=list, init=False)
+    _start: int = field(default=0, init=False)
+    _tiles: list[nl.NkiTensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        later = self.batches[1:]
+        groups = batch_groups(later, GROUP_BATCHES_MAX) if later else []
+        self.groups = {1 + group.start: group for group in groups}
+
+    def request(self, number: int) -> None:
+        """Begin to load the values of the group of batches that begins with this one; nothing if none does."""
+        if number in self.groups:
+            self._ahead = [self.groups[number].ahead(*asked) for asked in self._asked]
+
+    def batch(self, number: int) -> Batch:
+        """Return a batch; call with 0, 1, 2, ..., each group after its :meth:`request`."""
+        first, rows, cores = (getattr(self.batches[number], name) for name in ("first", "rows", "cores"))
+        if number == 0:
+            return _FirstBatch(first, rows, cores, self._asked)
+        if number in self.groups:
+            self._start = number
+            self._tiles = [ahead.loaded(*asked) for ahead, asked in zip(self._ahead, self._asked, strict=True)]
+        at = slice(number - self._start, number - self._start + 1)
+        return _BatchOfGroup(first, rows, cores, iter([tile_sbuf[:, at] for tile_sbuf in self._tiles]))

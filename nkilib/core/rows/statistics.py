@@ -145,8 +145,8 @@ class Statistics:
     def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE, is_whole: bool = False) -> Statistics:
         """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x.
 
-        With ``is_whole`` a chunk is a row, so that m = m_k and d = s_k: the tiles of rows are those of chunks, and nothing
-        is left to combine.
+        With ``is_whole`` a chunk is a row, so that m = m_k and d = s_k: the tiles of rows are those of chunks, and
+        nothing is left to combine.
         """
         neg_max_sbuf, sums_sbuf = columns.tile(), columns.tile()
         return cls(
