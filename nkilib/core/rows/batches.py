@@ -23,6 +23,8 @@ GROUP_BATCHES_MAX = 16
 # The results of fewer batches are stored element by element in less time than they are swapped.
 SWAPPED_BATCHES_MIN = 4
 _PIPE = 0
+# Batches whose values are loaded by themselves.
+_LOADED_ALONE = 3
 # Rows and columns that Vector transposes at a time.
 _TRANSPOSED = 32
 
@@ -225,7 +227,7 @@ class SwappedResult:
 
 
 @dataclass(frozen=True)
-class _FirstBatch(Batch):
+class FirstBatch(Batch):
     """A batch that notes what is loaded for it."""
 
     asked: list[tuple[nl.NkiTensor, nl.DType]]
@@ -236,7 +238,7 @@ class _FirstBatch(Batch):
 
 
 @dataclass(frozen=True)
-class _BatchOfGroup(Batch):
+class BatchOfGroup(Batch):
     """A batch whose values are on chip, in the order in which they are asked for."""
 
     values: Iterator[nl.NkiTensor]
@@ -250,37 +252,46 @@ class GroupedLoads:
     """The batches of a core, for code that loads the same vectors for each one: the values of a group of batches are
     loaded together, which takes the DMA engines as long as for one batch.
 
-    The first batch is loaded by itself, and shows which vectors are needed.
+    The first batch is loaded by itself, and shows which vectors are needed. So are two more: a group is under way for
+    the time of a batch, and Vector transposes it in that of another one, so that no engine waits for it.
 
     Attributes:
         batches: the batches of the core.
-        groups: by the number of its first batch, each group of the batches after the first one.
+        groups: by the number of its first batch, each group of the batches after the first three.
     """
 
     batches: list[Batch]
     groups: dict[int, BatchGroup] = field(init=False)
     _asked: list[tuple[nl.NkiTensor, nl.DType]] = field(default_factory=list, init=False)
-    _ahead: list[RowsAhead] = field(default_factory=list, init=False)
+    _ahead: dict[int, list[RowsAhead]] = field(default_factory=dict, init=False)
     _start: int = field(default=0, init=False)
     _tiles: list[nl.NkiTensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        later = self.batches[1:]
+        later = self.batches[_LOADED_ALONE:]
         groups = batch_groups(later, GROUP_BATCHES_MAX) if later else []
-        self.groups = {1 + group.start: group for group in groups}
+        self.groups = {_LOADED_ALONE + group.start: group for group in groups}
 
-    def request(self, number: int) -> None:
-        """Begin to load the values of the group of batches that begins with this one; nothing if none does."""
+    def is_grouped(self, number: int) -> bool:
+        """Tell whether the values of a batch are loaded with those of a group."""
+        return number >= _LOADED_ALONE
+
+    def request_after(self, number: int) -> None:
+        """Begin to load the values of the group of batches that begins three batches later; nothing if none does."""
+        number += _LOADED_ALONE
         if number in self.groups:
-            self._ahead = [self.groups[number].ahead(*asked) for asked in self._asked]
+            self._ahead[number] = [self.groups[number].ahead(*asked) for asked in self._asked]
 
     def batch(self, number: int) -> Batch:
-        """Return a batch; call with 0, 1, 2, ..., each group after its :meth:`request`."""
+        """Return a batch; call with 0, 1, 2, ..., and :meth:`request_after` before the next one."""
         first, rows, cores = (getattr(self.batches[number], name) for name in ("first", "rows", "cores"))
         if number == 0:
-            return _FirstBatch(first, rows, cores, self._asked)
-        if number in self.groups:
-            self._start = number
-            self._tiles = [ahead.loaded(*asked) for ahead, asked in zip(self._ahead, self._asked, strict=True)]
-        at = slice(number - self._start, number - self._start + 1)
-        return _BatchOfGroup(first, rows, cores, iter([tile_sbuf[:, at] for tile_sbuf in self._tiles]))
+            return FirstBatch(first, rows, cores, self._asked)
+        tiles, start = self._tiles, self._start
+        if number + 1 in self.groups:
+            self._start = number + 1
+            under_way = zip(self._ahead.pop(number + 1), self._asked, strict=True)
+            self._tiles = [ahead.loaded(*asked) for ahead, asked in under_way]
+        if number < _LOADED_ALONE:
+            return self.batches[number]
+        return BatchOfGroup(first, rows, cores, iter([tile[:, number - start : number - start + 1] for tile in tiles]))

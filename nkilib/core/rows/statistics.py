@@ -328,8 +328,8 @@ class MaximumFolds:
         source_sbuf = chunk_sbuf[:, 0:left]
         for halving in range(1, self.folding.halvings + 1):
             left = div_ceil(left, 2)
-            is_last = self.halves_sbuf is None or halving == self.folding.halvings
-            dst_sbuf = (tile_sbuf if is_last else self.halves_sbuf)[0:rows, 0:left]
+            is_last = halving == self.folding.halvings
+            dst_sbuf = (tile_sbuf if is_last or self.halves_sbuf is None else self.halves_sbuf)[0:rows, 0:left]
             halve(dst_sbuf, source_sbuf)
             source_sbuf = dst_sbuf
         if rest_sbuf is None:

@@ -266,11 +266,16 @@ class _Backward:
             for load in range(number * chunks, (number + 1) * chunks):
                 chunk, chunk_sbuf = self.logits.chunk(load), self.logits.loaded(load)
                 if chunk.number == 0:
-                    vectors.request(number + 1)
+                    vectors.request_after(number)
+                is_last_before = chunk.number == early and number + 1 < len(batches)
+                # What is on chip already is prepared before Vector waits for Scalar with this chunk.
+                is_ready = vectors.is_grouped(number + 1) and self.factors.sums is not FactorSums.POSITIONS
+                if is_last_before and is_ready:
+                    coefficients = self.preparation.prepared(number + 1, vectors.batch(number + 1))
                 self._take_gradient(state.coefficients, chunk, chunk_sbuf)
                 if chunk.number == 0:
                     state.target = self._gathered(state)
-                if chunk.number == early and number + 1 < len(batches):
+                if is_last_before and not is_ready:
                     coefficients = self.preparation.prepared(number + 1, vectors.batch(number + 1))
                 store = nisa.dma_copy(dst=chunk.of(grad_logits_hbm), src=chunk_sbuf)
                 state.stores.append(store)

@@ -164,7 +164,7 @@ class _MaximumForward:
         """Store the results of a group, or swap them between the cores: those are returned, to be stored later."""
         batches = group.batches
         if isinstance(batches, BatchGroup) and batches.batches >= SWAPPED_BATCHES_MIN and self.launch.cores_are_alike:
-            return swapped_results(group, results, self.options)
+            return swapped_results(group, batches, results, self.options)
         store_results(group, results, self.options)
         return []
 

@@ -358,7 +358,9 @@ class Launch:
                 sbuf = self.divided(plan, batches, most_buffers)
                 if folding.fits(plan, sbuf):
                     return sbuf, folding
-        return self.divided(plan, batches, BUFFERS_OF_MAXIMUM[0]), None
+        # Tiles of scratch have two turns, which more chunks would only wait for.
+        most_buffers = MAX_CHUNK_BUFFERS if plan.num_scratch else BUFFERS_OF_MAXIMUM[0]
+        return self.divided(plan, batches, most_buffers), None
 
 
 @dataclass(frozen=True)

@@ -422,9 +422,9 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
     ]
 
 
-def swapped_results(group: Group, results: Results, options: Options) -> list[SwappedResult]:
-    """Compute the results of a group like :func:`store_results`, and swap pairs of them between the cores; store those
-    of which no other one has the same type.
+def swapped_results(group: Group, batches: BatchGroup, results: Results, options: Options) -> list[SwappedResult]:
+    """Compute the results of a group of batches like :func:`store_results`, and swap pairs of them between the cores;
+    store those of which no other one has the same type.
     """
     pairs: list[SwappedResult] = []
     waiting: dict[str, GroupResult] = {}
@@ -434,7 +434,7 @@ def swapped_results(group: Group, results: Results, options: Options) -> list[Sw
         if first is None:
             waiting[str(vector_hbm.dtype)] = result
         else:
-            pairs.append(SwappedResult.begin(group.batches, [first, result]))
+            pairs.append(SwappedResult.begin(batches, [first, result]))
     for vector_hbm, tile_sbuf in waiting.values():
-        group.batches.stored(vector_hbm, tile_sbuf)
+        batches.stored(vector_hbm, tile_sbuf)
     return pairs

@@ -85,6 +85,8 @@ _FIRST_EXPONENTIAL = 1500.0
 
 # In the backward, of two nearly equal tilings, the one that waits less for a long first load is faster.
 _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
+# In the backward, engines wait for each other where a row is one long chunk: of each batch.
+_LONG_ALONE = 200.0
 # In the backward, loads wait for stores where buffers are few.
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
@@ -513,4 +515,5 @@ def _backward_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _long_load(launch: _Launch) -> float:
-    return _SHARE_OF_LOAD * max(0.0, launch.load - _LONG_LOAD)
+    alone = _LONG_ALONE * launch.batches if launch.chunks == 1 and launch.load > _LONG_LOAD else 0.0
+    return _SHARE_OF_LOAD * max(0.0, launch.load - _LONG_LOAD) + alone
