@@ -215,7 +215,7 @@ class SwappedResult:
         """Store the values of both cores as rows of HBM, which Vector transposes them to."""
         rows, batches, cores = self.group.rows, self.group.batches, self.group.cores
         shape = (batches, rows * cores)
-        runs_sbuf = nl.ndarray(shape, dtype=self.vector_hbm.dtype, buffer=nl.sbuf)
+        runs_sbuf = nl.ndarray(shape, dtype=self.values_sbuf[0].dtype, buffer=nl.sbuf)
         for core, values_sbuf in enumerate(self.values_sbuf):
             for first in range(0, rows, _TRANSPOSED):
                 end = min(first + _TRANSPOSED, rows)

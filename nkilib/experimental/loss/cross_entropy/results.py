@@ -424,17 +424,21 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
 
 def swapped_results(group: Group, batches: BatchGroup, results: Results, options: Options) -> list[SwappedResult]:
     """Compute the results of a group of batches like :func:`store_results`, and swap pairs of them between the cores;
-    store those of which no other one has the same type.
+    store one that is left, and integers.
     """
     pairs: list[SwappedResult] = []
-    waiting: dict[str, GroupResult] = {}
+    waiting: dict[bool, GroupResult] = {}
     for vector_hbm, tile_sbuf in computed_results(group, results, options):
         result = GroupResult(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
-        first = waiting.pop(str(vector_hbm.dtype), None)
+        is_integer = vector_hbm.dtype == nl.int32
+        first = waiting.pop(is_integer, None)
         if first is None:
-            waiting[str(vector_hbm.dtype)] = result
-        else:
+            waiting[is_integer] = result
+        elif first.vector_hbm.dtype == vector_hbm.dtype:
             pairs.append(SwappedResult.begin(batches, [first, result]))
+        else:  # in float32, which holds the others exactly
+            swapped = [GroupResult(item.vector_hbm, cast(item.tile_sbuf, nl.float32)) for item in (first, result)]
+            pairs.append(SwappedResult.begin(batches, [*swapped]))
     for vector_hbm, tile_sbuf in waiting.values():
         batches.stored(vector_hbm, tile_sbuf)
     return pairs
