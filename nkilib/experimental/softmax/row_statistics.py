@@ -27,6 +27,7 @@ from functools import partial
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.sbuf import Ring
+from nkilib.core.rows.statistics import halve
 from nkilib.experimental.softmax.row_plan import RowBatch, RowPiece, RowPlan
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
@@ -224,21 +225,12 @@ class RowStatistics:
 
 
 def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
-
-    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
-    no bit depends on it.
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns]; see
+    :func:`nkilib.core.rows.statistics.halve`.
     """
     partitions, rows, columns = x_sbuf.shape
-    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
-    halves_sbuf = halves.next_shaped((partitions, rows, half))
-    nisa.tensor_tensor(
-        dst=halves_sbuf,
-        data1=x_sbuf[:, :, 0:half],
-        data2=x_sbuf[:, :, columns - half : columns],
-        op=nl.maximum,
-        engine=nisa.engine.gpsimd,
-    )
+    halves_sbuf = halves.next_shaped((partitions, rows, div_ceil(columns, 2)))
+    halve(halves_sbuf, x_sbuf)
     return halves_sbuf
 
 

@@ -154,7 +154,7 @@ def _launch(logits: Array, targets: Array, dtype: Any, inplace: bool, **options:
 @pytest.mark.parametrize("lse_dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("positions", [81, 82, 160, 177])
 def test_results_that_the_cores_swap_are_those_of_one_core(positions: int, lse_dtype: Any) -> None:
-    """Of several batches a core; with one batch more on one core they are not swapped."""
+    """The cores swap those of four batches or more, unless one core has a batch more than the other one."""
     logits, targets = normal_batch(positions, 150)
     tiling = {"positions_per_batch": 8, "chunk_size": 100, "dtype": nl.bfloat16, "lse_dtype": as_nl(lse_dtype)}
     swapped, alone = (cross_entropy_forward[cores](logits, targets, **tiling) for cores in (2, 1))
