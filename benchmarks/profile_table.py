@@ -37,7 +37,7 @@ INSTRUCTIONS_OF_CHUNK, INSTRUCTIONS_OF_BATCH = 6, 24
 # Without the exact maximum, in bfloat16 on trn2: at most so many times the bound, by vocabulary, and so many times the
 # time with it, where GpSimd folds chunks; with every position recomputed, at most so many times that.
 SHIFTED_GOALS = {32128: 1.10}
-SHIFTED_GOAL, OF_EXACT_GOAL, ALL_RECOMPUTED_GOAL = 1.06, 1.06, 2.8
+SHIFTED_GOAL, OF_EXACT_GOAL, ALL_RECOMPUTED_GOAL = 1.06, 1.07, 2.8
 # The readings of the rate of a bfloat16 maximum: see ModelParameters.halves_bf16_max.
 READINGS = {"N": False, "N/2": True}
 

@@ -77,11 +77,13 @@ def test_bytes_and_instructions_are_goals_too(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_the_seed_defaults_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16."""
+    """README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16, 5 times
+    with the exact maximum.
+    """
     monkeypatch.setattr(profile_table, "choose_tiling", lambda *launch: Tiling(32, 32768))
     for row in rows((129280,), "trn2"):
         if row.dtype == "bf16" and row.reading == "N":
-            assert 3.5 < row.times_bound < 4.5, row
+            assert 3.5 < row.times_bound < 5.2, row
 
 
 # `benchmarks.linear_table`: every row has a goal, and what is missed is shown as that.

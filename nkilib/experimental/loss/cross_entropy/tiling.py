@@ -72,8 +72,9 @@ _SHIFTED_CHUNK = 180.0
 _SHIFTED_WITH_TWO_BUFFERS = 1.1
 # Recomputed rows wait for long loads: of nearly equal tilings, the one with smaller chunks is faster.
 _SHARE_AGAIN = 0.03
-# Of two nearly equal tilings, the one with fewer chunks is faster: of a row under a shift, of a core otherwise.
-_CHUNK, _LOAD = 20.0, 100.0
+# Of two nearly equal tilings, the one with fewer chunks is faster: of a row under a shift, of a core otherwise,
+# where short ones take twice that.
+_CHUNK, _LOAD = 20.0, 65.0
 # The time after its chunks at which a gather may end without delaying the losses.
 _GATHER_SLACK = 2500.0
 # GpSimd's work on the gather of a batch.
@@ -475,7 +476,8 @@ def _groups_ns(launch: _Launch, machine: _Machine) -> float:
     columns = min(launch.chunks, STATISTICS_COLUMNS)
     of_vector = 2 * max(_LEAST, columns) + 2 * max(_LEAST, 2 * columns)
     combined = of_vector * machine.vector_ns + max(_LEAST, columns) * machine.scalar_ns
-    return groups * _GROUP + combined + launch.loads * _LOAD
+    of_load = _LOAD if launch.chunk >= FOLDED_COLUMNS_MIN else 2 * _LOAD
+    return groups * _GROUP + combined + launch.loads * of_load
 
 
 def _backward_ns(launch: _Launch, machine: _Machine) -> float:

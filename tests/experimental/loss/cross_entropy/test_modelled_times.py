@@ -101,7 +101,7 @@ def test_without_the_exact_maximum_forward_is_close_to_its_bound(vocabulary: int
     assert _bound_us(vocabulary, BF16, 1, 0.0) < profiled.time_us <= most * _bound_us(vocabulary, BF16, 1, 0.0)
     without_loop = profiled.time_us - profiled.parameters.loop_entry_us
     assert without_loop <= min(most, 1.10) * _bound_us(vocabulary, BF16, 1, 0.0)
-    assert exact < profiled.time_us <= 1.06 * exact
+    assert exact < profiled.time_us <= 1.07 * exact
     assert profiled.with_all_trips is not None
     assert sum(profiled.with_all_trips.trips.values()) == POSITIONS // CORES // 256
     assert profiled.time_us < profiled.with_all_trips.time_us <= 2.8 * exact
@@ -339,7 +339,7 @@ def test_the_default_chunk_and_the_chosen_one_run_with_every_option(dtype: Any, 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_the_work_of_options_is_stated(dtype: Any) -> None:
     """Probabilities cross HBM once a pass, a cap doubles the activation functions, an argmax is a maximum.
-    GpSimd shares the maxima of 16-bit types.
+    GpSimd halves 0.6 of the maxima of 16-bit types.
     """
     elements = 64 * 1000
     logits, vector = spec((64, 1000), dtype), spec((64,), "float32")
@@ -347,7 +347,10 @@ def test_the_work_of_options_is_stated(dtype: Any) -> None:
     result = extended_forward_work(logits, y, None, dtype=dtype, logit_softcap=30.0)
     assert result.hbm_bytes == elements * (dtype.itemsize + 4) + 64 * 16
     assert (result.exponentials, result.maxima) == (2 * elements, 0)
-    for asked, maxima in (({"with_argmax": True}, elements), ({"exact_maximum": True}, elements * (dtype == FP32))):
+    for asked, maxima in (
+        ({"with_argmax": True}, elements),
+        ({"exact_maximum": True}, elements if dtype == FP32 else round(0.7 * elements)),
+    ):
         result = extended_forward_work(logits, vector, None, dtype=dtype, logit_softcap=None, **asked)
         assert (result.exponentials, result.maxima) == (elements, maxima)
     back = extended_backward_work(
