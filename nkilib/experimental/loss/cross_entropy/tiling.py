@@ -70,6 +70,8 @@ _SHIFTED_GROUP, _SHIFT, _LOOP = 6000.0, 700.0, 25000.0
 _SHIFTED_CHUNK = 180.0
 # Stores of single elements delay loads, unless two are under way.
 _SHIFTED_WITH_TWO_BUFFERS = 1.1
+# Chunks that leave no room for folds are slow in the form with the exact maximum, which some options need.
+_WITHOUT_FOLDS = 1.01
 # Recomputed rows wait for long loads: of nearly equal tilings, the one with smaller chunks is faster.
 _SHARE_AGAIN = 0.03
 # Of two nearly equal tilings, the one with fewer chunks is faster: of a row under a shift, of a core otherwise,
@@ -433,7 +435,8 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     few = _SHIFTED_WITH_TWO_BUFFERS if launch.buffers < min(3, launch.loads) else 1.0
     again = _SHARE_AGAIN * launch.batches * launch.load
     groups = div_ceil(launch.batches - 1, most_batches_of_group(chunks)) + 1
-    return max(streams, slots_ns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP
+    whole = 1.0 if launch.folds else _WITHOUT_FOLDS
+    return (max(streams, slots_ns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP) * whole
 
 
 def _stores_ns(launch: _Launch) -> float:
