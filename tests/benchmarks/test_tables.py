@@ -37,7 +37,7 @@ def test_the_kernels_are_at_the_roofline(
 def test_without_the_exact_maximum_goals_of_its_own_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = shifted_rows((129280,))
     assert row.is_met and row.found.bound_by == "scalar"
-    assert row.found.time_us < row.exact_us < row.all_recomputed_us
+    assert row.exact_us < row.found.time_us < row.all_recomputed_us
     for name in ("SHIFTED_GOAL", "OF_EXACT_GOAL", "ALL_RECOMPUTED_GOAL"):
         with monkeypatch.context() as patch:
             patch.setattr(profile_table, name, 0.5)
@@ -54,7 +54,7 @@ def test_both_readings_of_the_maximum_are_shown() -> None:
         ("fp32", "forward", "N"),
         ("fp32", "backward", "N"),
     ]
-    assert results[0].found.bound_by == "vector" and results[1].found.bound_by == "scalar"
+    assert results[0].found.bound_by == "scalar" and results[1].found.bound_by == "scalar"
     assert results[0].found.time_us > results[1].found.time_us
 
 
@@ -77,11 +77,13 @@ def test_bytes_and_instructions_are_goals_too(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_the_seed_defaults_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16."""
+    """README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16, 5 times
+    with the exact maximum.
+    """
     monkeypatch.setattr(profile_table, "choose_tiling", lambda *launch: Tiling(32, 32768))
     for row in rows((129280,), "trn2"):
         if row.dtype == "bf16" and row.reading == "N":
-            assert 3.5 < row.times_bound < 4.5, row
+            assert 3.5 < row.times_bound < 5.2, row
 
 
 # `benchmarks.linear_table`: every row has a goal, and what is missed is shown as that.
@@ -195,7 +197,7 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 def test_short_launches_miss_the_goal_of_the_shift_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """A loop for recomputed rows takes 25 us to start and end, a quarter of the plain forward there."""
+    """A loop for recomputed rows takes 25 us to start and end, a third of the plain forward there."""
     assert score_table.main(()) == 1
     printed = capsys.readouterr().out
     assert "Goals met: 3 of 4." in printed and "modelled, not measured" in printed

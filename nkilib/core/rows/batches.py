@@ -4,13 +4,15 @@
 """The division of the rows of a core into batches, one row per partition, and into groups of batches.
 
 :func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each :class:`BatchGroup`. Where gathered rows
-may take their place, code asks only for :class:`RowsOfMatrix` or :class:`StoredRows`.
+may take their place, code asks only for :class:`RowsOfMatrix` or :class:`StoredRows`. :class:`RowsAhead` has values of
+a group that are under way, :class:`SwappedResult` results that two cores swap to store them in longer runs.
 Rows go to cores with a stride (:mod:`nkilib.core.cores`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from nkilib.core.cores import positions_of_core, row_span, strided_rows
@@ -18,6 +20,11 @@ from nkilib.nki import nisa, nl
 
 # How many batches share a group at most.
 GROUP_BATCHES_MAX = 16
+# The results of fewer batches are stored element by element in less time than they are swapped.
+SWAPPED_BATCHES_MIN = 4
+_PIPE = 0
+# Batches whose values are loaded by themselves.
+_LOADED_ALONE = 3
 # Rows and columns that Vector transposes at a time.
 _TRANSPOSED = 32
 
@@ -99,13 +106,21 @@ class BatchGroup:
         return self.end - self.start
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches].
+        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches]."""
+        return self._arranged(self._requested(vector_hbm, dtype))
+
+    def ahead(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> RowsAhead:
+        """Begin to load the values of a vector, for :meth:`RowsAhead.loaded` later: no engine waits for them."""
+        return RowsAhead(self, self._requested(vector_hbm, dtype))
+
+    def _requested(self, vector_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+        """Load the values as :meth:`_arranged` takes them.
 
         Values that are loaded one by one keep the DMA engines as long as rows do. So several batches come as rows that
-        are contiguous in HBM, those of all cores, and Vector transposes them.
+        are contiguous in HBM, those of all cores.
         """
-        values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
         if self.batches == 1:
+            values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
             nisa.dma_copy(dst=values_sbuf, src=self._of_group(vector_hbm))
             return values_sbuf
         shape = (self.batches, self.rows * self.cores)
@@ -113,6 +128,13 @@ class BatchGroup:
         rows_hbm = vector_hbm.slice(0, self.first, self.first + shape[0] * shape[1]).reshape_dim(0, shape)
         rows_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=rows_sbuf, src=rows_hbm)
+        return rows_sbuf
+
+    def _arranged(self, rows_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the loaded values as a tile [rows, batches]: Vector transposes those of several batches."""
+        if self.batches == 1:
+            return rows_sbuf
+        values_sbuf = nl.ndarray((self.rows, self.batches), dtype=rows_sbuf.dtype, buffer=nl.sbuf)
         for first in range(0, self.rows, _TRANSPOSED):
             end = min(first + _TRANSPOSED, self.rows)
             own_sbuf = rows_sbuf[:, first * self.cores : (end - 1) * self.cores + 1 : self.cores]
@@ -127,6 +149,18 @@ class BatchGroup:
         """Return the values of a vector [N] that belong to the rows, as a view [rows, batches]."""
         of_group_hbm = strided_rows(vector_hbm, self.first, self.rows * self.batches, self.cores)
         return of_group_hbm.reshape_dim(0, (self.batches, self.rows)).permute((1, 0))
+
+
+@dataclass(frozen=True)
+class RowsAhead:
+    """A group of batches whose values of a vector are under way: the tile that they are loaded into."""
+
+    group: BatchGroup
+    requested_sbuf: nl.NkiTensor
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Return the values of the vector, which is the one that was asked for, as a tile [rows, batches]."""
+        return self.group._arranged(self.requested_sbuf)
 
 
 def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -> list[Batch]:
@@ -149,3 +183,115 @@ def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
         BatchGroup(start, end, batches[start].first, batches[start].rows, batches[start].cores)
         for start, end in zip(starts, [*starts[1:], last + 1], strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class SwappedResult:
+    """A result of the rows of a group of batches, and of the other core's group with the same number.
+
+    The rows of a core are every other row of the matrix, and an element that is stored by itself keeps a DMA engine as
+    long as a row does. So of two results each core gets one for the rows of both, and stores it in runs.
+
+    Attributes:
+        group: the group of this core.
+        vector_hbm: the vector of the result, [N].
+        values_sbuf: by core, the values of its rows, [rows, batches].
+    """
+
+    group: BatchGroup
+    vector_hbm: nl.NkiTensor
+    values_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def begin(cls, group: BatchGroup, results: list[tuple[nl.NkiTensor, nl.NkiTensor]]) -> SwappedResult:
+        """Swap two results, pairs (vector [N], values [rows, batches]), whose values have the same type."""
+        core = group.first % group.cores
+        (vector_hbm, own_sbuf), (_, sent_sbuf) = results[core], results[1 - core]
+        others_sbuf = nl.ndarray(sent_sbuf.shape, dtype=sent_sbuf.dtype, buffer=nl.sbuf)
+        nisa.sendrecv(src=sent_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=_PIPE)
+        return cls(group, vector_hbm, [own_sbuf, others_sbuf] if core == 0 else [others_sbuf, own_sbuf])
+
+    def store(self) -> nisa.NkiInstruction:
+        """Store the values of both cores as rows of HBM, which Vector transposes them to."""
+        rows, batches, cores = self.group.rows, self.group.batches, self.group.cores
+        shape = (batches, rows * cores)
+        runs_sbuf = nl.ndarray(shape, dtype=self.values_sbuf[0].dtype, buffer=nl.sbuf)
+        for core, values_sbuf in enumerate(self.values_sbuf):
+            for first in range(0, rows, _TRANSPOSED):
+                end = min(first + _TRANSPOSED, rows)
+                places_sbuf = runs_sbuf[:, first * cores + core : (end - 1) * cores + core + 1 : cores]
+                nisa.nc_transpose(dst=places_sbuf, data=values_sbuf[first:end], engine=nisa.engine.vector)
+        start = self.group.first // cores * cores
+        run_hbm = self.vector_hbm.slice(0, start, start + batches * rows * cores)
+        return nisa.dma_copy(dst=run_hbm.reshape_dim(0, shape), src=runs_sbuf)
+
+
+@dataclass(frozen=True)
+class FirstBatch(Batch):
+    """A batch that notes what is loaded for it."""
+
+    asked: list[tuple[nl.NkiTensor, nl.DType]]
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        self.asked.append((vector_hbm, dtype))
+        return super().loaded(vector_hbm, dtype)
+
+
+@dataclass(frozen=True)
+class BatchOfGroup(Batch):
+    """A batch whose values are on chip, in the order in which they are asked for."""
+
+    values: Iterator[nl.NkiTensor]
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        return next(self.values)
+
+
+@dataclass
+class GroupedLoads:
+    """The batches of a core, for code that loads the same vectors for each one: the values of a group of batches are
+    loaded together, which takes the DMA engines as long as for one batch.
+
+    The first batch is loaded by itself, and shows which vectors are needed. So are two more: a group is under way for
+    the time of a batch, and Vector transposes it in that of another one, so that no engine waits for it.
+
+    Attributes:
+        batches: the batches of the core.
+        groups: by the number of its first batch, each group of the batches after the first three.
+    """
+
+    batches: list[Batch]
+    groups: dict[int, BatchGroup] = field(init=False)
+    _asked: list[tuple[nl.NkiTensor, nl.DType]] = field(default_factory=list, init=False)
+    _ahead: dict[int, list[RowsAhead]] = field(default_factory=dict, init=False)
+    _start: int = field(default=0, init=False)
+    _tiles: list[nl.NkiTensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        later = self.batches[_LOADED_ALONE:]
+        groups = batch_groups(later, GROUP_BATCHES_MAX) if later else []
+        self.groups = {_LOADED_ALONE + group.start: group for group in groups}
+
+    def is_grouped(self, number: int) -> bool:
+        """Tell whether the values of a batch are loaded with those of a group."""
+        return number >= _LOADED_ALONE
+
+    def request_after(self, number: int) -> None:
+        """Begin to load the values of the group of batches that begins three batches later; nothing if none does."""
+        number += _LOADED_ALONE
+        if number in self.groups:
+            self._ahead[number] = [self.groups[number].ahead(*asked) for asked in self._asked]
+
+    def batch(self, number: int) -> Batch:
+        """Return a batch; call with 0, 1, 2, ..., and :meth:`request_after` before the next one."""
+        first, rows, cores = (getattr(self.batches[number], name) for name in ("first", "rows", "cores"))
+        if number == 0:
+            return FirstBatch(first, rows, cores, self._asked)
+        tiles, start = self._tiles, self._start
+        if number + 1 in self.groups:
+            self._start = number + 1
+            under_way = zip(self._ahead.pop(number + 1), self._asked, strict=True)
+            self._tiles = [ahead.loaded(*asked) for ahead, asked in under_way]
+        if number < _LOADED_ALONE:
+            return self.batches[number]
+        return BatchOfGroup(first, rows, cores, iter([tile[:, number - start : number - start + 1] for tile in tiles]))

@@ -108,9 +108,17 @@ class ElementIndices:
 
         If the flag is 1, the index is out of range.
         """
-        integer_op(index_sbuf, index_sbuf, self.penalty_sbuf, nl.multiply)
-        integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
-        integer_op(index_sbuf, index_sbuf, self.row_start_sbuf, nl.add)
+        self.add_column(index_sbuf, column_sbuf)
+        self.add_row(index_sbuf, index_sbuf)
+
+    def add_column(self, flag_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
+        """Replace flags, 1 for an invalid column and 0 for a valid one, by the indices of elements in their rows."""
+        integer_op(flag_sbuf, flag_sbuf, self.penalty_sbuf, nl.multiply)
+        integer_op(flag_sbuf, flag_sbuf, column_sbuf, nl.add)
+
+    def add_row(self, index_sbuf: nl.NkiTensor, in_row_sbuf: nl.NkiTensor) -> None:
+        """Compute the indices of elements, [rows, 1], from those in their rows."""
+        integer_op(index_sbuf, in_row_sbuf, self.row_start_sbuf, nl.add)
 
 
 def row_elements(matrix_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor, batch: Batch) -> nl.NkiTensor:

@@ -29,6 +29,7 @@ from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import Ring
+from nkilib.core.rows.statistics import halve
 from nkilib.nki import nisa, nl
 
 # Bytes per partition for all tiles together: SBUF of trn1 has 180,224 bytes, later generations have more; the rest is
@@ -508,19 +509,10 @@ def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
 
 
 def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
-
-    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
-    no bit depends on it.
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns]; see
+    :func:`nkilib.core.rows.statistics.halve`.
     """
     partitions, rows, columns = x_sbuf.shape
-    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
-    halves_sbuf = halves.next_shaped((partitions, rows, half))
-    nisa.tensor_tensor(
-        dst=halves_sbuf,
-        data1=x_sbuf[:, :, 0:half],
-        data2=x_sbuf[:, :, columns - half : columns],
-        op=nl.maximum,
-        engine=nisa.engine.gpsimd,
-    )
+    halves_sbuf = halves.next_shaped((partitions, rows, div_ceil(columns, 2)))
+    halve(halves_sbuf, x_sbuf)
     return halves_sbuf

@@ -143,14 +143,18 @@ class SbufPlan:
         """Return the columns of the largest chunk whose buffer and scratch fit together."""
         return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * FLOAT32_BYTES)
 
-    def divided(self, rows: int, chunk_size: int, dtype: nl.DType, loads: int) -> DividedSbuf:
-        """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them."""
+    def divided(
+        self, rows: int, chunk_size: int, dtype: nl.DType, loads: int, most_buffers: int = MAX_CHUNK_BUFFERS
+    ) -> DividedSbuf:
+        """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them, with at most
+        ``most_buffers`` chunk buffers.
+        """
         scratch_bytes = self.num_scratch * chunk_size * FLOAT32_BYTES
         chunk_bytes = chunk_size * dtype_bytes(dtype)
         # Two of each scratch tile, where they leave room for two chunk buffers.
         turns = 2 if loads > 1 and 2 * (scratch_bytes + chunk_bytes) <= self.bytes_that_fit else 1
         fitting = (self.bytes_that_fit - turns * scratch_bytes) // chunk_bytes
-        return DividedSbuf(rows, chunk_size, dtype, turns, max(1, min(MAX_CHUNK_BUFFERS, fitting, loads)))
+        return DividedSbuf(rows, chunk_size, dtype, turns, max(1, min(most_buffers, fitting, loads)))
 
 
 @dataclass

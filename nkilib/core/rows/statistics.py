@@ -5,7 +5,8 @@
 
 :class:`Statistics` has the pairs of all chunks and combines them for each row. :class:`Columns` and :class:`Place` say
 where the number of a chunk stands in its tiles; other values that are gathered chunk by chunk stand alike. With
-:class:`MaximumFolds`, GpSimd shortens chunks before Vector takes their maxima.
+:class:`MaximumFolds`, GpSimd shortens chunks before Vector takes their maxima, by :func:`halve`, as far as a
+:class:`Folding` says.
 
 For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
 of m_k,
@@ -40,13 +41,10 @@ from nkilib.nki import nisa, nl
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
 STATISTICS_COLUMNS = 128
-# Halvings of a folded chunk. GpSimd is modelled to take two cycles for an element of a result: as much time as the
-# other passes of Vector take, in bfloat16.
-_HALVINGS = 3
 # Folded chunks that wait for Vector.
 _FOLDED_CHUNKS = 3
 # Shorter chunks are left to Vector: GpSimd would have as many pauses.
-_FOLDED_COLUMNS_MIN = 1024
+FOLDED_COLUMNS_MIN = 1024
 
 
 def most_batches_of_group(num_chunks: int) -> int:
@@ -144,19 +142,23 @@ class Statistics:
     log_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE) -> Statistics:
-        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
-        neg_max_sbuf = columns.tile()
+    def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE, is_whole: bool = False) -> Statistics:
+        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x.
+
+        With ``is_whole`` a chunk is a row, so that m = m_k and d = s_k: the tiles of rows are those of chunks, and
+        nothing is left to combine.
+        """
+        neg_max_sbuf, sums_sbuf = columns.tile(), columns.tile()
         return cls(
             columns,
             scale,
             neg_max_sbuf=neg_max_sbuf,
             bias_sbuf=neg_max_sbuf if scale.is_one else columns.tile(),
-            sums_sbuf=columns.tile(),
+            sums_sbuf=sums_sbuf,
             weights_sbuf=columns.tile(),
             exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
-            row_neg_max_sbuf=columns.row_tile(),
-            row_sum_sbuf=columns.row_tile(),
+            row_neg_max_sbuf=neg_max_sbuf[:, :, 0] if is_whole else columns.row_tile(),
+            row_sum_sbuf=sums_sbuf[:, :, 0] if is_whole else columns.row_tile(),
             log_sum_sbuf=columns.row_tile(),
         )
 
@@ -242,55 +244,106 @@ class Statistics:
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
 
 
-@dataclass(frozen=True)
-class MaximumFolds:
-    """The tiles that GpSimd folds chunks into, so that Vector takes the maximum of fewer elements.
+def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
+    """Compute the maximum of each pair of elements of rows, [..., columns], into [..., half the columns], on GpSimd.
 
-    Vector takes a maximum at one element a cycle. Where Vector has another pass over each chunk, as for an entropy, and
-    GpSimd has little to do, GpSimd compares the two halves of a chunk, then the halves of the result, and so on. A
-    maximum is exact in the type of its elements, so the order of the comparisons makes no difference, and a NaN stays a
-    NaN.
+    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact in
+    the type of its elements, so no bit depends on the order of the comparisons, and a NaN stays a NaN. Of an odd number
+    of columns, the middle one is in both halves.
+    """
+    columns, half = x_sbuf.shape[-1], dst_sbuf.shape[-1]
+    axis = len(x_sbuf.shape) - 1
+    nisa.tensor_tensor(
+        dst=dst_sbuf,
+        data1=x_sbuf.slice(axis, 0, half),
+        data2=x_sbuf.slice(axis, columns - half, columns),
+        op=nl.maximum,
+        engine=nisa.engine.gpsimd,
+    )
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How much of the maxima of chunks GpSimd takes over from Vector.
 
     Attributes:
-        halves_sbuf: the result of every fold except the last, in the type of the chunks, [rows, half a chunk].
-        folded_sbuf: the results of the last fold, [rows, an eighth of a chunk]; a ring buffer over the chunks.
+        halvings: how often the folded part of a chunk is halved.
+        share: the folded part of a chunk. 1.0 folds all of every chunk but the first one, at which Vector has nothing
+            else to do.
     """
 
-    halves_sbuf: nl.NkiTensor
+    halvings: int
+    share: float = 1.0
+
+    def columns(self, columns: int) -> int:
+        """Return how many columns of a chunk are folded."""
+        return int(columns * self.share)
+
+    def bytes_beside(self, chunk_size: int, element_bytes: int) -> int:
+        """Return the bytes of a partition that the folds of chunks take."""
+        half, folded = self._tiles(chunk_size)
+        return (half + _FOLDED_CHUNKS * folded) * element_bytes
+
+    def fits(self, plan: SbufPlan, sbuf: DividedSbuf) -> bool:
+        """Tell whether chunks of a divided plan are long enough to be folded, and leave room for the folds."""
+        needed_bytes = self.bytes_beside(sbuf.chunk_size, dtype_bytes(sbuf.dtype))
+        return sbuf.chunk_size >= FOLDED_COLUMNS_MIN and needed_bytes <= plan.bytes_that_fit - sbuf.taken_bytes(plan)
+
+    def _tiles(self, chunk_size: int) -> tuple[int, int]:
+        """Return the columns of the tile of the results of every fold except the last, and of a tile of the last."""
+        half, folded = (div_ceil(self.columns(chunk_size), 2**times) for times in (1, self.halvings))
+        return (half if self.halvings > 1 else 0), folded + 1
+
+
+@dataclass(frozen=True)
+class MaximumFolds:
+    """The tiles that GpSimd folds chunks into.
+
+    Vector takes a maximum at one element a cycle, and GpSimd is modelled to take two cycles for an element of a result.
+
+    Attributes:
+        folding: how much is folded.
+        halves_sbuf: the result of every fold except the last, in the type of the chunks, [rows, half a chunk]; None
+            for a single halving.
+        folded_sbuf: the results of the last fold, and one more column; a ring buffer over the chunks.
+    """
+
+    folding: Folding
+    halves_sbuf: nl.NkiTensor | None
     folded_sbuf: list[nl.NkiTensor]
 
     @classmethod
-    def make(cls, plan: SbufPlan, sbuf: DividedSbuf) -> MaximumFolds | None:
-        """Allocate the tiles for the chunks of a divided plan; None if the chunks are short or leave no room."""
-        half, folded = (div_ceil(sbuf.chunk_size, 2**times) for times in (1, _HALVINGS))
-        needed_bytes = (half + _FOLDED_CHUNKS * folded) * dtype_bytes(sbuf.dtype)
-        if sbuf.chunk_size < _FOLDED_COLUMNS_MIN or needed_bytes > plan.bytes_that_fit - sbuf.taken_bytes(plan):
+    def make(cls, plan: SbufPlan, sbuf: DividedSbuf, folding: Folding | None) -> MaximumFolds | None:
+        """Allocate the tiles for the chunks of a divided plan; None if the chunks are short or leave no room, or if
+        there is no ``folding``.
+        """
+        if folding is None or not folding.fits(plan, sbuf):
             return None
-        halves_sbuf = nl.ndarray((sbuf.rows, half), dtype=sbuf.dtype, buffer=nl.sbuf)
+        half, folded = folding._tiles(sbuf.chunk_size)
+        halves_sbuf = nl.ndarray((sbuf.rows, half), dtype=sbuf.dtype, buffer=nl.sbuf) if half else None
         shape = (sbuf.rows, folded)
-        return cls(halves_sbuf, [nl.ndarray(shape, dtype=sbuf.dtype, buffer=nl.sbuf) for _ in range(_FOLDED_CHUNKS)])
+        folded_sbuf = [nl.ndarray(shape, dtype=sbuf.dtype, buffer=nl.sbuf) for _ in range(_FOLDED_CHUNKS)]
+        return cls(folding, halves_sbuf, folded_sbuf)
 
     def folded(self, load: int, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Fold chunk number ``load`` and return the result, [rows, columns], which holds the largest value of each row.
+        """Fold chunk number ``load`` and return a tile [rows, columns], which holds the largest value of each row.
 
-        The first chunk stays as it is, because Vector has nothing else to do yet.
+        If GpSimd folds a part of the chunk, Vector takes the maximum of the others meanwhile.
         """
         rows, columns = chunk_sbuf.shape
-        if load == 0 or columns < _FOLDED_COLUMNS_MIN:
+        left = self.folding.columns(columns)
+        if columns < FOLDED_COLUMNS_MIN or (load == 0 and left == columns):
             return chunk_sbuf
-        source_sbuf = chunk_sbuf
-        for halving in range(1, _HALVINGS + 1):
-            left = div_ceil(columns, 2)
-            tile_sbuf = self.halves_sbuf
-            if halving == _HALVINGS:
-                tile_sbuf = self.folded_sbuf[load % len(self.folded_sbuf)]
-            dst_sbuf = tile_sbuf[0:rows, 0:left]
-            nisa.tensor_tensor(
-                dst=dst_sbuf,
-                data1=source_sbuf[:, 0:left],
-                data2=source_sbuf[:, columns - left : columns],  # for an odd number, one element twice
-                op=nl.maximum,
-                engine=nisa.engine.gpsimd,
-            )
-            source_sbuf, columns = dst_sbuf, left
-        return source_sbuf
+        rest_sbuf = chunk_sbuf[:, left:columns] if left < columns else None
+        tile_sbuf = self.folded_sbuf[load % len(self.folded_sbuf)]
+        source_sbuf = chunk_sbuf[:, 0:left]
+        for halving in range(1, self.folding.halvings + 1):
+            left = div_ceil(left, 2)
+            is_last = halving == self.folding.halvings
+            dst_sbuf = (tile_sbuf if is_last or self.halves_sbuf is None else self.halves_sbuf)[0:rows, 0:left]
+            halve(dst_sbuf, source_sbuf)
+            source_sbuf = dst_sbuf
+        if rest_sbuf is None:
+            return source_sbuf
+        nisa.tensor_reduce(dst=tile_sbuf[0:rows, left : left + 1], op=nl.maximum, data=rest_sbuf, axis=1)
+        return tile_sbuf[0:rows, 0 : left + 1]

@@ -13,8 +13,12 @@ tile of the caller: constants (:func:`constant`, :func:`log_of_constant`), arith
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
 FLOAT32_HIGHEST = 3.4028234663852886e38
 FLOAT32_LOWEST = -FLOAT32_HIGHEST
@@ -115,6 +119,13 @@ def log_of_constant(value: float, rows: int) -> nl.NkiTensor:
     nisa.memset(dst=log_sbuf, value=value)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
     return log_sbuf
+
+
+def load_table(op: Operator) -> None:
+    """Let Scalar load the table of an activation function before it has data for it."""
+    unused_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=unused_sbuf, value=1.0)
+    nisa.activation(dst=unused_sbuf, op=op, data=unused_sbuf)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from nkilib.core.rows.row_plan import (
     row_plan,
 )
 from nkilib.core.rows.sbuf import Ring, element_bytes, ring_of
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, load_table
 from nkilib.experimental.softmax.row_schedule import run
 from nkilib.experimental.softmax.row_statistics import (
     RowStatistics,
@@ -133,13 +133,6 @@ def _with_row_scalar(
     nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=broadcast_psum, op=op)
 
 
-def _load_table_of_exponentials() -> None:
-    """Compute one exponential, so that Scalar loads its table while the first rows are loaded, and not after that."""
-    zero_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zero_sbuf, value=0.0)
-    nisa.activation(dst=zero_sbuf, op=nl.exp, data=zero_sbuf)
-
-
 @dataclass
 class _Forward:
     """The loop of a core; see :class:`.row_schedule.Stages`.
@@ -199,7 +192,7 @@ class _Forward:
         has_junk = kind is Kind.LOG_SOFTMAX or not (keeps or keeps_pieces)
         ceiling_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
-        _load_table_of_exponentials()
+        load_table(nl.exp)  # while the first rows are loaded, and not after that
         second_pass = not (keeps or keeps_pieces) and kind is Kind.SOFTMAX
         return cls(
             matrices,

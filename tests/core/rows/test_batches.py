@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.core.rows.batches import GROUP_BATCHES_MAX, Batch, BatchGroup, batch_groups, batches_of_core
+from nkilib.core.rows.batches import (
+    GROUP_BATCHES_MAX,
+    Batch,
+    BatchGroup,
+    GroupedLoads,
+    SwappedResult,
+    batch_groups,
+    batches_of_core,
+)
 from nkilib.nki import nisa, nl
 
 from .walk import CUTS, Cut, cuts, launch, vector
@@ -115,3 +123,58 @@ def test_groups_load_what_they_store(rows: int, rows_per_batch: int, cores: int)
     values[rows // 2] = np.nan
     cut = Cut(rows, 1, rows_per_batch, 1, cores)
     np.testing.assert_array_equal(launch(doubled_vector, cut, values, most=4), 2.0 * values)
+
+
+def swapped_vectors(first_hbm: Any, second_hbm: Any, cut: Cut) -> tuple[Any, Any]:
+    """A kernel on two cores: two vectors, loaded ahead and stored by groups, of which the cores swap those of several
+    batches.
+    """
+    results = [vector(name, cut.rows, nl.float32) for name in ("first_hbm", "second_hbm")]
+    batches = batches_of_core(cut.rows, nl.num_programs(), nl.program_id(), cut.rows_per_batch)
+    for group in batch_groups(batches, 4):
+        ahead = [group.ahead(vector_hbm) for vector_hbm in (first_hbm, second_hbm)]
+        values_sbuf = [item.loaded(first_hbm) for item in ahead]
+        pairs = list(zip(results, values_sbuf, strict=True))
+        if group.batches > 1:
+            SwappedResult.begin(group, pairs).store()
+        else:
+            for result_hbm, tile_sbuf in pairs:
+                group.stored(result_hbm, tile_sbuf)
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize(("rows", "rows_per_batch"), [(16, 2), (260, 40), (1024, 128), (1283, 128)])
+def test_cores_swap_results_in_place_of_storing_elements(rows: int, rows_per_batch: int) -> None:
+    first, second = np.random.default_rng(0).standard_normal((2, rows)).astype(np.float32)
+    first[rows // 2] = np.nan
+    cut = Cut(rows, 1, rows_per_batch, 1, 2)
+    results = launch(swapped_vectors, cut, first, second)
+    np.testing.assert_array_equal(results[0], first)
+    np.testing.assert_array_equal(results[1], second)
+
+
+def summed_vectors(first_hbm: Any, second_hbm: Any, cut: Cut) -> Any:
+    """A kernel: first + 2 * second, batch by batch."""
+    result_hbm = vector("result_hbm", cut.rows, nl.float32)
+    batches = batches_of_core(cut.rows, nl.num_programs(), nl.program_id(), cut.rows_per_batch)
+    loads = GroupedLoads(batches)
+    ready = [loads.batch(0)] if batches else []
+    for number, batch in enumerate(batches):
+        rows = ready.pop()
+        first_sbuf, second_sbuf = rows.loaded(first_hbm), rows.loaded(second_hbm)
+        loads.request_after(number)
+        nisa.scalar_tensor_tensor(
+            dst=first_sbuf, data=second_sbuf, op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=first_sbuf
+        )
+        batch.stored(result_hbm, first_sbuf)
+        if number + 1 < len(batches):
+            ready.append(loads.batch(number + 1))
+    return result_hbm
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(("rows", "rows_per_batch"), [(1, 1), (7, 2), (67, 33), (45, 2), (130, 3)])
+def test_vectors_of_a_group_come_together(rows: int, rows_per_batch: int, cores: int) -> None:
+    first, second = np.random.default_rng(0).integers(-9, 9, (2, rows)).astype(np.float32)
+    cut = Cut(rows, 1, rows_per_batch, 1, cores)
+    np.testing.assert_array_equal(launch(summed_vectors, cut, first, second), first + 2 * second)

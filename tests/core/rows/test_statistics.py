@@ -22,8 +22,10 @@ from nkilib.core.rows.scale import ConstantScale
 from nkilib.core.rows.statistics import (
     STATISTICS_COLUMNS,
     Columns,
+    Folding,
     MaximumFolds,
     Statistics,
+    halve,
     most_batches_of_group,
 )
 from nkilib.core.rows.tiles import RowSums, scaled
@@ -178,12 +180,13 @@ ROWS = 5
 
 
 @nki.jit
-def largest_of_chunks(matrix_hbm: Any, chunk_size: int) -> tuple[Any, ...]:
+def largest_of_chunks(matrix_hbm: Any, chunk_size: int, halvings: int, share: float) -> tuple[Any, ...]:
     """Minus the largest element of each chunk of rows, [rows, chunks], and how many columns were left of each."""
     rows, columns = matrix_hbm.shape
     starts = range(0, columns, chunk_size)
     plan = SbufPlan(SMALL_BYTES)
-    folds = MaximumFolds.make(plan, plan.divided(rows, chunk_size, matrix_hbm.dtype, len(starts)))
+    divided = plan.divided(rows, chunk_size, matrix_hbm.dtype, len(starts))
+    folds = MaximumFolds.make(plan, divided, Folding(halvings, share))
     found_sbuf = nl.ndarray((rows, len(starts)), dtype=nl.float32, buffer=nl.sbuf)
     left_sbuf = nl.ndarray((1, len(starts)), dtype=nl.float32, buffer=nl.sbuf)
     for load, start in enumerate(starts):
@@ -209,18 +212,25 @@ def matrix_of(columns: int) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("columns", "chunk_size", "left"),
+    ("columns", "chunk_size", "halvings", "share", "left"),
     [
-        (8192, 2048, [2048, 256, 256, 256]),
-        (5 * 1500 + 700, 1500, [1500, 188, 188, 188, 188, 700]),
-        (2 * 1031, 1031, [1031, 129]),
-        (3000, 1000, [1000, 1000, 1000]),
+        (8192, 2048, 3, 1.0, [2048, 256, 256, 256]),
+        (5 * 1500 + 700, 1500, 3, 1.0, [1500, 188, 188, 188, 188, 700]),
+        (2 * 1031, 1031, 3, 1.0, [1031, 129]),
+        (3000, 1000, 3, 1.0, [1000, 1000, 1000]),
+        (8192, 2048, 1, 0.6, [615, 615, 615, 615]),
+        (2 * 1031 + 900, 1031, 1, 0.6, [310, 310, 900]),
+        (2 * 1500, 1500, 2, 0.6, [226, 226]),
     ],
 )
-def test_a_folded_chunk_has_its_maximum(columns: int, chunk_size: int, left: list[int]) -> None:
-    """The first chunk and short ones stay whole; of an odd number of columns one is compared twice."""
+def test_a_folded_chunk_has_its_maximum(
+    columns: int, chunk_size: int, halvings: int, share: float, left: list[int]
+) -> None:
+    """Short chunks stay whole, and so does the first one of whole chunks; of an odd number of columns one is compared
+    twice. Of a part of a chunk, a column has the maximum of the rest.
+    """
     matrix = matrix_of(columns)
-    result, counts = largest_of_chunks(matrix, chunk_size)
+    result, counts = largest_of_chunks(matrix, chunk_size, halvings, share)
     x = matrix.astype(np.float32)
     expected = [-x[:, start : start + chunk_size].max(axis=1) for start in range(0, columns, chunk_size)]
     np.testing.assert_array_equal(result, np.stack(expected, axis=1))
@@ -233,7 +243,8 @@ def test_chunks_that_leave_no_room_are_not_folded() -> None:
     def folds_of(chunk_size: int) -> bool:
         @nki.jit
         def kernel(matrix_hbm: Any) -> Any:
-            made.append(MaximumFolds.make(plan, plan.divided(ROWS, chunk_size, nl.bfloat16, 9)) is not None)
+            divided = plan.divided(ROWS, chunk_size, nl.bfloat16, 9)
+            made.append(MaximumFolds.make(plan, divided, Folding(3)) is not None)
             return matrix_hbm
 
         made: list[bool] = []
@@ -244,22 +255,27 @@ def test_chunks_that_leave_no_room_are_not_folded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options", "folds"),
+    ("dtype", "options", "halvings"),
     [
-        ("bfloat16", {"with_entropy": True}, True),
-        ("bfloat16", {}, False),
-        ("float32", {"with_entropy": True}, False),
-        ("bfloat16", {"with_entropy": True, "logit_softcap": 30.0}, False),
-        ("bfloat16", {"with_entropy": True, "label_smoothing": 0.1}, False),
+        ("bfloat16", {"with_entropy": True}, 3),
+        ("bfloat16", {}, 1),
+        ("float16", {}, 1),
+        ("float32", {}, 0),
+        ("bfloat16", {"label_smoothing": 0.1}, 2),
+        ("float16", {"with_entropy": True}, 0),
+        ("float32", {"with_entropy": True}, 0),
+        ("bfloat16", {"with_entropy": True, "logit_softcap": 30.0}, 0),
+        ("bfloat16", {"with_entropy": True, "label_smoothing": 0.1}, 0),
     ],
 )
-def test_the_forward_folds_beside_an_entropy(dtype: str, options: dict[str, Any], folds: bool) -> None:
+def test_the_forward_folds_as_its_options_need(dtype: str, options: dict[str, Any], halvings: int) -> None:
     launch = (256, 16384, dtype, "forward", Tiling(128, 4096))
     profiled = profile_launch(*launch, extended=True, exact_maximum=True, **options)
-    code, first = inspect.getsourcelines(MaximumFolds.folded)
+    code, first = inspect.getsourcelines(halve)
     places = tuple(f"/rows/statistics.py:{first + line}" for line in range(len(code)))
     folding = [event for event in profiled.instructions if event.place.endswith(places)]
-    assert bool(folding) == folds and all(event.engine == "gpsimd" for event in folding)
+    chunks = 0 if halvings == 0 else 4 if halvings == 1 else 3
+    assert len(folding) == 2 * halvings * chunks and all(event.engine == "gpsimd" for event in folding)
 
 
 SUMMED_ROWS, COLUMNS, PART = 5, 12, 4

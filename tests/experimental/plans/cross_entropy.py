@@ -107,7 +107,9 @@ def branches(size: Size) -> Branches:
             options = with_form(launch, options, None)
         batches = launch.batches()
         plan = options.forward_plan if is_forward else options.backward_plan
-        sbuf = launch.divided(plan, batches)
+        sbuf, folding = launch.divided(plan, batches), None
+        if is_forward and not options.with_shift:
+            sbuf, folding = launch.divided_beside_folds(options, batches)
     first_size = div_ceil(sbuf.chunk_size, 2) if options.with_shift else sbuf.chunk_size
     chunks = num_chunks(launch.vocab_size, first_size, sbuf.chunk_size)
     taken: Branches = {
@@ -116,7 +118,7 @@ def branches(size: Size) -> Branches:
         "chunk_buffers": sbuf.chunk_buffers,
     }
     if is_forward:
-        taken["shift"] = options.with_shift
+        taken["form"] = "shift" if options.with_shift else "maximum" if folding is None else "folded maximum"
     if size["options"] != "plain":
         taken["chunks"] = count_class(chunks)
         taken["turns"] = sbuf.turns if plan.num_scratch else 0

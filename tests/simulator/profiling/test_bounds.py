@@ -92,10 +92,12 @@ def backward(dtype: Any) -> Profile:
 
 
 def test_the_speed_of_light_of_cross_entropy() -> None:
-    """Nanoseconds a column of a [128, C] chunk: 1.042 for the maximum, 0.833 for exp, 0.696 for each bf16 byte pair."""
+    """Nanoseconds a column of a [128, C] chunk: 0.833 for exp, 0.696 for each bf16 byte pair. GpSimd and Vector share
+    the maximum of bfloat16, which takes less.
+    """
     columns = N / 2 / 128 * V / 1000  # thousands a core: microseconds
     exact = forward(nl.bfloat16)
-    assert exact.bound_by == "vector" and exact.bound_us == pytest.approx(columns * 1.042, rel=1e-3)
+    assert exact.bound_by == "scalar" and exact.bound_us == pytest.approx(columns * 0.8333, rel=1e-3)
     shifted = forward(nl.bfloat16, exact_maximum=False)
     assert shifted.bound_by == "scalar" and shifted.bound_us == pytest.approx(columns * 0.8333, rel=1e-3)
     halved = forward(nl.bfloat16, halves_bf16_max=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nkilib.core.psum import PsumRing
-from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.batches import Batch, GroupedLoads
 from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.sbuf import TileRing
@@ -260,17 +260,25 @@ class _Backward:
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
         early = chunks - 1 if self.factors.sums is FactorSums.POSITIONS else 0
-        coefficients = self.preparation.prepared(0, batches[0])
+        vectors = GroupedLoads(batches)
+        coefficients = self.preparation.prepared(0, vectors.batch(0))
         previous = None
         for number, batch in enumerate(batches):
             state = _BatchState(batch, coefficients)
             for load in range(number * chunks, (number + 1) * chunks):
                 chunk, chunk_sbuf = self.logits.chunk(load), self.logits.loaded(load)
+                if chunk.number == 0:
+                    vectors.request_after(number)
+                is_last_before = chunk.number == early and number + 1 < len(batches)
+                # What is on chip already is prepared before Vector waits for Scalar with this chunk.
+                is_ready = vectors.is_grouped(number + 1) and self.factors.sums is not FactorSums.POSITIONS
+                if is_last_before and is_ready:
+                    coefficients = self.preparation.prepared(number + 1, vectors.batch(number + 1))
                 self._take_gradient(state.coefficients, chunk, chunk_sbuf)
                 if chunk.number == 0:
                     state.target = self._gathered(state)
-                if chunk.number == early and number + 1 < len(batches):
-                    coefficients = self.preparation.prepared(number + 1, batches[number + 1])
+                if is_last_before and not is_ready:
+                    coefficients = self.preparation.prepared(number + 1, vectors.batch(number + 1))
                 store = nisa.dma_copy(dst=chunk.of(grad_logits_hbm), src=chunk_sbuf)
                 state.stores.append(store)
                 if state.target is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.psum import PsumRing
-from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
+from nkilib.core.rows.batches import SWAPPED_BATCHES_MIN, Batch, BatchGroup, RowsAhead, SwappedResult, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.gathered import ROWS_OF_TILE, GatheredRows, KeptValues, Slots
 from nkilib.core.rows.moments import Moments, raise_negligible
@@ -31,14 +31,16 @@ from nkilib.core.rows.statistics import (
     most_batches_of_group,
 )
 from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.rows.tiles import load_table
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.layouts.batches import forward_batches
 from nkilib.experimental.loss.cross_entropy.layouts.forward import forward_of_batches
-from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, store_results
+from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, store_results, swapped_results
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import (
     ClassFactors,
     FactorRings,
+    FoundTargets,
     TargetFinder,
     TargetMasks,
     TargetValues,
@@ -47,6 +49,7 @@ from nkilib.nki import nisa, nl
 
 # The factor by which a chunk of recomputed rows is smaller.
 _RECOMPUTED_PARTS = 2
+LEAD = 2
 # Columns of a first chunk from which the shift is computed if an entropy is requested.
 _SAMPLE_BESIDE_ENTROPY = 2048
 
@@ -96,7 +99,7 @@ class _MaximumForward:
     @classmethod
     def make(cls, launch: Launch, options: Options, batches: list[Batch]) -> _MaximumForward:
         plan = options.forward_plan
-        sbuf = launch.divided(plan, batches)
+        sbuf, folding = launch.divided_beside_folds(options, batches)
         scores = sbuf.ring(options.softcap is not None)
         rings = FactorRings.make(sbuf, options)
         products = sbuf.ring(options.sums_classes)
@@ -106,7 +109,7 @@ class _MaximumForward:
         finder = None
         if not options.has_probabilities:
             finder = TargetFinder.make(launch.targets_hbm, batches[0].rows, batches[0].cores, options)
-        folds = MaximumFolds.make(plan, sbuf) if options.folds_maxima(launch.dtype) else None
+        folds = MaximumFolds.make(plan, sbuf, folding)
         return cls(launch, options, logits, factors, scores, products, exponentials, folds, finder)
 
     def run(self, results: Results) -> None:
@@ -116,30 +119,59 @@ class _MaximumForward:
         another one.
         """
         chunks = self.logits.num_chunks
-        previous = None
-        for batches in batch_groups(self.logits.batches, most_batches_of_group(chunks)):
+        groups = batch_groups(self.logits.batches, most_batches_of_group(chunks))
+        ahead = self._targets_ahead(groups[0])
+        load_table(nl.exp)
+        previous, swapped = None, list[SwappedResult]()
+        for number, batches in enumerate(groups):
             group = Group.make(batches, chunks, self.launch, self.options)
             first, last = batches.start * chunks, batches.end * chunks - 1
-            opened = deque[_OpenChunk]()
+            opened, found = deque[_OpenChunk](), self._found(group, ahead)
             for load in range(first, last + 1):
                 self._open_chunks(group, opened, load, batches)
                 self._take_exponentials(group, opened.popleft())
                 chunk = self.logits.chunk(load)
-                batch = load // chunks - batches.start
-                if group.targets is not None and self.finder is not None:
-                    if chunk.number == 0:
-                        elements = self.finder.find(chunk.batch, group.targets.masks_of_batch(batch))
-                    if chunk.number == min(1, chunks - 1):
-                        group.targets.gather(self.launch, elements, chunk.batch, batch)
+                if load == first and number + 1 < len(groups):
+                    ahead = self._targets_ahead(groups[number + 1])
+                if chunk.number == min(1, chunks - 1) and found is not None and group.targets is not None:
+                    batch = load // chunks - batches.start
+                    group.targets.gather(self.launch, found.of_batch(batch, chunk.batch), chunk.batch, batch)
                 if previous is not None and load == first:
                     self._take_logs(previous)
                 if previous is not None and load == min(first + 1, last):
-                    store_results(previous, results, self.options)
+                    swapped = self._finish(previous, results)
+                if load == first + 2:
+                    swapped = self._store(swapped)
             group.take_weights(chunks)
+            swapped = self._store(swapped)
             previous = group
         if previous is not None:
+            load_table(nl.log)
             self._take_logs(previous)
             store_results(previous, results, self.options)
+
+    def _found(self, group: Group, rows: RowsAhead | None) -> FoundTargets | None:
+        if rows is None or group.targets is None or self.finder is None:
+            return None
+        return self.finder.found(rows, group.targets.masks)
+
+    def _store(self, swapped: list[SwappedResult]) -> list[SwappedResult]:
+        """Store swapped results, and return that none are left."""
+        for result in swapped:
+            result.store()
+        return []
+
+    def _finish(self, group: Group, results: Results) -> list[SwappedResult]:
+        """Store the results of a group, or swap them between the cores: those are returned, to be stored later."""
+        batches = group.batches
+        if isinstance(batches, BatchGroup) and batches.batches >= SWAPPED_BATCHES_MIN and self.launch.cores_are_alike:
+            return swapped_results(group, batches, results, self.options)
+        store_results(group, results, self.options)
+        return []
+
+    def _targets_ahead(self, group: BatchGroup) -> RowsAhead | None:
+        """Begin to load the targets of a group, so that GpSimd, which also folds chunks, does not wait for them."""
+        return None if self.finder is None else group.ahead(self.launch.targets_hbm, nl.int32)
 
     def _take_logs(self, group: Group) -> None:
         group.combine(self.logits.num_chunks)
@@ -270,7 +302,7 @@ class _ShiftedForward:
             TargetFinder.make(launch.targets_hbm, rows, cores, options),
             flagged,
             exponentials,
-            MaximumFolds.make(plan, sbuf) if options.folds_maxima(launch.dtype) else None,
+            MaximumFolds.make(plan, sbuf, options.folding(launch.dtype)) if options.wanted.entropy else None,
             [],
         )
 

@@ -31,10 +31,11 @@ from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.elements import rows_per_batch
 from nkilib.core.rows.recomputation import BATCHES_MAX, ROWS_MAX
-from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
+from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, DividedSbuf, SbufPlan
 from nkilib.core.rows.scale import ConstantScale, Scale
+from nkilib.core.rows.statistics import Folding
 from nkilib.experimental.loss.temperatures import LoadedRows, TemperatureLimits, Temperatures
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 
 # The tiles beside the chunks of a kernel without options: five tiles of 128 float32 (two groups of batches overlap)
 # and tiles of at most GROUP_BATCHES_MAX columns, with room for alignment.
@@ -153,6 +154,14 @@ class Wanted:
     mean_logit: bool = False
 
 
+# The numbers of chunk buffers of a forward with the exact maximum, the best one first; those after it leave room for
+# folds. A chunk waits for GpSimd, Vector and Scalar.
+BUFFERS_OF_MAXIMUM = (6, 5, 4, 3)
+# What GpSimd folds, by the passes of Vector over a chunk besides its maximum, so that none of Scalar, Vector and GpSimd
+# waits for long for another one.
+BESIDE_EXPONENTIALS, _BESIDE_CLASS_SUMS, _BESIDE_ENTROPY = Folding(1, 0.6), Folding(2), Folding(3)
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a launch as the kernels use them.
@@ -233,13 +242,17 @@ class Options:
         """Whether the weights of all classes are needed, not only the weights of the targets."""
         return self.is_weighted and self.sums_classes
 
-    def folds_maxima(self, dtype: nl.DType) -> bool:
-        """Return whether GpSimd folds chunks of ``dtype``, so that Vector computes the maximum of fewer elements.
+    def folding(self, dtype: nl.DType) -> Folding | None:
+        """Return how GpSimd folds chunks of ``dtype``, so that Vector computes the maximum of fewer elements, or None.
 
-        An entropy doubles Vector's work per chunk. Only bfloat16 is folded: there Vector alone raises elements
-        whose exponentials are negligible, in a quarter of a cycle each.
+        Loads of float32 take longer than a maximum. An entropy doubles Vector's work per chunk; there only bfloat16 is
+        folded, because Vector alone raises elements whose exponentials are negligible, in a quarter of a cycle each.
         """
-        return self.wanted.entropy and dtype == nl.bfloat16 and self.softcap is None and not self.sums_classes
+        if dtype == nl.float32 or self.softcap is not None:
+            return None
+        if self.wanted.entropy:
+            return _BESIDE_ENTROPY if dtype == nl.bfloat16 and not self.sums_classes else None
+        return _BESIDE_CLASS_SUMS if self.sums_classes else BESIDE_EXPONENTIALS
 
     @property
     def forward_plan(self) -> SbufPlan:
@@ -339,6 +352,11 @@ class Launch:
         rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
         return batches_of_core(self.num_positions, cores, core, rows)
 
+    @property
+    def cores_are_alike(self) -> bool:
+        """Whether the launch has two cores with the same number of batches; then all but the last are of one size."""
+        return nl.num_programs() == 2 and len(self.batches_of(0)) == len(self.batches_of(1))
+
     def temperatures(self, rows: LoadedRows, shape: tuple[int, int]) -> Temperatures | None:
         """Load the temperatures of a group of rows, whose numbers of rows and batches are ``shape``; None if there are
         none.
@@ -347,12 +365,26 @@ class Launch:
             return None
         return Temperatures.load(self.temperature_hbm, rows, shape, TEMPERATURE_LIMITS)
 
-    def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
+    def divided(self, plan: SbufPlan, batches: list[Batch], most_buffers: int = MAX_CHUNK_BUFFERS) -> DividedSbuf:
         """Divide SBUF among chunk buffers and the plan's scratch, for the core's batches, of which there must be at
         least one.
         """
         loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
-        return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads)
+        return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads, most_buffers)
+
+    def divided_beside_folds(self, options: Options, batches: list[Batch]) -> tuple[DividedSbuf, Folding | None]:
+        """Divide SBUF like :meth:`divided` for a forward with the exact maximum, so that folds of chunks fit if enough
+        buffers are left; they are None if they do not.
+        """
+        plan, folding = options.forward_plan, options.folding(self.dtype)
+        if folding is not None:
+            for most_buffers in BUFFERS_OF_MAXIMUM:
+                sbuf = self.divided(plan, batches, most_buffers)
+                if folding.fits(plan, sbuf):
+                    return sbuf, folding
+        # Tiles of scratch have two turns, which more chunks would only wait for.
+        most_buffers = MAX_CHUNK_BUFFERS if plan.num_scratch else BUFFERS_OF_MAXIMUM[0]
+        return self.divided(plan, batches, most_buffers), None
 
 
 @dataclass(frozen=True)
@@ -427,16 +459,18 @@ def _obstacle(launch: Launch, options: Options) -> str:
     return f"for more than {BATCHES_MAX} batches a core, got {most}" if most > BATCHES_MAX else ""
 
 
-# Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). The additional work of a shift
-# takes the time that it saves over this many columns of batches; in shorter rows, the fixed cost of a batch shows.
+# Where a shift pays, fitted to profiles of launches (modelled, not measured). The additional work of a shift takes the
+# time that it saves over this many columns of batches; in shorter rows, the fixed cost of a batch shows.
 _COLUMNS_OF_BATCHES = 130_000
 _COLUMNS_OF_ROW = 4_000
+# The same where GpSimd folds chunks, on trn3. On trn2 exponentials take as long there as maxima do.
+_COLUMNS_BESIDE_FOLDS = 190_000
 # With an entropy, recomputed rows are the more expensive the shorter their chunks are: with fewer columns
 # a launch of nothing but such rows takes more than 2.3 times the time of the form with the exact maximum.
 _CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
 
 
-def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
+def shift_pays(batches: int, vocab_size: int, chunk_size: int, folds: bool, is_trn2: bool) -> bool:
     """Return whether, on one core, a pass for the maximum of all rows takes longer than all additional work of a
     shift.
 
@@ -445,21 +479,33 @@ def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
     Args:
         batches: the number of batches of the core.
         vocab_size, chunk_size: V, and the columns of a chunk.
+        folds: whether GpSimd folds chunks in that pass.
+        is_trn2: whether the hardware is trn2.
     """
+    if folds and is_trn2:
+        return False
     columns = vocab_size - chunk_size // 2
-    least, least_of_batches = limited_shift_columns(_COLUMNS_OF_ROW), limited_shift_columns(_COLUMNS_OF_BATCHES)
+    of_batches = _COLUMNS_BESIDE_FOLDS if folds else _COLUMNS_OF_BATCHES
+    least, least_of_batches = limited_shift_columns(_COLUMNS_OF_ROW), limited_shift_columns(of_batches)
     return columns >= least and batches * columns >= least_of_batches
 
 
 def _shift_pays_for(launch: Launch, options: Options) -> bool:
     """Return whether a shift pays for a launch, by its types, its entropy and :func:`shift_pays`."""
-    is_short = launch.dtype == launch.logits_hbm.dtype and launch.dtype in (nl.bfloat16, nl.float16)
-    columns = launch.vocab_size - launch.chunk_size
-    is_long = launch.chunk_size >= limited_shift_columns(_CHUNK_BESIDE_ENTROPY)
-    is_long = is_long and columns >= limited_shift_columns(_COLUMNS_BESIDE_ENTROPY)
-    if options.wanted.entropy and not is_long:
+    batches = launch.batches_of(0)
+    if launch.dtype != launch.logits_hbm.dtype or launch.dtype not in (nl.bfloat16, nl.float16):
         return False
-    return is_short and shift_pays(len(launch.batches_of(0)), launch.vocab_size, launch.chunk_size)
+    folds = False
+    if options.wanted.entropy:
+        columns = launch.vocab_size - launch.chunk_size
+        is_long = launch.chunk_size >= limited_shift_columns(_CHUNK_BESIDE_ENTROPY)
+        if not is_long or columns < limited_shift_columns(_COLUMNS_BESIDE_ENTROPY):
+            return False
+    else:
+        _, folding = launch.divided_beside_folds(options, batches)
+        folds = folding is not None
+    is_trn2 = nisa.get_nc_version() == nisa.nc_version.gen3
+    return shift_pays(len(batches), launch.vocab_size, launch.chunk_size, folds, is_trn2)
 
 
 def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:

@@ -68,6 +68,15 @@ def forward_workspace_bytes(
     return FLOAT32_BYTES * PARTITIONS * batches
 
 
+def _maxima(elements: int, itemsize: int, exact_maximum: bool | None) -> int:
+    """Return how many elements Vector reads for the maximum: fewer in 16-bit types, of which GpSimd halves a part."""
+    from nkilib.experimental.loss.cross_entropy.launch import BESIDE_EXPONENTIALS
+
+    if not exact_maximum:
+        return 0
+    return elements if itemsize == FLOAT32_BYTES else round(elements * (1.0 - BESIDE_EXPONENTIALS.share / 2))
+
+
 def forward_work(
     logits_hbm: Any, dtype: Any, lse_dtype: Any = None, exact_maximum: bool | None = None, **_: Any
 ) -> Work:
@@ -81,7 +90,7 @@ def forward_work(
     return Work(
         hbm_bytes=positions * (vocab_size * as_dtype(logits_hbm.dtype).itemsize + of_position),
         exponentials=positions * vocab_size,
-        maxima=positions * vocab_size if exact_maximum else 0,
+        maxima=_maxima(positions * vocab_size, tile.itemsize, exact_maximum),
         dtype=tile,
     )
 
@@ -124,7 +133,7 @@ def extended_forward_work(
     return Work(
         hbm_bytes=tensor_bytes(logits_hbm, targets_hbm, class_weight_hbm) + results,
         exponentials=elements if logit_softcap is None else 2 * elements,
-        maxima=elements if with_argmax or exact_maximum else 0,
+        maxima=elements if with_argmax else _maxima(elements, as_dtype(dtype).itemsize, exact_maximum),
         dtype=as_dtype(dtype),
     )
 

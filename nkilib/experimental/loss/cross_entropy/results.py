@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from nkilib.core.rows.argmax import Argmax
-from nkilib.core.rows.batches import BatchGroup, StoredRows
+from nkilib.core.rows.batches import BatchGroup, StoredRows, SwappedResult
 from nkilib.core.rows.moments import FirstMoment, Moments, ShiftedEntropy
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Statistics
@@ -42,6 +42,7 @@ class Group:
             largest logit's class, all updated chunk by chunk.
         exact_neg_max_sbuf: minus the maximum of one chunk of logits, [rows, 1], used if an argmax is requested.
         targets: the values at the targets; None for class probabilities.
+        is_whole: whether a row is one chunk and only its statistics are requested, so that there is nothing to combine.
     """
 
     batches: StoredRows
@@ -50,6 +51,7 @@ class Group:
     argmax: Argmax | None
     exact_neg_max_sbuf: nl.NkiTensor
     targets: TargetValues | None
+    is_whole: bool = False
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, launch: Launch, options: Options) -> Group:
@@ -57,17 +59,20 @@ class Group:
         columns, dtype = Columns.of_group(batches, num_chunks), launch.dtype
         scale = options.scale_of(launch.temperatures(batches, (columns.rows, columns.batches)))
         is_capped = options.softcap is not None
-        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, scale)
+        moments = Moments.make(columns, options.sums_classes, options.wanted.entropy)
+        is_whole = num_chunks == 1 and moments is None and not options.wanted.argmax
+        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, scale, is_whole)
         exact_neg_max_sbuf = statistics.exact_neg_max_sbuf
         if is_capped and options.wanted.argmax:
             exact_neg_max_sbuf = nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf)
         return cls(
             batches,
             statistics,
-            Moments.make(columns, options.sums_classes, options.wanted.entropy),
+            moments,
             Argmax.make(columns, options.classes.total, dtype) if options.wanted.argmax else None,
             exact_neg_max_sbuf,
             None if options.has_probabilities else TargetValues.make(columns, dtype, options),
+            is_whole,
         )
 
     @property
@@ -89,6 +94,8 @@ class Group:
         Args:
             chunks: the number of chunks of each row that have been processed.
         """
+        if self.is_whole:
+            return
         distances_sbuf = self.statistics.take_distances(chunks)
         if self.moments is not None:
             self.moments.keep_distances(distances_sbuf, chunks)
@@ -96,6 +103,8 @@ class Group:
 
     def combine(self, chunks: int) -> None:
         """Combine the values of ``chunks`` chunks into values of rows, with the factors of :meth:`take_weights`."""
+        if self.is_whole:
+            return
         if self.moments is not None:
             self.moments.combine(self.statistics, chunks)
         if self.argmax is not None:
@@ -437,3 +446,25 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
         group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
         for vector_hbm, tile_sbuf in computed_results(group, results, options)
     ]
+
+
+def swapped_results(group: Group, batches: BatchGroup, results: Results, options: Options) -> list[SwappedResult]:
+    """Compute the results of a group of batches like :func:`store_results`, and swap pairs of them between the cores;
+    store one that is left, and integers.
+    """
+    pairs: list[SwappedResult] = []
+    waiting: dict[bool, GroupResult] = {}
+    for vector_hbm, tile_sbuf in computed_results(group, results, options):
+        result = GroupResult(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+        is_integer = vector_hbm.dtype == nl.int32
+        first = waiting.pop(is_integer, None)
+        if first is None:
+            waiting[is_integer] = result
+        elif first.vector_hbm.dtype == vector_hbm.dtype:
+            pairs.append(SwappedResult.begin(batches, [first, result]))
+        else:  # in float32, which holds the others exactly
+            swapped = [GroupResult(item.vector_hbm, cast(item.tile_sbuf, nl.float32)) for item in (first, result)]
+            pairs.append(SwappedResult.begin(batches, [*swapped]))
+    for vector_hbm, tile_sbuf in waiting.values():
+        batches.stored(vector_hbm, tile_sbuf)
+    return pairs

@@ -208,15 +208,43 @@ class TargetFinder:
         return LocatedTargets(targets_sbuf, column_sbuf, is_invalid_sbuf)
 
     def find(self, batch: Batch, masks: TargetMasks | None) -> TargetElements:
-        """Return the target elements of a batch, and write the masks if targets may be ignored, see :meth:`locate`.
+        """Return the target elements of a batch, and write the masks if targets may be ignored, see :meth:`locate`."""
+        return self.found(batch, masks).of_batch(0, batch)
+
+    def found(self, rows: LoadedRows, masks: TargetMasks | None) -> FoundTargets:
+        """Find the target elements of the batches of a group in their rows, and write the masks, as :meth:`find`."""
+        located = self.locate(rows, masks)
+        self.indices.add_column(located.is_invalid_sbuf, located.column_sbuf)
+        return FoundTargets(self.indices, self.classes, located)
+
+
+@dataclass(frozen=True)
+class FoundTargets:
+    """The target elements of a group of batches.
+
+    Attributes:
+        indices, classes: see :class:`TargetFinder`.
+        located: the targets, their columns, and in place of flags the indices of the elements in their rows, out of
+            range for an invalid target.
+    """
+
+    indices: ElementIndices
+    classes: Classes
+    located: LocatedTargets
+
+    def of_batch(self, number: int, batch: Batch) -> TargetElements:
+        """Return the elements of a batch, which has a number in the group.
 
         The element that is gathered exists for every target that is ignored or in another shard; and a scatter to it
         does no harm if it writes the value that is stored there anyway.
         """
-        located = self.locate(batch, masks)
-        index_sbuf, column_sbuf = located.is_invalid_sbuf, located.column_sbuf
-        self.indices.add_position(index_sbuf, column_sbuf)
-        explain_index(index_sbuf, "target", located.targets_sbuf, batch.first, batch.cores, self.classes.total)
+        targets_sbuf, column_sbuf, in_row_sbuf = (
+            tile_sbuf[:, number : number + 1]
+            for tile_sbuf in (self.located.targets_sbuf, self.located.column_sbuf, self.located.is_invalid_sbuf)
+        )
+        index_sbuf = nl.ndarray((batch.rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+        self.indices.add_row(index_sbuf, in_row_sbuf)
+        explain_index(index_sbuf, "target", targets_sbuf, batch.first, batch.cores, self.classes.total)
         return TargetElements(index_sbuf, column_sbuf)
 
 

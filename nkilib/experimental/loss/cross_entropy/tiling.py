@@ -22,13 +22,16 @@ from nkilib.core.cores import positions_of_core
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
+from nkilib.core.rows.batches import SWAPPED_BATCHES_MIN
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS
-from nkilib.core.rows.statistics import STATISTICS_COLUMNS, most_batches_of_group
+from nkilib.core.rows.statistics import FOLDED_COLUMNS_MIN, STATISTICS_COLUMNS, most_batches_of_group
 from nkilib.core.rows.stream import loads_in_flight, num_chunks
 from nkilib.experimental.loss.cross_entropy.launch import (
+    BESIDE_EXPONENTIALS,
+    BUFFERS_OF_MAXIMUM,
     LARGEST_PLAN,
     PLAIN_PLAN,
     POSITIONS_PER_PARTITION_MAX,
@@ -68,14 +71,17 @@ _SHIFTED_GROUP, _SHIFT, _LOOP = 6000.0, 700.0, 25000.0
 _SHIFTED_CHUNK = 180.0
 # Stores of single elements delay loads, unless two are under way.
 _SHIFTED_WITH_TWO_BUFFERS = 1.1
+# Chunks that leave no room for folds are slow in the form with the exact maximum, which some options need.
+_WITHOUT_FOLDS = 1.01
 # Recomputed rows wait for long loads: of nearly equal tilings, the one with smaller chunks is faster.
 _SHARE_AGAIN = 0.03
-# Of two nearly equal tilings, the one with fewer chunks is faster.
-_CHUNK = 20.0
-# Added if the results of the last group but one are computed during a single chunk, or during more than two.
-_GROUP_BESIDE_ONE_CHUNK, _GROUP_BESIDE_MANY = 1500.0, 1000.0
+# Of two nearly equal tilings, the one with fewer chunks is faster: of a row under a shift, of a core otherwise,
+# where short ones take twice that.
+_CHUNK, _LOAD = 20.0, 65.0
 # The time after its chunks at which a gather may end without delaying the losses.
 _GATHER_SLACK = 2500.0
+# GpSimd's work on the gather of a batch.
+_GATHER_OF_GPSIMD = 1600.0
 # In place, the first store waits for the gather; two chunks that are loaded meanwhile cover part of that.
 _FIRST_STORE, _IDLE_BEFORE_STORES = 7300.0, 4000.0
 # The first exponential waits for two activation tables.
@@ -83,6 +89,8 @@ _FIRST_EXPONENTIAL = 1500.0
 
 # In the backward, of two nearly equal tilings, the one that waits less for a long first load is faster.
 _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
+# In the backward, engines wait for each other where a row is one long chunk: of each batch.
+_LONG_ALONE = 200.0
 # In the backward, loads wait for stores where buffers are few.
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
@@ -134,6 +142,11 @@ class _Machine(NamedTuple):
     scalar_ns: float
     dma_byte_ns: float
     scalar_bf16_per_cycle: int
+
+    @property
+    def gpsimd_ns(self) -> float:
+        """The nanoseconds of a cycle of GpSimd, which has the clock of Scalar."""
+        return self.scalar_ns
 
 
 _MACHINES = {
@@ -239,11 +252,12 @@ def _chosen(
     machine = machine._replace(sbuf_bytes=limited_sbuf_bytes(machine.sbuf_bytes))
     tiles = (_EXTENDED_TILES if extended else _PLAIN_TILES)[direction]
     estimate = _backward_ns
-    if direction == "forward":
+    is_forward = direction == "forward"
+    if is_forward:
         estimate = _forward_ns if extended else _faster_forward_ns
 
     estimates = {
-        size: estimate(_launch(machine, num_positions, vocab_size, dtype, size, tiles), machine)
+        size: estimate(_launch(machine, num_positions, vocab_size, dtype, size, tiles, is_forward), machine)
         for size in _chunk_sizes(vocab_size, dtype, machine, tiles)
     }
     least = min(estimates.values())
@@ -297,6 +311,7 @@ class _Launch(NamedTuple):
         chunk, last: the columns of a chunk, and of the last chunk of a row.
         chunks, loads: the number of chunks per row, and of chunks of all batches.
         buffers: the number of chunks that are on chip at a time.
+        folds: whether GpSimd folds the chunks of a forward.
         load, last_load, all_loads: the time in which the DMA engines load the first chunk, the very last one,
             and all.
         per_cycle: elements that Scalar processes per cycle.
@@ -311,6 +326,7 @@ class _Launch(NamedTuple):
     chunks: int
     loads: int
     buffers: int
+    folds: bool
     load: float
     last_load: float
     all_loads: float
@@ -324,7 +340,7 @@ class _Launch(NamedTuple):
 
 
 def _launch(
-    machine: _Machine, num_positions: int, vocab_size: int, dtype: str, chunk_size: int, tiles: _Tiles
+    machine: _Machine, num_positions: int, vocab_size: int, dtype: str, chunk_size: int, tiles: _Tiles, is_forward: bool
 ) -> _Launch:
     itemsize = _ITEMSIZES[dtype]
     positions = positions_of_core(num_positions, CORES, 0)
@@ -339,7 +355,11 @@ def _launch(
     # Rows of a chunk that the busiest DMA engine transfers; the last batch may have fewer.
     engine_rows = min(_PARTITIONS_OF_DMA_ENGINE, rows)
     last_engine_rows = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
-    fitting = (machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual) // (chunk_size * itemsize)
+    room = machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual
+    loads = batches * chunks
+    buffers, folds = max(1, min(MAX_CHUNK_BUFFERS, room // (chunk_size * itemsize), loads)), False
+    if is_forward:
+        buffers, folds = _buffers(room, chunk_size, itemsize, loads)
     return _Launch(
         positions=num_positions,
         itemsize=itemsize,
@@ -348,13 +368,25 @@ def _launch(
         chunk=chunk_size,
         last=last,
         chunks=chunks,
-        loads=batches * chunks,
-        buffers=max(1, min(MAX_CHUNK_BUFFERS, fitting, batches * chunks)),
+        loads=loads,
+        buffers=buffers,
+        folds=folds,
         load=engine_rows * row,
         last_load=last_engine_rows * last_row,
         all_loads=((batches - 1) * engine_rows + last_engine_rows) * ((chunks - 1) * row + last_row),
         per_cycle=machine.scalar_bf16_per_cycle if dtype == "bfloat16" else 1,
     )
+
+
+def _buffers(room: int, chunk_size: int, itemsize: int, loads: int) -> tuple[int, bool]:
+    """Return the number of chunk buffers of a forward, and whether folds fit beside them."""
+    most = min(room // (chunk_size * itemsize), loads)
+    if itemsize == 2 and chunk_size >= FOLDED_COLUMNS_MIN:
+        left = room - BESIDE_EXPONENTIALS.bytes_beside(chunk_size, itemsize)
+        for buffers in BUFFERS_OF_MAXIMUM:
+            if min(buffers, most) * chunk_size * itemsize <= left:
+                return max(1, min(buffers, most)), True
+    return max(1, min(BUFFERS_OF_MAXIMUM[0], most)), False
 
 
 def _forward_ns(launch: _Launch, machine: _Machine) -> float:
@@ -364,46 +396,63 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
     chunk buffers, and the gather of the targets; plus the time of combining chunks.
     """
 
+    share = BESIDE_EXPONENTIALS.share if launch.folds else 0.0
+
     def maximum(elements: int) -> float:  # and the clamp, which waits for it
-        return (max(_LEAST, elements) + _LEAST + _ISSUE) * machine.vector_ns + _VECTOR_RESULT
+        instructions = 2 if launch.folds else 1
+        columns = (1.0 - share / 2) * elements
+        return (max(_LEAST, columns) + _LEAST + instructions * _ISSUE) * machine.vector_ns + _VECTOR_RESULT
+
+    def fold(elements: int) -> float:
+        return (max(_LEAST, share * elements) + _ISSUE) * machine.gpsimd_ns if launch.folds else 0.0
+
+    def until_exponential(elements: int) -> float:
+        rest = (1.0 - share) * elements * machine.vector_ns
+        return (
+            max(fold(elements) + _SCALAR_RESULT - rest, 0.0) + maximum(elements) if launch.folds else maximum(elements)
+        )
 
     def exponential(elements: int) -> float:
         return (max(_LEAST, elements / launch.per_cycle) + _READ_SUM + _ISSUE) * machine.scalar_ns
 
     vector, vector_last = maximum(launch.chunk), maximum(launch.last)
     scalar, scalar_last = exponential(launch.chunk), exponential(launch.last)
+    first, first_last = until_exponential(launch.chunk), until_exponential(launch.last)
     # Of the last chunk but one: a short last chunk may have to wait for it.
     vector_before, scalar_before = (vector, scalar) if launch.loads > 1 else (0.0, 0.0)
     latency = _DMA_FIXED + _DMA_TO_CONSUMER
-    loads = max(launch.all_loads + _stores_ns(launch), _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
+    transfers = launch.all_loads + _stores_ns(launch) + launch.batches * div_ceil(launch.rows, 16) * _DMA_ROW
+    loads = max(transfers, _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
     after_loads = max(
-        launch.last_load + vector_last + scalar_last,
+        launch.last_load + first_last + scalar_last,
         vector_before + max(vector_last, scalar_before) + scalar_last,
     )
     after_maxima = max(scalar_last, scalar_before + scalar_last - vector_last)
+    gpsimd = launch.total(fold(launch.chunk), fold(launch.last)) + launch.batches * _GATHER_OF_GPSIMD
     streams = max(
         latency + loads - launch.last_load + after_loads,
         latency + launch.load + launch.total(vector, vector_last) + after_maxima,
-        latency + launch.load + vector + _TABLE + launch.total(scalar, scalar_last),
+        latency + launch.load + first + launch.total(scalar, scalar_last),
+        latency + launch.load + gpsimd + scalar_last,
     )
-    slot_ns = latency + launch.load + vector + scalar + 2 * _SYNC
-    slots_ns = _TABLE + div_ceil(launch.loads, launch.buffers) * slot_ns
+    slot_ns = latency + launch.load + first + scalar + 2 * _SYNC
+    slots_ns = div_ceil(launch.loads, launch.buffers) * slot_ns
     longest = max(streams, slots_ns, _gather_ns(launch, machine))
-    return longest + _beside_groups(launch) + _groups_ns(launch, machine)
+    return longest + _groups_ns(launch, machine)
 
 
 def _faster_forward_ns(launch: _Launch, machine: _Machine) -> float:
     """Estimate the time of the forward in the form that the kernel chooses by default, with the exact maximum or a
     shift.
     """
-    is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch)
+    is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch, machine.scalar_bf16_per_cycle == 1)
     return _shifted_forward_ns(launch, machine) if is_shifted else _forward_ns(launch, machine)
 
 
-def _takes_shift(launch: _Launch) -> bool:
+def _takes_shift(launch: _Launch, is_trn2: bool) -> bool:
     vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
     is_possible = launch.batches <= BATCHES_MAX and launch.positions >= CORES
-    return is_possible and shift_pays(launch.batches, vocab_size, launch.chunk)
+    return is_possible and shift_pays(launch.batches, vocab_size, launch.chunk, launch.folds, is_trn2)
 
 
 def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
@@ -427,13 +476,8 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     few = _SHIFTED_WITH_TWO_BUFFERS if launch.buffers < min(3, launch.loads) else 1.0
     again = _SHARE_AGAIN * launch.batches * launch.load
     groups = div_ceil(launch.batches - 1, most_batches_of_group(chunks)) + 1
-    return max(streams, slots_ns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP
-
-
-def _beside_groups(launch: _Launch) -> float:
-    if launch.batches == 1 or launch.chunks == 2:
-        return 0.0
-    return _GROUP_BESIDE_ONE_CHUNK if launch.chunks == 1 else _GROUP_BESIDE_MANY
+    whole = 1.0 if launch.folds else _WITHOUT_FOLDS
+    return (max(streams, slots_ns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP) * whole
 
 
 def _stores_ns(launch: _Launch) -> float:
@@ -443,6 +487,8 @@ def _stores_ns(launch: _Launch) -> float:
     all its chunks are being loaded by then, the stores of the group before it delay none of them.
     """
     before_last = launch.batches - 1
+    if min(before_last, most_batches_of_group(launch.chunks)) >= SWAPPED_BATCHES_MIN:
+        return 0.0
     if launch.chunks <= loads_in_flight(launch.buffers) + 1:
         group = most_batches_of_group(launch.chunks)
         before_last = max(0, before_last - 1) // group * group
@@ -461,7 +507,8 @@ def _gather_ns(launch: _Launch, machine: _Machine) -> float:
     targets = _DMA_FIXED + min(_PARTITIONS_OF_DMA_ENGINE, launch.rows) * _DMA_ROW + _DMA_TO_CONSUMER
     indices = 7 * (_LEAST * machine.scalar_ns + _VECTOR_RESULT)  # GpSimd has the clock of Scalar
     gather = 3 * _DMA_FIXED + div_ceil(launch.rows, 16) * _DMA_ROW + _DMA_TO_CONSUMER
-    return loads_in_flight(launch.buffers) * max(_DMA_TRIGGER, launch.load) + targets + indices + gather - _GATHER_SLACK
+    chunks = loads_in_flight(launch.buffers) * max(_DMA_TRIGGER, launch.load)
+    return max(chunks, targets + indices) + gather - _GATHER_SLACK
 
 
 def _groups_ns(launch: _Launch, machine: _Machine) -> float:
@@ -473,7 +520,8 @@ def _groups_ns(launch: _Launch, machine: _Machine) -> float:
     columns = min(launch.chunks, STATISTICS_COLUMNS)
     of_vector = 2 * max(_LEAST, columns) + 2 * max(_LEAST, 2 * columns)
     combined = of_vector * machine.vector_ns + max(_LEAST, columns) * machine.scalar_ns
-    return groups * _GROUP + combined + launch.chunks * _CHUNK
+    of_load = _LOAD if launch.chunk >= FOLDED_COLUMNS_MIN else 2 * _LOAD
+    return groups * _GROUP + combined + launch.loads * of_load
 
 
 def _backward_ns(launch: _Launch, machine: _Machine) -> float:
@@ -513,4 +561,5 @@ def _backward_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _long_load(launch: _Launch) -> float:
-    return _SHARE_OF_LOAD * max(0.0, launch.load - _LONG_LOAD)
+    alone = _LONG_ALONE * launch.batches if launch.chunks == 1 and launch.load > _LONG_LOAD else 0.0
+    return _SHARE_OF_LOAD * max(0.0, launch.load - _LONG_LOAD) + alone

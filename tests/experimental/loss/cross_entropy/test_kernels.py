@@ -151,6 +151,18 @@ def _launch(logits: Array, targets: Array, dtype: Any, inplace: bool, **options:
     return loss, lse, gradient
 
 
+@pytest.mark.parametrize("lse_dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("positions", [81, 82, 160, 177])
+def test_results_that_the_cores_swap_are_those_of_one_core(positions: int, lse_dtype: Any) -> None:
+    """The cores swap those of four batches or more, unless one core has a batch more than the other one."""
+    logits, targets = normal_batch(positions, 150)
+    tiling = {"positions_per_batch": 8, "chunk_size": 100, "dtype": nl.bfloat16, "lse_dtype": as_nl(lse_dtype)}
+    swapped, alone = (cross_entropy_forward[cores](logits, targets, **tiling) for cores in (2, 1))
+    for first, second in zip(swapped, alone, strict=True):
+        assert np.abs(np.asarray(first, np.float64)).min() > 0.0
+        assert np.asarray(first).tobytes() == np.asarray(second).tobytes()
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 @pytest.mark.parametrize(("logits_dtype", "dtype"), DTYPE_PAIRS, ids=pair_name)
 def test_one_and_two_cores_agree_bit_for_bit(logits_dtype: Any, dtype: Any, inplace: bool) -> None:

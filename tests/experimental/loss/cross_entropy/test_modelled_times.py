@@ -67,7 +67,9 @@ def _profile(
 
 
 def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float) -> float:
-    """``passes`` over the logits in HBM, one exponential an element, and a maximum unless ``maxima_per_cycle`` is 0."""
+    """``passes`` over the logits in HBM, one exponential an element, and a maximum unless ``maxima_per_cycle`` is 0:
+    where GpSimd folds chunks, it shares the maxima with Vector, and exponentials take longer than either.
+    """
     elements = POSITIONS * vocabulary / CORES
     maxima = elements / LANES / VECTOR_PER_US / maxima_per_cycle if maxima_per_cycle else 0.0
     return max(passes * elements * dtype.itemsize / DMA_BYTES_PER_US, elements / LANES / SCALAR_PER_US, maxima)
@@ -78,13 +80,14 @@ def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float)
 def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, halves: bool) -> None:
     parameters = ModelParameters(halves_bf16_max=halves)
     profiled = _profile("forward", vocabulary, dtype, parameters, exact_maximum=True)
-    bound = _bound_us(vocabulary, dtype, 1, 2.0 if halves and dtype == BF16 else 1.0)
+    bound = _bound_us(vocabulary, dtype, 1, 0.0 if dtype == BF16 else 1.0)
     assert bound < profiled.time_us <= 1.10 * bound
 
 
 @pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.15), (129280, 1.06), (202408, 1.06)])
-def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(vocabulary: int, most: float) -> None:
-    """The bound is of Scalar and DMA; with every position recomputed it takes at most 2.3 times the exact form.
+def test_without_the_exact_maximum_forward_is_close_to_its_bound(vocabulary: int, most: float) -> None:
+    """The bound is of Scalar and DMA; with every position recomputed it takes at most 2.8 times the exact form,
+    which is faster where GpSimd folds chunks.
 
     A loop of the device takes 25 us of it to start and end, with no iteration; without these 32,128 classes are
     within 1.10 times the bound.
@@ -98,10 +101,10 @@ def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(voca
     assert _bound_us(vocabulary, BF16, 1, 0.0) < profiled.time_us <= most * _bound_us(vocabulary, BF16, 1, 0.0)
     without_loop = profiled.time_us - profiled.parameters.loop_entry_us
     assert without_loop <= min(most, 1.10) * _bound_us(vocabulary, BF16, 1, 0.0)
-    assert profiled.time_us <= 0.85 * exact
+    assert exact < profiled.time_us <= 1.07 * exact
     assert profiled.with_all_trips is not None
     assert sum(profiled.with_all_trips.trips.values()) == POSITIONS // CORES // 256
-    assert profiled.time_us < profiled.with_all_trips.time_us <= 2.3 * exact
+    assert profiled.time_us < profiled.with_all_trips.time_us <= 2.8 * exact
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
@@ -116,19 +119,19 @@ def test_one_queue_for_loads_and_stores_is_enough(dtype: Any) -> None:
     """The compiler chooses the queues: the order of issue alone has to keep the engines busy."""
     parameters = ModelParameters(queues_by_direction=False)
     exact = _profile("forward", 32128, dtype, parameters, exact_maximum=True)
-    assert exact.time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
-    profiled = _profile("forward", 32128, dtype, parameters)
-    without_loop = profiled.time_us - (parameters.loop_entry_us if dtype == BF16 else 0.0)
-    assert without_loop <= 1.10 * _bound_us(32128, dtype, 1, 0.0)
+    assert exact.time_us <= 1.10 * _bound_us(32128, dtype, 1, 0.0)
+    shifted = _profile("forward", 32128, dtype, parameters, exact_maximum=False)
+    assert shifted.time_us - parameters.loop_entry_us <= 1.10 * _bound_us(32128, dtype, 1, 0.0)
     assert _profile("backward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 2, 0.0)
 
 
-@pytest.mark.parametrize(("exact_maximum", "halves", "others"), [(True, 0, 2 + 2), (False, 1, 2)])
+@pytest.mark.parametrize(("exact_maximum", "halves", "others"), [(True, 0, 2 + 2 + 2), (False, 1, 2)])
 def test_logs_are_rare(exact_maximum: bool, halves: int, others: int) -> None:
     """A core takes two logs for 16 batches, not 16: each loads two activation tables, while exponentials wait.
 
     The activations beyond one for each chunk are these logs, and with the exact maximum as many exponentials of
-    weights. Without it the first and the last chunk of a row are halves.
+    weights, and one of each that only loads its table early. Without it the first and the last chunk of a row are
+    halves.
     """
     chunks = POSITIONS // 128 * (halves + ceil(32128 / _tiling(32128, BF16).chunk_size))
     profiled = _profile("forward", 32128, BF16, exact_maximum=exact_maximum)
@@ -201,18 +204,18 @@ def _beyond_the_bound_us(profile: Profile, vocabulary: int, dtype: Any) -> float
 def test_with_all_off_both_are_within_the_bound_of_the_hardware(vocabulary: int, dtype: Any) -> None:
     """The mask of the forward is of [P, 1]; what Vector multiplies in the backward hides behind loads and stores.
 
-    At 32,128 what the bound leaves out is more than is left to 1.10: the forward is 1.22 times its bound in bfloat16,
-    with the exact maximum 1.14 times, and 1.13 times in float32.
+    Under a shift at 32,128 what the bound leaves out is more than is left to 1.10: the forward is 1.22 times its bound
+    in bfloat16.
     """
     forward, backward = (
         _extended_profile("forward", vocabulary, dtype),
         _extended_profile("backward", vocabulary, dtype),
     )
-    exact = _extended_profile("forward", vocabulary, dtype, exact_maximum=True) if dtype == BF16 else forward
+    shifted = _extended_profile("forward", vocabulary, dtype, exact_maximum=False) if dtype == BF16 else forward
     is_small = vocabulary == 32128
-    most, most_exact = ((1.22, 1.14) if dtype == BF16 else (1.13, 1.13)) if is_small else (1.10, 1.10)
-    for profiled, maxima, times in ((forward, 0.0, most), (exact, 1.0, most_exact)):
-        bound_us = _bound_us(vocabulary, dtype, 1, maxima)
+    most, most_shifted = ((1.10, 1.22) if dtype == BF16 else (1.10, 1.10)) if is_small else (1.10, 1.10)
+    for profiled, times in ((forward, most), (shifted, most_shifted)):
+        bound_us = _bound_us(vocabulary, dtype, 1, 0.0)
         assert bound_us < profiled.time_us <= times * bound_us
         if is_small:
             assert profiled.time_us - _beyond_the_bound_us(profiled, vocabulary, dtype) <= 1.10 * bound_us
@@ -335,16 +338,21 @@ def test_the_default_chunk_and_the_chosen_one_run_with_every_option(dtype: Any, 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_the_work_of_options_is_stated(dtype: Any) -> None:
-    """Probabilities cross HBM once a pass, a cap doubles the activation functions, an argmax is a maximum."""
+    """Probabilities cross HBM once a pass, a cap doubles the activation functions, an argmax is a maximum.
+    GpSimd halves 0.6 of the maxima of 16-bit types.
+    """
     elements = 64 * 1000
     logits, vector = spec((64, 1000), dtype), spec((64,), "float32")
     y = spec((64, 1000), "float32")
     result = extended_forward_work(logits, y, None, dtype=dtype, logit_softcap=30.0)
     assert result.hbm_bytes == elements * (dtype.itemsize + 4) + 64 * 16
     assert (result.exponentials, result.maxima) == (2 * elements, 0)
-    for asked in ({"with_argmax": True}, {"exact_maximum": True}):
+    for asked, maxima in (
+        ({"with_argmax": True}, elements),
+        ({"exact_maximum": True}, elements if dtype == FP32 else round(0.7 * elements)),
+    ):
         result = extended_forward_work(logits, vector, None, dtype=dtype, logit_softcap=None, **asked)
-        assert (result.exponentials, result.maxima) == (elements, elements)
+        assert (result.exponentials, result.maxima) == (elements, maxima)
     back = extended_backward_work(
         logits_hbm=logits,
         targets_hbm=spec((64,), "int32"),

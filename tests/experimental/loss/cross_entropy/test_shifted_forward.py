@@ -325,24 +325,30 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
 
 
 @pytest.mark.parametrize(
-    ("positions", "vocabulary", "dtype", "is_shifted"),
+    ("positions", "vocabulary", "chunk_size", "dtype", "target", "is_shifted"),
     [
-        (4096, 32128, BF16, True),
-        (4096, 32128, FP16, True),
-        (512, 129280, BF16, True),
-        (512, 32768, BF16, False),
-        (4096, 32128, FP32, False),
-        (1, 202408, BF16, False),
-        (4096, 1000, BF16, False),
+        (4096, 32128, 8032, BF16, "trn2", False),
+        (512, 129280, 8032, BF16, "trn2", False),
+        (4096, 129280, 32768, BF16, "trn2", True),
+        (4096, 129280, 32768, FP16, "trn2", True),
+        (512, 129280, 32768, BF16, "trn2", True),
+        (512, 32768, 32768, BF16, "trn2", False),
+        (4096, 32128, 8032, FP32, "trn2", False),
+        (1, 202408, 32768, BF16, "trn2", False),
+        (4096, 1000, 1000, BF16, "trn2", False),
+        (4096, 32128, 8032, BF16, "trn3", True),
+        (512, 50257, 8032, BF16, "trn3", False),
     ],
 )
-def test_by_default_large_launches_of_16_bits_take_the_shift(
-    positions: int, vocabulary: int, dtype: Any, is_shifted: bool
+def test_by_default_large_launches_take_the_shift_where_gpsimd_cannot_share_the_maxima(
+    positions: int, vocabulary: int, chunk_size: int, dtype: Any, target: str, is_shifted: bool
 ) -> None:
+    """It folds chunks that leave room for folds; on trn3 exponentials of bfloat16 take less time than that."""
     logits = nkilib.simulator.spec((positions, vocabulary), as_nl(dtype))
     targets = nkilib.simulator.spec((positions,), nl.int32)
-    tiling = {"positions_per_batch": 128, "chunk_size": min(vocabulary, 8032), "dtype": as_nl(dtype)}
-    profiled = profile(cross_entropy_forward[2], logits, targets, trips="none", **tiling)
+    tiling = {"positions_per_batch": 128, "chunk_size": chunk_size, "dtype": as_nl(dtype)}
+    with nkilib.simulator.using(target=target):
+        profiled = profile(cross_entropy_forward[2], logits, targets, trips="none", **tiling)
     assert bool(profiled.trips) == is_shifted
 
 
@@ -475,14 +481,14 @@ def test_by_default_long_rows_of_bfloat16_take_the_shift(
 def test_scores_of_a_long_vocabulary_are_within_their_goals() -> None:
     """Times with a fused sum, and with no maximum, are modelled relative to the plain forward with the maximum."""
     launch = 4096, 129280, "bfloat16", "forward"
-    plain = profile_launch(*launch, Tiling(128, 25856), exact_maximum=True)
+    plain = profile_launch(*launch, Tiling(128, 12928), exact_maximum=True)
     tiling = choose_tiling(*launch, extended=True)
     times = [
         profile_launch(*launch, tiling, extended=True, trips="none", **SCORES, exact_maximum=exact).time_us
         / plain.time_us
         for exact in (True, False)
     ]
-    assert times[0] <= 2.4 and times[1] <= 1.35
+    assert times[0] <= 2.05 and times[1] <= 1.7
 
 
 @pytest.mark.parametrize("wrong", ["zero", "flipped", "moved"])

@@ -23,6 +23,7 @@ from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments, lowest
 from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, halved, off_line, on_line
 from nkilib.core.rows.sbuf import Ring, ring_of
 from nkilib.core.rows.statistics import Columns, Place, Statistics
+from nkilib.core.rows.tiles import load_table
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, HALVES, TERMS
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets
@@ -135,13 +136,6 @@ def _on_line(gathered: TargetValues) -> TargetValues:
     return TargetValues(of(gathered.logits_sbuf), gathered.masks, None if weights_sbuf is None else of(weights_sbuf))
 
 
-def _load_table(op: Operator) -> None:
-    """Let Scalar load the table of an activation function before it has data for it."""
-    number_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=number_sbuf, value=1.0, engine=nisa.engine.gpsimd)
-    nisa.activation(dst=number_sbuf, op=op, data=number_sbuf)
-
-
 @dataclass(frozen=True)
 class _Begun:
     """A position of each partition whose terms of the entropy are not summed: the operands of
@@ -225,7 +219,7 @@ class _Forward:
         """
         done: list[_Open] = []
         combining: deque[Callable[[], None]] = deque()
-        _load_table(nl.exp)
+        load_table(nl.exp)
         following = self._opened(self.batches[0])
         for number in range(len(self.batches)):
             opened = following
@@ -371,7 +365,7 @@ class _Forward:
         def take_weights() -> None:
             parts.take_weights(pieces)
             if is_last:  # after the last batch, only logarithms are left to Scalar
-                _load_table(nl.log)
+                load_table(nl.log)
 
         def combine_sums() -> None:
             parts.combine_sums(pieces)
