@@ -97,12 +97,15 @@ _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 # Several partitions a position: for more classes than so many, of which each partition has from so many to so many; and
 # if the columns that a partition processes become that share of those of one position a partition. A further batch
-# costs as much as so many columns.
+# costs as much as so many bytes.
 _ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
-_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 500_000, 0.9, 7000
-# Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
-# the positions of a core are many; and the bytes of a position for each of its positions that make them many.
-_PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS = 1024, 4096, 16
+_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _BYTES_OF_BATCH = 512, 128, 500_000, 0.9, 14_000
+# Several positions a partition: for up to so many classes, whatever the number of positions is; and for up to so many
+# if the positions of a core are many. For each of them, a forward of several batches may have positions of so many
+# bytes, and a backward so many classes for each byte of a class; or half of that, if some positions are left over for a
+# batch of their own.
+_PACKED_CLASSES, _PACKED_CLASSES_MAX = {"forward": 1024, "backward": 2048}, 4096
+_PACKED_BYTES, _PACKED_BYTE_CLASSES = 24, 4
 
 # Of tilings whose estimates differ by less than that, the largest chunks are taken: they need the fewest instructions.
 _AS_GOOD = 1.001
@@ -262,10 +265,12 @@ def _chosen(
     }
     least = min(estimates.values())
     chunk_size = max(size for size, time in estimates.items() if time <= _AS_GOOD * least)
-    return Tiling(POSITIONS_PER_BATCH, chunk_size, *_layout(num_positions, vocab_size, _ITEMSIZES[dtype], extended))
+    return Tiling(
+        POSITIONS_PER_BATCH, chunk_size, *_layout(num_positions, vocab_size, _ITEMSIZES[dtype], direction, extended)
+    )
 
 
-def _layout(num_positions: int, vocab_size: int, itemsize: int, extended: bool) -> tuple[int, int]:
+def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, extended: bool) -> tuple[int, int]:
     """Return the partitions of a position and the positions of a partition with which a launch is modelled to be
     fastest, if its options have such a layout.
 
@@ -275,7 +280,7 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, extended: bool) 
 
     def columns(parts: int) -> float:
         batches = div_ceil(positions, PARTITIONS // parts)
-        return batches * vocab_size / parts + (batches - 1) * _COLUMNS_OF_BATCH * (parts > 1)
+        return batches * vocab_size / parts + (batches - 1) * _BYTES_OF_BATCH / itemsize * (parts > 1)
 
     most = PARTITIONS // positions if extended and itemsize < FLOAT32_BYTES else PARTITIONS
     all_parts = [parts for parts in _ALL_PARTS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
@@ -283,11 +288,12 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, extended: bool) 
         parts = min(all_parts, key=columns)
         if columns(parts) <= _SPLIT_SHARE * columns(1):
             return parts, 1
-    is_worth_it = vocab_size <= _PACKED_CLASSES or (
-        vocab_size <= _PACKED_CLASSES_MAX and positions * _BYTES_OF_POSITIONS >= vocab_size * itemsize
-    )
-    if is_worth_it:
-        return 1, min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
+    packed = min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
+    is_backward = direction == "backward"
+    most_bytes = _PACKED_BYTE_CLASSES * itemsize**2 if is_backward else _PACKED_BYTES * (positions > PARTITIONS)
+    most_classes = positions * most_bytes // itemsize // (1 if num_positions % (CORES * packed) == 0 else 2)
+    if vocab_size <= min(_PACKED_CLASSES_MAX, max(_PACKED_CLASSES[direction], most_classes)):
+        return 1, packed
     return 1, 1
 
 

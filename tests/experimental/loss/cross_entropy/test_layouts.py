@@ -178,7 +178,7 @@ def _places(positions: int, vocabulary: int, **more: Any) -> bool:
     arrays = spec((positions, vocabulary), "float32"), spec((positions,), "int32")
     with using(target="trn2"):
         launch = profile(loss_checks.cross_entropy_forward[2], *arrays, **_cut(min(vocabulary, 8192)), **more)
-    return any("layouts/forward" in event.place for event in launch.instructions)
+    return any("cross_entropy/layouts/" in event.place for event in launch.instructions)
 
 
 def test_launches_without_the_layout_have_one_position_a_partition() -> None:
@@ -207,8 +207,10 @@ def test_refused_layouts(more: dict[str, int], message: str) -> None:
 
 
 def test_the_choice_of_a_layout() -> None:
-    def layout(positions: int, vocabulary: int, dtype: str = "bfloat16") -> tuple[int, int]:
-        return choose_tiling(positions, vocabulary, dtype, "forward")[2:]
+    def layout(
+        positions: int, vocabulary: int, dtype: str = "bfloat16", direction: str = "forward"
+    ) -> tuple[int, int]:
+        return choose_tiling(positions, vocabulary, dtype, direction)[2:]
 
     assert layout(32, 32000) == (8, 1)
     assert layout(33, 32000) == (4, 1)
@@ -220,6 +222,11 @@ def test_the_choice_of_a_layout() -> None:
     assert layout(8192, 256) == (1, 32)
     assert layout(10**6, 256) == (1, 256)
     assert layout(1024, 4096) == (1, 4)
-    assert layout(1022, 4096) == (1, 1)
+    assert layout(1022, 4096) == (1, 1)  # positions are left over for another batch
+    assert layout(512, 3000) == (1, 2)
+    assert layout(512, 4096) == (1, 1)
+    assert layout(256, 1500) == (1, 1)
+    assert layout(256, 1500, direction="backward") == (1, 2)
+    assert layout(512, 4096, "float32", "backward") == (1, 2)
     assert layout(1024, 4096, "float32") == (1, 1)
     assert layout(10**6, 4097) == (1, 1)
