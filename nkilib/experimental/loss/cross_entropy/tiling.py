@@ -91,7 +91,7 @@ _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 # if the columns that a partition processes become that share of those of one position a partition. A further batch
 # costs as much as so many columns.
 _ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
-_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 500_000, 0.85, 5000
+_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _COLUMNS_OF_BATCH = 512, 128, 500_000, 0.9, 7000
 # Several positions a partition: for up to so many classes, whatever the number of positions is; for up to so many if
 # the positions of a core are many; and the bytes of a position for each of its positions that make them many.
 _PACKED_CLASSES, _PACKED_CLASSES_MAX, _BYTES_OF_POSITIONS = 1024, 4096, 16

@@ -215,7 +215,7 @@ def test_the_choice_of_a_layout() -> None:
     assert layout(128, 32000) == (2, 1)
     assert layout(129, 32000) == (1, 1)
     assert layout(1, 1000) == (4, 1)
-    assert layout(300, 50257) == (4, 1)
+    assert layout(300, 50257) == (2, 1)
     assert layout(1, 500) == (1, 2)
     assert layout(8192, 256) == (1, 32)
     assert layout(10**6, 256) == (1, 256)

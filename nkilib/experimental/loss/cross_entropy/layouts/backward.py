@@ -38,7 +38,7 @@ from nkilib.experimental.loss.cross_entropy.launch import (
     UniformUpstream,
     Upstream,
 )
-from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, TERMS
+from nkilib.experimental.loss.cross_entropy.layouts.batches import BUFFERS, backward_terms
 from nkilib.experimental.loss.cross_entropy.layouts.targets import ColumnsOnChip, check_targets, columns_of_parts
 from nkilib.experimental.loss.cross_entropy.targets import LocatedTargets, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
@@ -155,6 +155,8 @@ class _Backward:
         plan = batches[0].plan
         visits = [(batch, piece) for batch in batches for piece in batch.pieces]
         columns = max(piece.columns for _, piece in visits)
+        terms = backward_terms(upstream)
+        buffers = BUFFERS if isinstance(upstream, UniformUpstream) else BUFFERS + _STEPS - 1
         has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         class_sbuf = nl.ndarray((PARTITIONS, min(columns, _COMPARED)), dtype=nl.float16, buffer=nl.sbuf)
         nisa.iota(dst=class_sbuf, pattern=[[1, class_sbuf.shape[1]]], offset=0, channel_multiplier=0)
@@ -167,10 +169,10 @@ class _Backward:
             None if plan.parts > 1 else ColumnsOnChip.make(launch, plan),
             class_sbuf,
             log_of_constant(upstream.scale if isinstance(upstream, UniformUpstream) else 1.0, PARTITIONS),
-            Ring(ring_of(min(BUFFERS + _STEPS - 1, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
-            Ring(ring_of(TERMS, columns, nl.float32)),
-            Ring(ring_of(TERMS, columns, nl.float16)),
-            Ring(ring_of(TERMS if has_entropy else 0, columns, nl.float32)),
+            Ring(ring_of(min(buffers, len(visits)), max(piece.size for _, piece in visits), launch.dtype)),
+            Ring(ring_of(terms, columns, nl.float32)),
+            Ring(ring_of(terms, columns, nl.float16)),
+            Ring(ring_of(terms if has_entropy else 0, columns, nl.float32)),
             visits,
         )
 
@@ -333,6 +335,15 @@ class _Backward:
         for start in range(0, columns, _COMPARED):
             end = min(start + _COMPARED, columns)
             column_sbuf = coefficients.column_from(piece.start + start)
+            if coefficients.entropy is not None:  # Vector has more to do then than GpSimd
+                nisa.tensor_tensor(
+                    dst=is_target_sbuf[:, start:end],
+                    data1=self.class_sbuf[0:partitions, 0 : end - start],
+                    data2=column_sbuf[:, at : at + 1].broadcast(1, end - start),
+                    op=nl.equal,
+                    engine=nisa.engine.gpsimd,
+                )
+                continue
             nisa.tensor_scalar(
                 dst=is_target_sbuf[:, start:end],
                 data=self.class_sbuf[0:partitions, 0 : end - start],

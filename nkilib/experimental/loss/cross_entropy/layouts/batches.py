@@ -93,19 +93,31 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
     """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
     if not _carries(launch, options):
         return None
-    # Numbers of which only the sums are used; class weights; the larger elements of pairs.
-    scratch_bytes = 2 * 2 + FLOAT32_BYTES + HALVES * dtype_bytes(launch.dtype) // 2
+    # Numbers of which only the sums are used; the larger elements of pairs; class weights.
+    scratch_bytes = 2 * 2 + HALVES * dtype_bytes(launch.dtype) // 2
+    if launch.class_weight_hbm is not None:
+        scratch_bytes += FLOAT32_BYTES
     if options.wanted.entropy:  # exponentials, and another buffer
         scratch_bytes += TERMS * FLOAT32_BYTES + dtype_bytes(launch.dtype)
     return _batches(launch, _plan(launch, scratch_bytes))
+
+
+def backward_terms(upstream: Upstream) -> int:
+    """Return the number of tiles that the backward has for each of the terms of a gradient."""
+    is_long = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is None
+    return TERMS if is_long else TERMS - 1
 
 
 def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> list[RowBatch] | None:
     """Return the batches of this core, if the backward has the requested layout; None for one position a partition."""
     if not _carries(launch, options):
         return None
-    # Exponentials in float32 and targets in float16, the columns in float16, class weights, and another buffer.
-    scratch_bytes = TERMS * (FLOAT32_BYTES + 2) + 2 + FLOAT32_BYTES + dtype_bytes(launch.dtype)
-    if isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None:
-        scratch_bytes += TERMS * FLOAT32_BYTES
+    # Exponentials in float32 and targets in float16; the columns in float16; class weights.
+    scratch_bytes = backward_terms(upstream) * (FLOAT32_BYTES + 2) + 2
+    if launch.class_weight_hbm is not None:
+        scratch_bytes += FLOAT32_BYTES
+    if isinstance(upstream, PositionUpstream):  # another buffer
+        scratch_bytes += dtype_bytes(launch.dtype)
+        if upstream.grad_entropy_hbm is not None:
+            scratch_bytes += backward_terms(upstream) * FLOAT32_BYTES
     return _batches(launch, _plan(launch, scratch_bytes))
