@@ -252,7 +252,7 @@ def _scale_by_vector(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficient
 
 
 def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Do the same as ``_scale_by_vector``, on Scalar."""
+    """Write the gradient of a piece over the student's logits as :func:`_scale_by_vector` does, but on Scalar."""
     nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
 
 

@@ -227,7 +227,7 @@ def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class CoreRows:
-    """Loads of values of all rows of a core; unused rows of the last batch get the value 1."""
+    """A loader of per-row values, for all rows of a core; unused rows of the last batch get the value 1."""
 
     batches: Sequence[Batch]
 
@@ -354,7 +354,9 @@ class Buffers:
         return tiles[load % len(tiles)][0:rows, 0:columns]
 
     def pieces(self, load: int, like_sbuf: nl.NkiTensor) -> list[Piece]:
-        """Return the pieces of chunk number ``load``."""
+        """Return the pieces into which chunk number ``load`` is cut; ``like_sbuf`` is a tile of that chunk, which gives
+        the rows and columns.
+        """
         rows, columns = like_sbuf.shape
         size, slots = self.pieces_psum[0].shape[1], len(self.pieces_psum)
         most = div_ceil(self.student[0].shape[1], size)
@@ -449,7 +451,7 @@ class PairStream(Generic[Rows]):
         return self.opened.pop(load)
 
     def opened_chunk(self, load: int) -> PairChunk[Rows]:
-        """Return a chunk whose loads have been issued ahead, before :meth:`taken` returns it."""
+        """Return chunk number ``load``, whose loads have been issued ahead, before :meth:`taken` returns it."""
         self._open_all(load, load)
         return self.opened[load]
 
@@ -459,8 +461,8 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue, when chunk ``load`` is opened (its loads are due), all loads for which a buffer is free, student and
-        teacher alternately.
+        """Issue the loads that are due when chunk ``load`` is opened: of all later chunks for which a buffer is free,
+        student and teacher alternately.
 
         A buffer is free once its chunk has been taken.
         """

@@ -66,8 +66,8 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
 
 
 def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the argument ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies``
-    copies.
+    """Return the value of ``most_bodies`` with which :func:`plan_blocks` needs the fewest iterations, and not more than
+    ``bodies`` copies of the body.
 
     A plan reserves room for blocks after the loop; if there are fewer of these, its iterations can be longer.
     """
@@ -86,13 +86,9 @@ class ClassSchedule:
     """The blocks of classes that a core works on, in their order.
 
     - A device loop does not start before all issued loads have ended, including X of all positions. So one block comes
-
-    before the loop; its products take as long as these loads.
-
+      before the loop; its products take as long as these loads.
     - At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both cores work
-      on
-
-    the last classes, which they share: each computes all of them for its part of the positions.
+      on the last classes, which they share: each computes all of them for its part of the positions.
 
     Attributes:
         head: the block before the loop; None without a loop.
@@ -137,7 +133,9 @@ class ClassSchedule:
 
     @property
     def opening(self) -> Step | None:
-        """The step before all others, whose loads are issued before the schedule runs; None without classes."""
+        """The step whose loads are issued before the schedule runs: the block before the loop, or without a loop the
+        first block of the plan; None without classes.
+        """
         if self.head is not None:
             # The last number of a window, so that the loop begins with a window of its own.
             return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)

@@ -97,8 +97,8 @@ class LogitTiles:
 
     @property
     def scale(self) -> float:
-        """The factor that turns scores into logits, before the temperature: the cap if the scores are tanh(logit /
-        cap), else 1.
+        """The factor that turns the scores of :meth:`scores` into logits, before the temperature: the cap if the scores
+        are tanh(logit / cap), else 1.
         """
         return 1.0 if self.softcap is None else self.softcap
 

@@ -95,12 +95,16 @@ class ForwardNeeds:
 
     @property
     def counts_classes(self) -> bool:
-        """Whether the classes that are not masked must be counted."""
+        """Whether the classes that are not masked must be counted: for a mean logit with a bias, which may mask
+        classes.
+        """
         return self.mean and self.bias
 
     @property
     def has_vector_terms(self) -> bool:
-        """Whether Vector computes sums over the classes of terms that are not needed themselves."""
+        """Whether Vector sums terms over the classes. Only the sums are read, but the terms need a tile that they are
+        written to.
+        """
         return self.sums or self.entropy or self.counts_classes
 
     @property

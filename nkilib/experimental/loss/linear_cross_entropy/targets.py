@@ -38,7 +38,9 @@ class _Part(NamedTuple):
 
 
 def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
-    """Return views of the whole tiles of positions, and of the remainder."""
+    """Return views of a matrix [positions, ids]: one of the whole tiles of positions, and one of the remaining
+    positions, each only if there are any.
+    """
     positions = matrix_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
     parts: list[_Part] = []

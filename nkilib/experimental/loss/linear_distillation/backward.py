@@ -503,7 +503,9 @@ class PairGradientTiles:
         return None
 
     def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the terms of the divergence in place of the student's exponentials in ``terms_sbuf``."""
+        """Compute the terms of the divergence in place of the student's exponentials in ``terms_sbuf``; ``other`` is
+        the second tile that :meth:`open` has returned.
+        """
         columns = self.columns
         if not takes_differences(self.needs):
             teacher_sbuf = place.slot(self.others_sbuf, number)
@@ -531,8 +533,15 @@ class PairGradientTiles:
     def _finish(
         dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
     ) -> LastProduct | None:
-        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2; return a last product that may wait,
-        if any.
+        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2.
+
+        Without a softcap the product is returned, to be issued later; with one it is computed here.
+
+        Args:
+            dst_sbuf: the result, the tile of the gradient.
+            terms_sbuf: the terms.
+            factor_sbuf: the factor of each position.
+            tangents: the tanh values, overwritten; None without a softcap.
         """
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)

@@ -332,7 +332,7 @@ class PairVectors:
         }
 
     def of_positions(self, block: Block) -> PairVectors:
-        """Return views of some positions."""
+        """Return the log-sum-exps of a block of positions alone, as views."""
         return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 

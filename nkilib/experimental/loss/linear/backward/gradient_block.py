@@ -120,15 +120,23 @@ class GradientBlock:
 
     @property
     def classes_first_sbuf(self) -> nl.NkiTensor:
-        """The transposed block; only for callers that have requested one."""
+        """The transposed block, for callers that need it. The block must be made ``with_transposed``; otherwise
+        AssertionError is raised.
+        """
         if self.transposed_sbuf is None:
             raise AssertionError("GradientBlock: dX and db need the transposed block; make it with_transposed=True")
         return self.transposed_sbuf
 
     def transpose(self, tile: int, rows: int, classes: int, banks: Ring) -> None:
-        """Transpose a tile of positions of the block, by Tensor through banks of PSUM.
+        """Transpose one tile of positions from ``plain_sbuf`` into ``transposed_sbuf``, on Tensor; do nothing if the
+        latter is None.
 
-        A bank takes as many tiles of classes as fit into it.
+        Args:
+            tile: the number of the tile of positions.
+            rows: the number of its positions.
+            classes: the number of classes of the block.
+            banks: the banks of PSUM that the transposes go through; a bank takes as many tiles of classes as fit into
+                it.
         """
         if self.transposed_sbuf is None:
             return

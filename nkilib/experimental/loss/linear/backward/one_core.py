@@ -48,7 +48,9 @@ from nkilib.nki import nisa, nl
 
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Allocate the float32 sums of dX of each core that has classes."""
+    """Allocate one float32 tensor [N, D] for each of the ``cores`` cores that have classes, for its sum of dX; none if
+    dX is not wanted.
+    """
     shape = tuple(operands.input_hbm.shape)
     count = 0 if gradients.input_hbm is None else cores
     return [
@@ -93,7 +95,10 @@ class _CoreBackward:
         blocks.blocks.run(body)
 
     def _clear(self) -> None:
-        """Do the first block's initial work in advance, for loops that cannot tell which block is the first."""
+        """Do what the first block would do once: store zeros in the sum of dX, and load the X that stays in SBUF.
+
+        This is for device loops in which no block is known to be the first one.
+        """
         if self.shared.input_gradient is not None:
             self.shared.input_gradient.clear()
         self.shared.streams.load_kept(self.shared.positions[0])

@@ -101,7 +101,9 @@ def _bias_gradient(
     tiles: TileMaker,
     has_softcap: bool,
 ) -> BiasGradient | UnroundedBiasGradient | None:
-    """Return the object that computes db; None if it is not wanted."""
+    """Return the object that computes db: :class:`UnroundedBiasGradient` if 16-bit products round the gradient and the
+    bias has another type, else :class:`BiasGradient`; None if db is not wanted (``gradient_hbm`` is None).
+    """
     if gradient_hbm is None:
         return None
     operands = streams.operands
@@ -246,14 +248,16 @@ class SharedBuffers:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Begin with the block at ``first_class``, the core's first one: prepare most of its first block of
-        positions.
+        """Start at class ``first_class``, the core's first one, and prepare most tiles of the gradient of the first
+        block of positions (:meth:`TileMaker.prepare`).
         """
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
     def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
-        """Prepare some of the next round's tiles of the gradient, in one of ``steps`` equal steps."""
+        """Prepare some of the next round's tiles of the gradient, in step number ``step`` of ``steps`` equal steps; see
+        :meth:`TileMaker.prepare`.
+        """
         if round_.next_positions is not None:
             skipped = round_.classes.size if round_.is_last else 0
             done, end = step / steps, (step + 1) / steps
@@ -282,7 +286,9 @@ class SharedBuffers:
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
     def add_input(self, round_: Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
-        """Compute dX of a tile, and store it or add it to the sum."""
+        """Compute dX of tile ``tile`` of positions and a stripe of features, and store it, or add it to the sum if the
+        block of classes is not the core's first one. Do nothing if dX is not wanted.
+        """
         if self.input_gradient is None or weight_sbuf is None:
             return
         first = round_.positions.first + tile * PARTITIONS

@@ -79,7 +79,10 @@ def results_of_models(statistics: PairStatistics, results: PairResults) -> list[
 
 
 def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
-    """Return the factor by which a masked score overflows float32; 1 if a shard may mask all classes."""
+    """Return a factor that makes the score of a masked class overflow float32, but no other score.
+
+    For a shard of the vocabulary it is 1, so that nothing overflows: a shard may mask all of its classes.
+    """
     if launch.classes.is_shard:
         return 1.0
     return _FACTOR_OF_MASKED * 2.0**116 / -launch.lowest(model)

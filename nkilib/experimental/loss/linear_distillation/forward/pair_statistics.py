@@ -312,10 +312,11 @@ class PairStatistics:
             self.gap.combine(self.weighting, chunks)
 
     def _forget_combined(self, number: int) -> None:
-        """Reset the columns that the last blocks of classes did not use, if windows were combined before.
+        """Reset the columns of the last window that its blocks did not fill. They still hold the statistics of the
+        previous window, which are already combined into column 0.
 
-        Column 0 already includes these columns. The last window is not combined by itself: if it is full, there is
-        nothing to reset.
+        ``number`` is the number of blocks of the core's own classes. The last window is not combined by itself: if it
+        is full, there is nothing to reset.
         """
         left = number % WINDOW
         if left == 0 or number < WINDOW:

@@ -164,8 +164,10 @@ class ModelTiles:
     def take_product(
         self, group: ModelGroup, place: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Copy the product of one tile with its bias, and compute its maximum unless masking under a softcap comes
-        later.
+        """Compute the scores of tile ``place`` of a group from its product and bias, and their maximum.
+
+        Under a softcap with a bias the maximum is computed later, because masked scores are replaced first
+        (:meth:`_mask`).
         """
         scores_sbuf, maximum_sbuf = group.scores_sbuf[:, place], group.maxima_sbuf[:, place : place + 1]
         if bias_sbuf is None:
@@ -436,8 +438,10 @@ class PairTiles:
     def _subtract(
         self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
     ) -> None:
-        """Compute first - second in the student's unit; the teacher's scores, first or second, are multiplied by the
-        ratio.
+        """Compute first - second of two tiles, one of each model, in the student's unit: the teacher's tile is
+        multiplied by the ratio.
+
+        ``scales_first`` says that the first tile is the teacher's; otherwise the second one is.
         """
         if self.ratio_sbuf is not None:
             multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)

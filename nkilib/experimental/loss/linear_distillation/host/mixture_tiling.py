@@ -74,13 +74,15 @@ _LOOP_US, _ITERATION_US, _STEP_US, _RECOMPUTED_BLOCK_US, _KEPT_BLOCK_US = 25.0, 
 def group_tiles(tiles: int, class_block: int) -> int:
     """Return the number of tiles of positions that Scalar processes as a group, with one load of each activation table.
 
-    ``tiles`` is the number of tiles of a block of positions.
+    ``tiles`` is the number of tiles of a block of positions, and ``class_block`` the number of classes of a block.
     """
     return max(1, min(tiles, GROUP_COLUMNS // class_block))
 
 
 def terms_bytes(tiles: int, class_block: int) -> int:
-    """Return the bytes of a partition for the scores and logs of all groups."""
+    """Return the bytes of a partition for the scores of both models and the softplus terms, of all groups that are on
+    chip.
+    """
     return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * FLOAT32_BYTES
 
 
@@ -149,7 +151,9 @@ class MixtureSizes:
 
     @property
     def _masked_caps(self) -> int:
-        """The number of models with a softcap and possibly masked classes, whose scores must be replaced there."""
+        """The number of models that have a softcap and a bias, which may mask classes: the scores of masked classes
+        must be replaced after tanh.
+        """
         return sum(model.softcap and model.bias for model in self.forward.needs.models)
 
 
@@ -308,7 +312,13 @@ def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
 
 
 def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
-    """Yield the ways to split the memory for kept scores between the two scratch tensors, as numbers of tiles."""
+    """Yield the ways to split the memory for kept scores between the two scratch tensors, as numbers of tiles of each.
+
+    Args:
+        tiles: the number of tiles of all positions.
+        most: the largest number of tiles of a block.
+        kept: the number of tiles that fit the memory.
+    """
     most = min(most, tiles)
     if tiles <= min(most, kept):
         yield tiles, max(0, min(most, kept - tiles))
@@ -381,8 +391,10 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return all blocks: the fastest division of the last 48 tiles, after blocks of the largest size for further
-    tiles.
+    """Return the sizes of all blocks, in tiles: the fastest division of the last 48 tiles, after blocks of the largest
+    size for earlier tiles.
+
+    ``slots`` are the most tiles of a block for the blocks 1, 3, ... and for the blocks 2, 4, ....
     """
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:

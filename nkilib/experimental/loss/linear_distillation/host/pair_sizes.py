@@ -119,8 +119,8 @@ class PairNeeds:
         return cls(model, model, mixed, False, True, not mixed, sums_bias=True, temperatures=True)
 
     def of_products(self, products: int) -> PairNeeds:
-        """Return the options with ``short`` set according to ``products``, Tensor's passes over a column of a pair of
-        tiles.
+        """Return the options with :attr:`short` set: whether ``products``, Tensor's passes over a column of a pair of
+        tiles, are few under a softcap.
         """
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT_PASSES)
 
@@ -197,7 +197,9 @@ def opens_groups(needs: PairNeeds) -> bool:
 
 
 def takes_differences(needs: PairNeeds) -> bool:
-    """Tell whether the gradient needs the differences of both models' scores."""
+    """Tell whether the gradient needs the differences of both models' scores: for every divergence but KL(teacher ||
+    student).
+    """
     return needs.mixed or needs.reverse
 
 

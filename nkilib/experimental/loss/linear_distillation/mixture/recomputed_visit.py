@@ -133,7 +133,9 @@ class PairScores:
         inputs: tuple[nl.NkiTensor, nl.NkiTensor],
         classes: tuple[ClassTiles, ClassTiles],
     ) -> None:
-        """Compute the scores of pair ``number``."""
+        """Compute the scores of a pair of tiles. ``number`` is the running number of the pair, which determines the
+        banks of its products.
+        """
         tangents_sbuf = pair.student_logs_sbuf[:, 0]
         self.student.take(2 * number, pair.student_sbuf[:, 0], tangents_sbuf, inputs[0], classes[0])
         self.teacher.take(2 * number + 1, pair.teacher_sbuf[:, 0], tangents_sbuf, inputs[1], classes[1])
@@ -248,7 +250,14 @@ class _RecomputedVisit:
             load_input(tiles_sbuf[start:end], model.input_hbm, block, self.staging)
 
     def _take(self, step: Step, tiles: int, rows: MixtureRows, reopens: bool) -> None:
-        """Process one block of classes."""
+        """Process one block of classes: compute the scores of each group of tiles, and the sums of the group before it.
+
+        Args:
+            step: the step of the block.
+            tiles: the number of tiles of positions.
+            rows: the per-row scalars.
+            reopens: whether the last block loads the first classes again, for the next block of positions.
+        """
         opening = self.schedule.opening
         classes = (self.streams[0].advance(step), self.streams[1].advance(step))
         is_last = step.number == self.schedule.count - 1

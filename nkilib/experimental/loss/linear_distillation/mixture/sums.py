@@ -90,7 +90,7 @@ class MixtureRows:
 
     @classmethod
     def make(cls, launch: PairLaunch, tiles: int) -> MixtureRows:
-        """Allocate the tiles."""
+        """Allocate the tiles for blocks of at most ``tiles`` tiles of positions; nothing is computed yet."""
 
         def tile() -> nl.NkiTensor:
             return nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
@@ -145,7 +145,7 @@ class MixtureRows:
         self._finish(launch)
 
     def take_vectors(self, launch: PairLaunch, vectors: PairVectors, block: Block) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Compute the scalars of a block of positions from vectors of all.
+        """Compute the scalars of a block of positions from the vectors of all positions.
 
         Returns:
             The log sums of student and teacher, float32 [128, tiles].
@@ -445,7 +445,7 @@ class MixtureResults:
 
     @classmethod
     def make(cls, num_positions: int) -> MixtureResults:
-        """Allocate the vectors."""
+        """Allocate the vectors for ``num_positions`` positions."""
         names = ("student_terms_hbm", "teacher_terms_hbm", "student_mass_hbm", "teacher_mass_hbm")
         return cls(*(nl.ndarray((num_positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=name) for name in names))
 

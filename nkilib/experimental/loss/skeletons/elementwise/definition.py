@@ -64,7 +64,7 @@ class Piece:
         return rows, columns
 
     def __getitem__(self, name: str) -> nl.NkiTensor:
-        """Return the tile of a tensor."""
+        """Return the piece's part of the tensor ``name``, [rows, columns]."""
         return self.tensors[name]
 
     def float32(self) -> nl.NkiTensor:
