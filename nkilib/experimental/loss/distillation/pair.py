@@ -461,10 +461,10 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue the loads that are due when chunk ``load`` is opened: of all later chunks for which a buffer is free,
-        student and teacher alternately.
+        """Issue the loads that are due when chunk ``load`` is opened: with the first chunk those of ``IN_FLIGHT``
+        chunks, later those of one more chunk; the student's and the teacher's alternately.
 
-        A buffer is free once its chunk has been taken.
+        By then the buffer of that chunk is free, because the chunk that was in it has been taken.
         """
         for number in range(0 if load == 0 else load + IN_FLIGHT - 1, min(load + IN_FLIGHT, self.student.loads)):
             for side in (self.student, self.teacher):

@@ -233,7 +233,9 @@ class _Backward:
         return pending
 
     def _chunk(self, pending: _PendingGradient, load: int) -> nisa.NkiInstruction:
-        """Compute the gradient of a chunk in place of the input, and store it."""
+        """Compute the gradient of chunk number ``load`` of the stream in place of the input, except at the targets, and
+        store it.
+        """
         chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
         derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
         self._derivative(

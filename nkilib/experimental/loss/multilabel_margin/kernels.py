@@ -83,7 +83,9 @@ class _Forward:
                     self._finish(block, sum_sbuf, loss_hbm, sums)
 
     def _summed(self, group_scores: list[Scores], iterations: nisa.VirtualRegister) -> list[nl.NkiTensor]:
-        """Return the sum of all terms of each row of each block, float32 [rows, 1]."""
+        """Return the sum of all terms of each row, float32 [rows, 1], for each block of a group, in a device loop of
+        ``iterations`` iterations.
+        """
         parts = [float32_like(scores.biases_sbuf) for scores in group_scores]
         for parts_sbuf in parts:
             nisa.memset(dst=parts_sbuf, value=0.0)

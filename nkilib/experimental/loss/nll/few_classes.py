@@ -376,8 +376,8 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Return the elements at the targets before they are known: NaN, which remains for a target out of range; 0 if
-        ignored.
+        """Return the tiles into which the elements at the targets and the weights are copied, class by class. At first
+        the element is 0 where the position is ignored, and else NaN, which remains for a target out of range.
         """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -424,7 +424,9 @@ class _Forward:
 def _loaded_classes(
     tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor
 ) -> nl.NkiTensor:
-    """Load the elements of classes [first, last) of a tile."""
+    """Load the elements of classes [first, last) of a tile into ``buffer_sbuf``, and return the view that holds
+    them.
+    """
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
     return input_sbuf

@@ -313,13 +313,15 @@ def norm_of(p: float, eps: float) -> Norm:
 
 
 def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of tensors whose distances the loss uses, by the numbers of the tensors."""
+    """Return the pairs of tensors whose distances the loss uses, by the numbers of the tensors: anchor and positive,
+    anchor and negative, and for ``swap`` also positive and negative.
+    """
     return PAIRS if swap else PAIRS[:2]
 
 
 def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
-    """Return the numbers of the pairs that contain a ``wanted`` tensor, whose gradient needs their distances'
-    derivatives.
+    """Return the numbers of the pairs that contain one of the ``wanted`` tensors: the gradient of a tensor is computed
+    from the derivatives of the distances of its pairs.
     """
     return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
 
