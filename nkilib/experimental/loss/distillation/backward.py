@@ -179,7 +179,9 @@ class MixtureBackward:
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> MixtureBackward:
-        """Prepare the state from the results of the forward and the upstream gradients."""
+        """Compute the coefficients of all rows from the results of the forward, ``saved``, and the upstream gradients,
+        and allocate the buffers.
+        """
         totals = loaded_totals(launch, batches, saved)
         coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
         mixture = Mixture.of(launch)
@@ -278,7 +280,9 @@ class KullbackLeiblerBackward:
     def make(
         cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
     ) -> KullbackLeiblerBackward:
-        """Prepare the state from the results of the forward and the upstream gradients."""
+        """Compute the coefficients of all rows from the results of the forward, ``saved``, and the upstream gradients,
+        and allocate the buffers.
+        """
         buffers = Buffers.make(launch, 1, {"difference": 2, "student": 2}, PIECE_COLUMNS)
         totals = loaded_totals(launch, batches, saved)
         coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)

@@ -250,7 +250,9 @@ class _CoreForward:
     def _finish(
         self, group: BatchGroup, labels_sbuf: nl.NkiTensor | None, vectors: Vectors
     ) -> list[nisa.NkiInstruction]:
-        """Store the divergences of a group of batches, and count its rows that have to be recomputed."""
+        """Store the divergences of a group of batches, count its rows that have to be recomputed, and return the
+        stores.
+        """
         totals = self.totals.of_batches(group.start, group.end, group.rows)
         divergences = self._divergences(totals)
         self._ignore(divergences, labels_sbuf)

@@ -255,7 +255,9 @@ def distillation_reference(
     temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> Array:
-    """Return the loss of every position in float64."""
+    """Return the loss of every position in float64, [N]: the divergence that ``beta`` selects, and 0 where the label is
+    ``ignore_index``.
+    """
     distributions = Distributions.of_logits(student, teacher, temperature)
     if beta == 0.0:
         loss = kl(distributions.teacher_log, distributions.student_log)

@@ -107,7 +107,7 @@ class Launch:
 
     @property
     def bytes_of_pair(self) -> int:
-        """The bytes of a logit of the student and one of the teacher, on chip."""
+        """The bytes on chip of one logit of the student and one of the teacher together."""
         return dtype_bytes(tile_dtype(self.student_hbm.dtype)) + dtype_bytes(tile_dtype(self.teacher_hbm.dtype))
 
     @property

@@ -245,7 +245,9 @@ class RowTemperatures:
 
     @classmethod
     def of(cls, launch: Launch, rows: LoadedRows, shape: tuple[int, int]) -> RowTemperatures:
-        """Load the temperatures of rows, if each position has one; ``shape`` is (rows, batches)."""
+        """Load the temperatures of rows, if each position has one. ``rows`` loads values of these rows from a vector
+        [N], and ``shape`` is (rows, batches).
+        """
         if launch.temperature_hbm is None:
             temperature = launch.options.temperature
             return cls(ConstantScale(temperature), ConstantScale(1.0 / temperature))
@@ -427,7 +429,9 @@ class PairStream(Generic[Rows]):
         has_differences: list[bool],
         at_opening: Callable[[PairChunk[Rows]], None] | None = None,
     ) -> PairStream[Rows]:
-        """Create a stream of rows that are visited in this order."""
+        """Create a stream of the rows ``visits``, which are visited in this order; see the class for the other
+        arguments.
+        """
         return cls(
             Stream.make(launch.student_hbm, visits, buffers.student),
             Stream.make(launch.teacher_hbm, visits, buffers.teacher),

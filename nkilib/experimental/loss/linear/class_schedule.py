@@ -192,7 +192,9 @@ class ClassTiles:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool) -> ClassTiles:
-        """Allocate the tiles; nothing is written yet."""
+        """Allocate the tiles for blocks of ``classes`` classes; nothing is written yet. ``has_factors`` says whether
+        the launch needs class weights.
+        """
         shape = (PARTITIONS, div_ceil(launch.num_features, PARTITIONS), classes)
 
         def vector(is_needed: bool) -> nl.NkiTensor | None:
@@ -227,7 +229,9 @@ class ClassStream:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
-        """Allocate buffers for blocks of at most ``classes`` classes."""
+        """Allocate buffers for blocks of at most ``classes`` classes. ``has_factors`` says whether the launch needs
+        class weights.
+        """
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
@@ -238,7 +242,7 @@ class ClassStream:
 
     @staticmethod
     def share_a_buffer(step: Step, other: Step | None) -> bool:
-        """Return whether the blocks of two steps use the same buffer."""
+        """Return whether the blocks of two steps use the same buffer; False if there is no other step."""
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:

@@ -210,7 +210,7 @@ class ResultTypes(NamedTuple):
     weight: npt.DTypeLike | None = None
 
     def roundoffs(self, of_products: Roundoff) -> tuple[Roundoff, Roundoff]:
-        """Return the roundoffs of dX and dW."""
+        """Return the roundoffs of dX and dW; ``of_products`` is the roundoff of the dtype of the products."""
         of_input, of_weight = (of_products if dtype is None else ROUNDOFF_OF_DTYPE[np.dtype(dtype)] for dtype in self)
         return of_input, of_weight
 

@@ -397,7 +397,9 @@ class _BlockForward:
             self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
-        """Store the sum of the class weights of a block of classes, which is the same for all positions."""
+        """Store the sum of the class weights of a block of classes, which is the same for all positions, in column
+        ``column`` of the statistics. Do nothing if the statistics have no such sum.
+        """
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return

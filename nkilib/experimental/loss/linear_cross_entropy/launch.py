@@ -346,7 +346,11 @@ def tile_needs(
 def backward_sizes(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
 ) -> BackwardSizes:
-    """Return the sizes and options of a launch on which the plan of its backward depends."""
+    """Return the sizes and options of a launch on which the plan of its backward depends.
+
+    ``adds_to_weight`` says whether dW is added to a sum, and ``sums_bias`` whether db is summed from gradients that are
+    not rounded.
+    """
     return BackwardSizes(
         launch.num_positions,
         launch.num_features,

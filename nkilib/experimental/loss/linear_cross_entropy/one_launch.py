@@ -154,8 +154,8 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Copy a block's dX to its place, half of it by each core, and add its db to the sum, each core its own
-        classes.
+        """Copy dX of the block of positions ``block`` to its place, half of it by each core, and add db of the block to
+        the sum, each core its own classes. With ``is_first``, db begins the sum.
         """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):

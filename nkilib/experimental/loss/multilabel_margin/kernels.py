@@ -263,8 +263,8 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return, for each class, the number of its positive terms minus the number of positive terms whose target it
-        is.
+        """Return, for each class of a row, the number of positive terms in which it is the class that is no target,
+        minus the number of those in which it is the target.
 
         Returns:
             The counts of each block, float32 [rows, C].

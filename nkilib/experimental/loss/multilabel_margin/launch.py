@@ -219,8 +219,8 @@ class Ordinals:
 
 
 def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """Return number ``place`` of an iteration, for each row, from a tile [rows, iterations, targets of an
-    iteration].
+    """Return the values of target number ``place`` of an iteration, one for each row, from a tile [rows, iterations,
+    targets of an iteration].
     """
     rows = tile_sbuf.shape[0]
     return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))

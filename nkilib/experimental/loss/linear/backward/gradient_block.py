@@ -32,8 +32,8 @@ _BITS_OF_ONE_TWICE = 2 * 127 << _MANTISSA_BITS
 
 
 def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """Return, for each partition, the sum over the tiles of the tile's largest magnitude, plus 2^-100, float32 [128,
-    1].
+    """Return a bound on the magnitudes in each partition, float32 [128, 1]: the largest magnitude of each tile, summed
+    over the tiles, plus 2^-100, so that it is never 0.
     """
     total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=total_sbuf, value=_LEAST)

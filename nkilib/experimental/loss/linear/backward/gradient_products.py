@@ -101,7 +101,7 @@ class WeightGroups:
     earlier: list[nl.NkiTensor] = field(default_factory=list)
 
     def begin(self, stripe: Span) -> None:
-        """Begin the groups of tiles of dW for a stripe of features."""
+        """Set :attr:`groups` to the groups of tiles of dW of a stripe of features; do nothing if dW is not wanted."""
         if self.parts.weight_gradient is not None:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
@@ -253,10 +253,10 @@ class GradientProducts:
 
     @staticmethod
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
-        """Load the first slices (see :class:`.streams.WeightSlices`) of the next block of positions, or of the next
-        block of classes.
+        """Load the first slices (see :class:`.streams.WeightSlices`) of the next block of positions.
 
-        The latter needs enough classes of that block to be known.
+        After the last block of positions these are slices of the next block of classes, which are loaded only if enough
+        classes of that block are known already.
         """
         if round_.next_positions is None:
             return

@@ -53,8 +53,8 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """Return tiles of X^T, or of the kept scores, by number, for as many tiles of positions as there are
-        buffers.
+        """Return the first tiles of X^T, or of the kept scores, of a block of positions, as many as there are buffers,
+        by the number of the tile of positions.
         """
         streams = self.parts.streams
         streams.restart_inputs()

@@ -295,7 +295,9 @@ class ClassBlocks:
         return self.lead > 0 or self.blocks.iterations == 0
 
     def instructions(self, plan: BackwardPlan, num_positions: int) -> int:
-        """Return the approximate number of instructions of the program."""
+        """Return the approximate number of instructions of the program that has these blocks, for the plan ``plan`` and
+        ``num_positions`` positions.
+        """
         blocks = self.blocks
         sizes = [span.size for span in blocks.rest]
         if self.lead > 0:

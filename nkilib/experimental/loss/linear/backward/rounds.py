@@ -194,7 +194,16 @@ class SharedBuffers:
         kept: LogitsInHbm | None,
         cover: ClassCover | None,
     ) -> SharedBuffers:
-        """Allocate all buffers; none of the operands is loaded yet."""
+        """Allocate all buffers; none of the operands is loaded yet.
+
+        Args:
+            problem, plan: the problem and the plan of the backward.
+            gradients: the gradients of the launch.
+            partials_hbm: the float32 sums of dX of each core.
+            core: the core of this launch.
+            kept: the logits that the forward kept; None if they are computed.
+            cover: the classes of a single device loop; None if the core has other blocks.
+        """
         tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
         banks_psum = _banks()
         positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
@@ -276,7 +285,9 @@ class SharedBuffers:
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
     def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
-        """Transpose a tile of positions of the block."""
+        """Transpose tile ``tile`` of positions of the round's block of the gradient, through the PSUM banks
+        ``banks``.
+        """
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
     def add_bias(self, round_: Round) -> None:
@@ -297,7 +308,9 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W, which only dX needs; None if dX is not wanted."""
+        """Load a stripe of W for the classes of a round, and return it. Return None if dX is not wanted, because only
+        dX needs this W.
+        """
         if self.input_gradient is None:
             return None
         weight_sbuf = self.streams.load_stripe(round_.classes, stripe)

@@ -479,7 +479,9 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of ``classes``: the rest of a block, from its class ``at`` on, that is not loaded yet."""
+        """Load the operands of ``classes``, the rest of a block from its class ``at`` on, which is not loaded yet; with
+        kept logits also the first ones of ``positions``.
+        """
         if classes.size == 0:
             return
         for part in self.weight_parts(classes, at):
@@ -489,7 +491,9 @@ class BackwardStreams:
             self._load_first_logits(classes, at, positions)
 
     def load_first_tile(self, classes: Block | None, positions: Span) -> None:
-        """Load the first tile of X^T of a block, or the first kept logits of ``classes``."""
+        """Load the first tile of X^T of a block of positions, or with kept logits its first logits of ``classes``; None
+        for the classes: no logits are loaded.
+        """
         if self.kept is not None:
             if classes is not None:
                 self._load_first_logits(classes, 0, positions)
@@ -514,8 +518,8 @@ class BackwardStreams:
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """Load a tile of X^T of each operand pair, or the kept logits of classes from class ``at`` on, into the next
-        buffers.
+        """Load tile ``tile`` of a block of positions into the next buffers, and return it: X^T of each operand pair, or
+        the kept logits of ``classes``, which start at class ``at`` of their block.
         """
         if self.kept is None:
             return self._load_transposed_input(positions, tile)
@@ -561,7 +565,9 @@ class BackwardStreams:
         return stripe_sbuf
 
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
-        """Return the parts in which W^T of some classes is loaded, in the order in which the logits need them."""
+        """Return the parts in which W^T of ``classes`` is loaded, in the order in which the logits need them; ``at`` is
+        the place of the first class in its block.
+        """
         if classes is None or classes.size == 0:
             return []
         of_pairs = [pair.weight_parts(classes, at, self.plan.class_tiles) for pair in self.pairs]

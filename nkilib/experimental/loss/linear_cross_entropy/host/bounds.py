@@ -59,7 +59,7 @@ _LANES: Final = 128
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the means of ``values`` over the classes of each position that are not masked."""
+    """Return the means of ``values`` over the classes of each position that are not masked, where ``z`` is not -inf."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means

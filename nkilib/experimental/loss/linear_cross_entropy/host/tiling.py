@@ -213,7 +213,9 @@ class ForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us."""
+        """Return the approximate time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles = plan.tiles
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)

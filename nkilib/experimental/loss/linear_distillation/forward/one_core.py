@@ -128,7 +128,9 @@ class _BlockForward:
         return cls(forward, block, inputs, positions, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes."""
+        """Process one block of the core's own classes; if it fills a window of blocks, combine the window's
+        statistics.
+        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)

@@ -114,7 +114,9 @@ def add_nan_of_empty(
 
 
 def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """Multiply the values by both factors, in place; the first factor makes large values overflow to infinity."""
+    """Multiply the values by ``factor``, which makes large ones overflow to infinity, and then by ``inverse``, which
+    scales the others back; in place.
+    """
     nisa.tensor_scalar(
         dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
     )

@@ -102,7 +102,9 @@ class MixtureSizes:
         return self.forward.position_tiles
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions."""
+        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
+        """
         forward = self.forward
         operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
         biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * FLOAT32_BYTES
@@ -132,7 +134,9 @@ class MixtureSizes:
         return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_pair + forward.block_instructions))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch in us."""
+        """Return the estimated time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         forward, plan = self.forward, self.position_plan(LinearTiling(tiles * PARTITIONS, class_block))
         needs = forward.needs
         steps, columns = div_ceil(forward.class_tiles, class_block // PARTITIONS), forward.class_tiles * PARTITIONS
@@ -305,7 +309,9 @@ class PairWork:
 
 
 def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
-    """Return the estimated time of blocks, one after the other, in us."""
+    """Return the estimated time of blocks of positions, one after the other, in us; ``blocks`` are their sizes in
+    tiles.
+    """
     befores = (0, *blocks[:-1])
     beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
     return beside + blocks[-1] * times.bare
@@ -446,7 +452,9 @@ class KeptSizes:
     memory_limit: int
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions."""
+        """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         of_scales = self.forward.needs.temperatures * 2 * _SCALES
         numbers = _SUM_NUMBERS + _KEPT_NUMBERS + of_scales
         second = terms_bytes(tiles, class_block) + tiles * numbers * FLOAT32_BYTES

@@ -114,7 +114,9 @@ class PairNeeds:
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
-        """Return all options at once: a tiling that fits with all of them fits with any of them."""
+        """Return all options at once, for a mixture if ``mixed``, else for a Kullback-Leibler divergence: a tiling that
+        fits with all of them fits with any of them.
+        """
         model = ModelNeeds(True, True, True)
         return cls(model, model, mixed, False, True, not mixed, sums_bias=True, temperatures=True)
 
@@ -276,8 +278,8 @@ class StreamSizes:
 
     @property
     def products(self) -> int:
-        """The number of Tensor's passes over a column of a tile: one for each tile of features, or four if they are
-        float32.
+        """The number of Tensor's passes over a column of a tile: for each tile of features one, or four if the operands
+        are float32.
         """
         return self.depth * (4 if self.itemsize == 4 else 1)
 
@@ -314,7 +316,7 @@ class PairForwardSizes:
 
     @property
     def products(self) -> int:
-        """The passes of Tensor over a column of a pair of tiles."""
+        """The number of Tensor's passes over a column of a pair of tiles, one tile of each model."""
         return self.student.products + self.teacher.products
 
     @property
@@ -377,7 +379,7 @@ class PairForwardSizes:
 
     @property
     def pair_instructions(self) -> int:
-        """The number of instructions of a pair of tiles."""
+        """The number of instructions for a pair of tiles, including its products."""
         return self.student.depth + self.teacher.depth + self.needs.instructions
 
     @property
@@ -409,7 +411,9 @@ class PairForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, _SWAP)
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch in us."""
+        """Return the estimated time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles, needs = plan.tiles, self.needs
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)

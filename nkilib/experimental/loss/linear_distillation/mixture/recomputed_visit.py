@@ -244,7 +244,7 @@ class _RecomputedVisit:
         self.store(block, self.sums.exchanged()[:, :, 0:tiles], rows, log_sums)
 
     def _load_inputs(self, start: int, block: Block) -> None:
-        """Load X^T of both models, from tile ``start``."""
+        """Load X^T of both models for the positions ``block``, into the tiles from number ``start`` on."""
         end = start + div_ceil(block.size, PARTITIONS)
         for tiles_sbuf, model in zip(self.inputs, self.launch.models, strict=True):
             load_input(tiles_sbuf[start:end], model.input_hbm, block, self.staging)

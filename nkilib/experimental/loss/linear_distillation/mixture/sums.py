@@ -106,7 +106,7 @@ class MixtureRows:
         return cls(*biases, scale(student), scale(launch.teacher.scale), scale(-student))
 
     def of_tiles(self, tiles: int) -> MixtureRows:
-        """Return views of the first tiles."""
+        """Return views of the first ``tiles`` tiles of positions."""
         return MixtureRows(
             self.student_bias_sbuf[:, 0:tiles],
             self.teacher_bias_sbuf[:, 0:tiles],
@@ -248,7 +248,7 @@ class MixtureSums:
 
 
 def ends_a_window(step: Step) -> bool:
-    """Tell whether the sums of a window are added up after a block of classes."""
+    """Tell whether the block of ``step`` fills a window of blocks of classes, whose sums are then added up."""
     return _column(step) == WINDOW
 
 
@@ -570,7 +570,9 @@ class MixtureStore:
         rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
-        """Store the results of a block of positions, with the largest scores derived from the per-row scalars."""
+        """Store the results of a block of positions, with the largest scores derived from the per-row scalars.
+        ``log_sums``, which :meth:`MixtureResults.store` needs, is ignored.
+        """
         student_sbuf = rows.student_scale.quotients(rows.student_bias_sbuf)
         teacher_sbuf = rows.teacher_scale.quotients(rows.teacher_bias_sbuf)
         self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))

@@ -60,7 +60,7 @@ class Sum:
     """The statistic that is the sum of a row."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute the sum of the runs."""
+        """Compute the sum of a row from the sums of its runs; see :meth:`Statistic.of_runs`."""
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=runs_sbuf[-1], axis=1)
 
 
@@ -69,7 +69,7 @@ class Maximum:
     """The statistic that is the maximum of a row."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute the maximum of the runs."""
+        """Compute the maximum of a row from the maxima of its runs; see :meth:`Statistic.of_runs`."""
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=runs_sbuf[-1], axis=1)
 
 

@@ -75,7 +75,7 @@ def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
 
 
 def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers: int, rows: int) -> None:
-    """Check that the coefficients have the shape and type of those that the forward returned."""
+    """Check that the coefficients are float32 [numbers, rows], as the forward returned them."""
     shape = (numbers, rows)
     require(
         tuple(coefficients_hbm.shape) == shape and coefficients_hbm.dtype == nl.float32,
