@@ -180,7 +180,9 @@ def profile_distillation_launch(
 
 
 def divisor_of(temperature: Temperature) -> Array:
-    """Return a temperature as float64 [N] or [1], by which the numbers of positions can be divided."""
+    """Return a temperature as a float64 array, [N] or [1], by which an array with a value for each of the N positions
+    can be divided.
+    """
     return np.atleast_1d(np.asarray(temperature, np.float64))
 
 

@@ -287,7 +287,7 @@ class Tiles:
 
     @classmethod
     def make(cls, chunk_size: int, plan: MixturePlan) -> Tiles:
-        """Allocate the tiles for a plan."""
+        """Allocate the tiles for chunks of ``chunk_size`` columns, as many as a plan needs."""
 
         def tiles(count: int, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
             return [nl.ndarray((POSITIONS, chunk_size), dtype=nl.float32, buffer=buffer) for _ in range(count)]

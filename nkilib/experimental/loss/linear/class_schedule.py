@@ -171,7 +171,7 @@ class ClassSchedule:
 
 
 def tiles_of_core(tiles: int) -> range:
-    """Return the tiles of positions for which this core processes the classes that the cores share."""
+    """Return which of the ``tiles`` tiles of positions this core processes in the classes that the cores share."""
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 

@@ -148,7 +148,8 @@ class _UpstreamColumns:
         return cls(moment_sbuf, slope.times(factor_sbuf, mixture_factor), label_sbuf, label_factor_sbuf)
 
     def sizes(self) -> list[nl.NkiTensor]:
-        """Return bounds on the magnitudes of the gradients of logits, for the power of two of float16.
+        """Return tiles of bounds on the magnitudes of the gradients of logits, from which the power of two of float16
+        is chosen.
 
         For the student's Q and the teacher's P, |Q (log(Q / P) - KL(Q || P))| is less than KL(Q || P) + 1.
         """
@@ -533,15 +534,9 @@ class PairGradientTiles:
     def _finish(
         dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
     ) -> LastProduct | None:
-        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2.
-
-        Without a softcap the product is returned, to be issued later; with one it is computed here.
-
-        Args:
-            dst_sbuf: the result, the tile of the gradient.
-            terms_sbuf: the terms.
-            factor_sbuf: the factor of each position.
-            tangents: the tanh values, overwritten; None without a softcap.
+        """Multiply the terms by the factor of each position. Without a softcap the product is returned, to be issued
+        later. With a softcap the result is also multiplied by 1 - tanh^2, and computed here; ``tangents``, the tanh
+        values, are overwritten.
         """
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)

@@ -260,7 +260,9 @@ class TargetReader:
 
     @classmethod
     def make(cls, launch: Launch, ordinals: Ordinals, unused_sbuf: nl.NkiTensor) -> TargetReader:
-        """Allocate the tiles for all blocks."""
+        """Allocate the tiles into which the targets of all blocks are loaded; ``unused_sbuf`` is scratch memory of the
+        caller.
+        """
         shape = (PARTITIONS, launch.classes)
         loaded = [nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf) for _ in range(2)]
         return cls(launch, ordinals, loaded, unused_sbuf)

@@ -191,7 +191,9 @@ class ClassTiling:
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Return the tiles that this core processes: those of its partial sums, see :class:`ClassTile`."""
+        """Return the tiles that this core processes: those of the partial sums that it computes, see
+        :attr:`ClassTile.part`.
+        """
         cores, core = nl.num_programs(), nl.program_id(0)
         return [tile for tile in self.tiles() if tile.part % cores == core]
 

@@ -106,7 +106,7 @@ class TripletReference:
       the root halves; for the root u / 2.
     - p = 1: the sum of the errors of d, u (distance + eps D), and n u / 2.
     - p = inf: the largest error of d, u (distance + eps).
-    - Another p: the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of the
+    - Other p: the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of the
       logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers, of which the
       p-th root keeps 1 / p; for the root |log S'| u / p, and 3 u / 2 for two roundings, where S' is S scaled to
       [2^-62, 2^62].

@@ -280,7 +280,9 @@ class SharedBuffers:
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many further tiles are computed between the computation of a tile and its transpose."""
+        """Return how many further tiles are computed between the computation of a tile and its transpose, so that
+        Tensor need not wait for a tile.
+        """
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 

@@ -151,7 +151,9 @@ class ModelTiles:
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=lowest_sbuf, op=nl.maximum, engine=_GPSIMD)
 
     def begin(self, tiles: int, classes: int, column_sbuf: nl.NkiTensor) -> ModelGroup:
-        """Return the buffers of a group of tiles, whose maxima go into a column of the statistics, [128, tiles]."""
+        """Return the buffers of the next group, of ``tiles`` tiles of positions and ``classes`` classes;
+        ``column_sbuf`` is the column of the statistics for its maxima, [128, tiles].
+        """
         wide_sbuf = self.scores.next_tile()[:, 0:tiles]
         is_plain = not self.has_bias and self.model.softcap is None
         return ModelGroup(

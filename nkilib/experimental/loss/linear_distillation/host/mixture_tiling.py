@@ -208,7 +208,9 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """The sizes of the blocks whose code the program contains: those before, in (two) and after the loop."""
+        """The sizes of the blocks whose code the program contains: the blocks before the loop, the two blocks of an
+        iteration, and the blocks after the loop.
+        """
         return (*self.leading, *(self.looped,) * (2 if self.pairs else 0), *self.trailing)
 
     @property

@@ -266,7 +266,9 @@ class KeptVisit:
         self._end()
 
     def begin(self, tiles: int) -> None:
-        """Begin the first pass for a block of positions, and the second pass for the previous block, if any."""
+        """Begin the first pass for a block of ``tiles`` tiles of positions, and the second pass for the previous block,
+        if any.
+        """
         self.tiles_beside = tiles
         if self.pending is not None:
             self.sums.clear()
@@ -279,7 +281,9 @@ class KeptVisit:
             kept.store(scores, step.block)
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """Start the second pass over a block of classes, for the previous block of positions."""
+        """Start the second pass over a block of classes, for the previous block of positions, and return an iterator
+        whose steps do the work; see :meth:`.SecondVisit.beside`. The iterator is empty without a previous block.
+        """
         if self.pending is None:
             return iter(())
         visit = _StepVisit(self.pending, self.terms, self.products, step)

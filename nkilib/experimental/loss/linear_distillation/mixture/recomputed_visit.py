@@ -287,7 +287,9 @@ class _RecomputedVisit:
         return _Group(pairs, step)
 
     def _close_waiting(self, rows: MixtureRows) -> None:
-        """Compute the sums of the group whose scores are computed already, if there is one."""
+        """Compute the sums of the group in :attr:`waiting`, whose scores are computed already, and take it out; do
+        nothing if there is none. ``rows`` are the per-row scalars.
+        """
         group, self.waiting = self.waiting, None
         if group is None:
             return

@@ -118,7 +118,9 @@ class MixtureRows:
         )
 
     def _keep_scales(self, student: Scale, teacher: Scale) -> None:
-        """Copy the scales of positions into the tiles of the rows; a constant needs no copy."""
+        """Copy the scales of both models into the tiles of the rows if each position has a temperature; a constant
+        scale needs no copy.
+        """
         for kept, given in ((self.student_scale, student), (self.teacher_scale, teacher)):
             if isinstance(kept, RowScale) and isinstance(given, RowScale):
                 nisa.tensor_copy(dst=kept.rows_sbuf, src=given.rows_sbuf)
