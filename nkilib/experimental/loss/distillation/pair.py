@@ -179,7 +179,7 @@ class Vectors:
         return cls(*vectors)
 
     def of_part(self, part: Part) -> Vectors:
-        """Return views of the positions of a part."""
+        """Return views of the vectors that hold the positions of a part."""
         return Vectors(*(part.of(vector_hbm) for vector_hbm in self.returned()))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:

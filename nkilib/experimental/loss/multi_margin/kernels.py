@@ -252,10 +252,11 @@ class _Backward:
         pending: _PendingGradient,
         sum_sbuf: nl.NkiTensor,
     ) -> None:
-        """Compute the derivatives of a tile without the factor of each row, and the sum over each row.
+        """Compute the derivatives of a tile ``input_sbuf`` into ``dst_sbuf``, without the factor of each row, and the
+        sum over each row into ``sum_sbuf``.
 
-        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is
-        the hinge.
+        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is the
+        hinge. ``unused_sbuf`` takes values that nothing reads.
         """
         if self.launch.options.p == 2:
             hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)

@@ -126,10 +126,10 @@ class ClassTile:
 
 
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
-    """Return the tiles of ``flat_tiles``, except for a last one with more than ``columns`` elements in one
-    partition.
+    """Return the tiles of :func:`flat_tiles`, all with at most ``columns`` elements per partition.
 
-    The elements of that tile, fewer than 128, are put into one partition each.
+    A last tile that has more, in a single partition, is replaced by one with its elements, fewer than 128, in one
+    partition each.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]

@@ -172,7 +172,7 @@ class MultilabelSoftMargin:
     def prepare(self, piece: Piece) -> Prepared:
         """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x * ([x > 0] - t).
 
-        Engines that have time for it compute them. With a weight the first operand is the first term itself.
+        The engines that have time left compute them. With a weight the first operand is the first term itself.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)

@@ -227,8 +227,8 @@ class WeightGradient:
         """Store the sums of a group over a block of positions.
 
         Before the last block of positions, they are kept in the scratch memory. The sums of the last block are added to
-        the loaded values, rounded once and stored in dW. ``is_first`` and ``is_last`` say whether the block is the
-        first or last.
+        ``loaded_sbuf``, the values that :meth:`load_earlier` has loaded, rounded once and stored in dW. ``is_first``
+        and ``is_last`` say whether the block is the first or last.
         """
         if not is_last and group.scratch_hbm is not None:
             self._keep(group, group.scratch_hbm, is_first)

@@ -263,12 +263,12 @@ class PairGroup:
 
     @property
     def tiles(self) -> slice:
-        """The tiles of positions."""
+        """The range of tiles of positions that the group has, as a slice."""
         return slice(self.start, self.start + self.student.tiles)
 
     @property
     def places(self) -> list[Place]:
-        """The places of the tiles in the statistics."""
+        """The places of the group's tiles in the statistics, one for each tile of positions."""
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
 

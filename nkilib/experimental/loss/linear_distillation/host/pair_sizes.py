@@ -167,7 +167,9 @@ class PairNeeds:
 
     @property
     def vector_passes(self) -> int:
-        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, and the weighted differences."""
+        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, the weighted differences, and
+        the masked scores of each model that has both a bias and a softcap.
+        """
         return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
 
     @property

@@ -83,7 +83,7 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 
 
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
-    """Return the rows of each tile, with at most ``columns`` elements in a partition.
+    """Return the rows of each tile of a matrix [rows, row_columns], with at most ``columns`` elements in a partition.
 
     They are full groups, then one of all partitions with fewer rows in each, and one of fewer than 128 rows.
     """
