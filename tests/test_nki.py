@@ -100,7 +100,7 @@ from nkilib.nki import explain_index
 print(explain_index.__module__, "nkilib.simulator" in sys.modules)
 print(*inspect.signature(explain_index).parameters)
 """
-HELPER_TAKES = "index what values first_row row_step limit"
+HELPER_TAKES = "index what values first_row row_step limit at_fault"
 
 
 def test_on_hardware_the_helper_for_errors_is_empty_and_needs_no_simulator(tmp_path: Path) -> None:

@@ -112,16 +112,22 @@ def _temperatures() -> np.ndarray:
 
 
 # One option, or a few that belong together, a line; "all" has every one that goes with class targets.
+_LAYOUTS: Final = {
+    "split positions": {"partitions_per_position": 4},
+    "packed positions": {"positions_per_partition": 2},
+}
 PLAIN_FORWARD: Final = {
     "default": {},
+    **_LAYOUTS,
     "lse_dtype": {"lse_dtype": nl.float32},
     "exact maximum": {"exact_maximum": True},
     "shift": {"exact_maximum": False},
     "shift, recomputed rows": {"exact_maximum": False, "logits_hbm": _planted()},
 }
-PLAIN_BACKWARD: Final = {"default": {}, "sum": {"reduction": "sum"}, "not in place": {"inplace": False}}
+PLAIN_BACKWARD: Final = {**_LAYOUTS, "default": {}, "sum": {"reduction": "sum"}, "not in place": {"inplace": False}}
 EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "default": {},
+    **_LAYOUTS,
     "class weights": {"class_weight_hbm": _weights()},
     "ignored": {"ignore_index": int(_targets()[2])},
     "smoothing": {"label_smoothing": 0.1},

@@ -21,6 +21,7 @@ SHAPES: Final[dict[str, tuple[tuple[int, ...], dict[str, Any]]]] = {
     "kept": ((130, 600), {}),
     "pieces": ((3, 600), {"chunk_size": 250}),
     "partitions": ((2, 30001), {}),
+    "more partitions": ((3, 1001), {"partitions_per_row": 4}),
     "middle": ((2, 5, 7), {"axis": 1}),
     "long middle": ((2, 150, 40), {"axis": 1}),
     "transposed middle": ((2, 130, 256), {"axis": 1}),

@@ -380,7 +380,7 @@ class SquareMoment:
     row_squares_sbuf: nl.NkiTensor
 
     def take(self, exponentials_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Compute Q_k (see the class) of one chunk.
+        """Compute Q_k (see :class:`SquareMoment`) of one chunk.
 
         Args:
             exponentials_sbuf: exp(z - m_k), float32 [rows, columns].
@@ -397,7 +397,7 @@ class SquareMoment:
         )
 
     def combine(self, statistics: Statistics, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute Q (see the class) of the rows, while the weights exp(m_k - m) are there; ``terms_sbuf`` is
+        """Compute Q (see :class:`SquareMoment`) of the rows, while the weights exp(m_k - m) are there; ``terms_sbuf`` is
         overwritten.
         """
         columns = statistics.columns
@@ -408,7 +408,7 @@ class SquareMoment:
         nisa.tensor_reduce(dst=self.row_squares_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def logs(self, statistics: Statistics) -> nl.NkiTensor:
-        """Compute log sum p^2 = log Q - 2 log d (see the class), [rows, batches]."""
+        """Compute log sum p^2 = log Q - 2 log d (see :class:`SquareMoment`), [rows, batches]."""
         logs_sbuf = float32_like(self.row_squares_sbuf)
         nisa.activation(dst=logs_sbuf, op=nl.log, data=self.row_squares_sbuf)
         nisa.scalar_tensor_tensor(

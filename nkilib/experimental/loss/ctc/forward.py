@@ -38,7 +38,8 @@ def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.Nk
 
 
 def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor, offset: float) -> nl.NkiTensor:
-    """Return the alpha of state ``2 * target length + offset`` of each sequence, [rows, 1].
+    """Return the alpha of state ``2 * target length + offset`` of each sequence, [rows, 1]: of the last blank for an
+    offset of 0, of the last label for -1.
 
     A state that does not exist gets ``NOTHING``, which stands for the logarithm of 0.
     """

@@ -138,7 +138,11 @@ class CtcLosses(NamedTuple):
 
 
 def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Return the alphas [T, states]: for each time and state, the log-probability of the prefixes that end there."""
+    """Return the alphas [T, states]: for each time and state, the log-probability of the prefixes that end there.
+
+    ``emissions`` are the log-probabilities of each time and state, [T, states]. ``may_skip`` tells, for each state,
+    whether it may follow the state two before it.
+    """
     alphas = np.full(emissions.shape, -np.inf)
     alphas[0, :2] = emissions[0, :2]
     for t in range(1, len(emissions)):
@@ -150,7 +154,11 @@ def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
-    """Return the loss of one sequence, and add its occupancies to ``occupancies``, which the caller has set to 0."""
+    """Return the loss of one sequence, and add its occupancies to ``occupancies``, [T, C], which the caller has set to
+    0.
+
+    ``classes`` is the class of each state: blank, label, blank, ..., blank.
+    """
     if len(log_probs) == 0:
         return 0.0 if len(classes) == 1 else np.inf
     emissions = log_probs[:, classes]

@@ -118,7 +118,9 @@ def _piece_bytes(layout: BatchLayout, dtype: nl.DType) -> int:
 
 
 def fitting_layout(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> BatchLayout:
-    """Return the layout of a launch: chunks are as many time steps long as fit SBUF."""
+    """Return the layout of a launch for targets of at most ``labels`` labels: chunks are as many time steps long as fit
+    SBUF.
+    """
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
     layout = BatchLayout.make(shape, labels, fewest_pairs, 1)
     element, float32 = dtype_bytes(dtype), dtype_bytes(nl.float32)

@@ -70,7 +70,9 @@ class Group:
         return slice(start, start + self.rows)
 
     def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
-        """Return the part of a tensor in HBM that belongs to the group's sequences, which ``dimension`` counts."""
+        """Return the part of a tensor in HBM that belongs to the group's sequences; the tensor has one entry per
+        sequence along ``dimension``.
+        """
         return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
 
     def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
@@ -150,7 +152,9 @@ class BatchLayout:
 
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
-    """Return how many time steps of a chunk fit a partition; 0 if not even one fits."""
+    """Return how many time steps of a chunk fit a partition, 0 if not even one fits, for ``bytes_of_step`` bytes per
+    step and ``bytes_taken`` bytes of other tiles.
+    """
     return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
 
 

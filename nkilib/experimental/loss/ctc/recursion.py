@@ -417,7 +417,7 @@ class Recursion:
         self.carry(wavefront.number + 1)
 
     def step(self, wavefront: int, step: int, emissions: Emissions) -> None:
-        """Compute a time step in all blocks."""
+        """Compute time step ``step`` of a wavefront in all blocks of states."""
         direction, tile_sbuf = self.direction, self.of(wavefront)
         before_sbuf, now_sbuf = tile_sbuf[:, direction.row_before(step)], tile_sbuf[:, direction.row(step)]
         blanks_sbuf, labels_sbuf = direction.blanks(before_sbuf), direction.own(before_sbuf)

@@ -179,7 +179,9 @@ class MixtureBackward:
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> MixtureBackward:
-        """Prepare the state from the results of the forward and the upstream gradients."""
+        """Compute the coefficients of all rows from the results of the forward, ``saved``, and the upstream gradients,
+        and allocate the buffers.
+        """
         totals = loaded_totals(launch, batches, saved)
         coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
         mixture = Mixture.of(launch)
@@ -252,7 +254,7 @@ def _scale_by_vector(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficient
 
 
 def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Do the same as ``_scale_by_vector``, on Scalar."""
+    """Write the gradient of a piece over the student's logits as :func:`_scale_by_vector` does, but on Scalar."""
     nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
 
 
@@ -278,7 +280,9 @@ class KullbackLeiblerBackward:
     def make(
         cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
     ) -> KullbackLeiblerBackward:
-        """Prepare the state from the results of the forward and the upstream gradients."""
+        """Compute the coefficients of all rows from the results of the forward, ``saved``, and the upstream gradients,
+        and allocate the buffers.
+        """
         buffers = Buffers.make(launch, 1, {"difference": 2, "student": 2}, PIECE_COLUMNS)
         totals = loaded_totals(launch, batches, saved)
         coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)

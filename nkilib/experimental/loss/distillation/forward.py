@@ -51,7 +51,7 @@ _AHEAD, _WEIGHTS = 2, 2
 
 
 def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """Return c - c', the difference of the shifts of two distributions, for each row."""
+    """Return the shift of ``first`` minus that of ``second``, for each row."""
     center_sbuf = nl.ndarray(first.neg_shift_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract)
     return center_sbuf
@@ -148,8 +148,8 @@ class KullbackLeiblerForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        """Add up the sums of all chunks of some rows: of the exponentials of both distributions, and of e * (d - c),
-        see :meth:`_take`.
+        """Add up the sums of all ``chunks`` chunks of the rows with index ``visit``, into their totals: of the
+        exponentials of both distributions, and of e * (d - c), see :meth:`_take`.
         """
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
@@ -250,7 +250,9 @@ class _CoreForward:
     def _finish(
         self, group: BatchGroup, labels_sbuf: nl.NkiTensor | None, vectors: Vectors
     ) -> list[nisa.NkiInstruction]:
-        """Store the divergences of a group of batches, and count its rows that have to be recomputed."""
+        """Store the divergences of a group of batches, count its rows that have to be recomputed, and return the
+        stores.
+        """
         totals = self.totals.of_batches(group.start, group.end, group.rows)
         divergences = self._divergences(totals)
         self._ignore(divergences, labels_sbuf)
@@ -262,8 +264,8 @@ class _CoreForward:
         return stores
 
     def _replace_doubtful(self) -> None:
-        """Recompute the row of a launch of one position with its maximum as the shift; use that if the first result is
-        untrusted.
+        """Recompute the row of a launch of one position with its maximum as the shift, and take this result if the sums
+        of the first one are untrusted (:meth:`Totals.doubtful`).
         """
         exact = self._under_maxima(self.batches[0])
         flags_sbuf = self.totals.doubtful(self.launch)

@@ -180,7 +180,9 @@ def profile_distillation_launch(
 
 
 def divisor_of(temperature: Temperature) -> Array:
-    """Return a temperature as float64 [N] or [1], by which the numbers of positions can be divided."""
+    """Return a temperature as a float64 array, [N] or [1], by which an array with a value for each of the N positions
+    can be divided.
+    """
     return np.atleast_1d(np.asarray(temperature, np.float64))
 
 
@@ -255,7 +257,9 @@ def distillation_reference(
     temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> Array:
-    """Return the loss of every position in float64."""
+    """Return the loss of every position in float64, [N]: the divergence that ``beta`` selects, and 0 where the label is
+    ``ignore_index``.
+    """
     distributions = Distributions.of_logits(student, teacher, temperature)
     if beta == 0.0:
         loss = kl(distributions.teacher_log, distributions.student_log)

@@ -107,7 +107,7 @@ class Launch:
 
     @property
     def bytes_of_pair(self) -> int:
-        """The bytes of a logit of the student and one of the teacher, on chip."""
+        """The bytes on chip of one logit of the student and one of the teacher together."""
         return dtype_bytes(tile_dtype(self.student_hbm.dtype)) + dtype_bytes(tile_dtype(self.teacher_hbm.dtype))
 
     @property
@@ -212,6 +212,6 @@ def validate_tiling(launch: Launch) -> None:
 
 
 def validate_vectors(launch: Launch, vectors: dict[str, nl.NkiTensor]) -> None:
-    """Check the vectors that a backward receives for the positions."""
+    """Check that each vector that a backward receives, given by its name, has one number for each position."""
     for name, vector_hbm in vectors.items():
         require_vector(launch.function, name, vector_hbm, launch.num_positions, "the positions")

@@ -287,7 +287,7 @@ class Tiles:
 
     @classmethod
     def make(cls, chunk_size: int, plan: MixturePlan) -> Tiles:
-        """Allocate the tiles for a plan."""
+        """Allocate the tiles for chunks of ``chunk_size`` columns, as many as a plan needs."""
 
         def tiles(count: int, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
             return [nl.ndarray((POSITIONS, chunk_size), dtype=nl.float32, buffer=buffer) for _ in range(count)]
@@ -299,7 +299,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Floors:
-    """The value of each row to which lower logits are raised, float32 [rows, 1], for student and teacher."""
+    """The floor of each row of student and teacher, float32 [rows, 1]: logits below it are raised to it."""
 
     student_sbuf: nl.NkiTensor
     teacher_sbuf: nl.NkiTensor
@@ -377,7 +377,7 @@ class _BothVisits:
     _floors: dict[int, _Floors] = field(default_factory=dict)
 
     def take_maxima(self) -> None:
-        """Set the shift of each of the first rows to the maximum over all its chunks."""
+        """Set the shift of each row of the list's first entry to the maximum over all its chunks."""
         for chunk in range(self.chunks):
             logits = self.source.first(chunk)
             self.totals[0].student.take_shift(logits.student_sbuf, 0, chunk > 0)
@@ -430,7 +430,8 @@ class _BothVisits:
         return self.walk.sums[number % _ROWS_IN_FLIGHT]
 
     def _open(self, load: int) -> None:
-        """Prepare a chunk for the second pass: raise its logits to their floors and compute their differences.
+        """Prepare chunk number ``load`` for the second pass: raise its logits to their floors and compute their
+        differences.
 
         Do nothing if this is done already, or if the first pass for the chunk is still to come.
         """

@@ -179,7 +179,7 @@ class Vectors:
         return cls(*vectors)
 
     def of_part(self, part: Part) -> Vectors:
-        """Return views of the positions of a part."""
+        """Return views of the vectors that hold the positions of a part."""
         return Vectors(*(part.of(vector_hbm) for vector_hbm in self.returned()))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
@@ -227,7 +227,7 @@ def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class CoreRows:
-    """Loads of values of all rows of a core; unused rows of the last batch get the value 1."""
+    """A loader of per-row values, for all rows of a core; unused rows of the last batch get the value 1."""
 
     batches: Sequence[Batch]
 
@@ -245,7 +245,9 @@ class RowTemperatures:
 
     @classmethod
     def of(cls, launch: Launch, rows: LoadedRows, shape: tuple[int, int]) -> RowTemperatures:
-        """Load the temperatures of rows, if each position has one; ``shape`` is (rows, batches)."""
+        """Load the temperatures of rows, if each position has one. ``rows`` loads values of these rows from a vector
+        [N], and ``shape`` is (rows, batches).
+        """
         if launch.temperature_hbm is None:
             temperature = launch.options.temperature
             return cls(ConstantScale(temperature), ConstantScale(1.0 / temperature))
@@ -354,7 +356,9 @@ class Buffers:
         return tiles[load % len(tiles)][0:rows, 0:columns]
 
     def pieces(self, load: int, like_sbuf: nl.NkiTensor) -> list[Piece]:
-        """Return the pieces of chunk number ``load``."""
+        """Return the pieces into which chunk number ``load`` is cut; ``like_sbuf`` is a tile of that chunk, which gives
+        the rows and columns.
+        """
         rows, columns = like_sbuf.shape
         size, slots = self.pieces_psum[0].shape[1], len(self.pieces_psum)
         most = div_ceil(self.student[0].shape[1], size)
@@ -425,7 +429,9 @@ class PairStream(Generic[Rows]):
         has_differences: list[bool],
         at_opening: Callable[[PairChunk[Rows]], None] | None = None,
     ) -> PairStream[Rows]:
-        """Create a stream of rows that are visited in this order."""
+        """Create a stream of the rows ``visits``, which are visited in this order; see the class for the other
+        arguments.
+        """
         return cls(
             Stream.make(launch.student_hbm, visits, buffers.student),
             Stream.make(launch.teacher_hbm, visits, buffers.teacher),
@@ -449,7 +455,7 @@ class PairStream(Generic[Rows]):
         return self.opened.pop(load)
 
     def opened_chunk(self, load: int) -> PairChunk[Rows]:
-        """Return a chunk whose loads have been issued ahead, before :meth:`taken` returns it."""
+        """Return chunk number ``load``, whose loads have been issued ahead, before :meth:`taken` returns it."""
         self._open_all(load, load)
         return self.opened[load]
 
@@ -459,10 +465,10 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue, when chunk ``load`` is opened (its loads are due), all loads for which a buffer is free, student and
-        teacher alternately.
+        """Issue the loads that are due when chunk ``load`` is opened: with the first chunk those of ``IN_FLIGHT``
+        chunks, later those of one more chunk; the student's and the teacher's alternately.
 
-        A buffer is free once its chunk has been taken.
+        By then the buffer of that chunk is free, because the chunk that was in it has been taken.
         """
         for number in range(0 if load == 0 else load + IN_FLIGHT - 1, min(load + IN_FLIGHT, self.student.loads)):
             for side in (self.student, self.teacher):

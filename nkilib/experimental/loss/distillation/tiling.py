@@ -43,7 +43,10 @@ class DistillationTiling(NamedTuple):
 
 
 class Form(Enum):
-    """The forms of the kernels, which differ in the number of tiles that they keep on chip besides the logits."""
+    """The forms of the kernels, which differ in the number of tiles that they keep on chip besides the logits:
+    ``DIVERGENCE`` for both kernels of a Kullback-Leibler divergence, ``MIXTURE`` and ``MIXTURE_GRADIENT`` for forward
+    and backward of Jensen-Shannon.
+    """
 
     DIVERGENCE = "a Kullback-Leibler divergence or its gradient"
     MIXTURE = "Jensen-Shannon"

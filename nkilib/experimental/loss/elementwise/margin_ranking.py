@@ -53,7 +53,7 @@ class MarginRanking:
     """The definition of the margin ranking loss.
 
     Attributes:
-        margin: a pair has no loss if the inputs differ by at least this, in the order of the target; finite.
+        margin: a pair has no loss if t (x1 - x2), with the target t, is at least this; finite.
     """
 
     margin: float

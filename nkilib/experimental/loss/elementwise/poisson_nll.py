@@ -299,7 +299,7 @@ class PoissonReference:
         return {INPUT: Exact(slope, UNIT * error), TARGET: Exact(by_target, UNIT * of_target)}
 
     def _plain(self, tensors: Tensors) -> Derived:
-        """Return the loss without Stirling's approximation."""
+        """Return the losses without Stirling's approximation, and their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
             rate, product = np.exp(x), t * x
@@ -321,7 +321,7 @@ class PoissonReference:
 
 
 def _with_estimate(plain: Derived, t: Float64Array) -> Derived:
-    """Return the loss with Stirling's approximation added to it."""
+    """Return the losses ``plain`` plus Stirling's approximation for the targets t, and their errors."""
     above, logs = t > 1.0, np.log(np.maximum(t, 1.0))
     product = np.where(above, (t + 0.5) * logs, 0.0)
     with_constant = np.where(above, product + _HALF_LOG_TAU, 0.0)

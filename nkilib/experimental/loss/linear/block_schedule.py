@@ -160,7 +160,7 @@ class BlockSchedule:
 
     @property
     def count(self) -> int:
-        """The number of blocks."""
+        """The number of blocks, in the loop and after it."""
         return self.iterations * self.blocks_per_iteration + len(self.rest)
 
     @property
@@ -175,7 +175,7 @@ class BlockSchedule:
 
     @property
     def sizes(self) -> set[int]:
-        """The sizes of the blocks."""
+        """The different sizes of the blocks, in rows."""
         return {span.size for span in self.rest} | ({self.size} if self.iterations else set())
 
     @property

@@ -66,8 +66,8 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
 
 
 def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the argument ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies``
-    copies.
+    """Return the value of ``most_bodies`` with which :func:`plan_blocks` needs the fewest iterations, and not more than
+    ``bodies`` copies of the body.
 
     A plan reserves room for blocks after the loop; if there are fewer of these, its iterations can be longer.
     """
@@ -86,13 +86,9 @@ class ClassSchedule:
     """The blocks of classes that a core works on, in their order.
 
     - A device loop does not start before all issued loads have ended, including X of all positions. So one block comes
-
-    before the loop; its products take as long as these loads.
-
+      before the loop; its products take as long as these loads.
     - At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both cores work
-      on
-
-    the last classes, which they share: each computes all of them for its part of the positions.
+      on the last classes, which they share: each computes all of them for its part of the positions.
 
     Attributes:
         head: the block before the loop; None without a loop.
@@ -137,7 +133,9 @@ class ClassSchedule:
 
     @property
     def opening(self) -> Step | None:
-        """The step before all others, whose loads are issued before the schedule runs; None without classes."""
+        """The step whose loads are issued before the schedule runs: the block before the loop, or without a loop the
+        first block of the plan; None without classes.
+        """
         if self.head is not None:
             # The last number of a window, so that the loop begins with a window of its own.
             return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)
@@ -173,7 +171,7 @@ class ClassSchedule:
 
 
 def tiles_of_core(tiles: int) -> range:
-    """Return the tiles of positions for which this core processes the classes that the cores share."""
+    """Return which of the ``tiles`` tiles of positions this core processes in the classes that the cores share."""
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 
@@ -194,7 +192,9 @@ class ClassTiles:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool) -> ClassTiles:
-        """Allocate the tiles; nothing is written yet."""
+        """Allocate the tiles for blocks of ``classes`` classes; nothing is written yet. ``has_factors`` says whether
+        the launch needs class weights.
+        """
         shape = (PARTITIONS, div_ceil(launch.num_features, PARTITIONS), classes)
 
         def vector(is_needed: bool) -> nl.NkiTensor | None:
@@ -229,7 +229,9 @@ class ClassStream:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
-        """Allocate buffers for blocks of at most ``classes`` classes."""
+        """Allocate buffers for blocks of at most ``classes`` classes. ``has_factors`` says whether the launch needs
+        class weights.
+        """
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
@@ -240,7 +242,7 @@ class ClassStream:
 
     @staticmethod
     def share_a_buffer(step: Step, other: Step | None) -> bool:
-        """Return whether the blocks of two steps use the same buffer."""
+        """Return whether the blocks of two steps use the same buffer; False if there is no other step."""
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:

@@ -37,8 +37,8 @@ _GPSIMD = nisa.engine.gpsimd
 
 
 def _constants(size: int) -> nl.NkiTensor:
-    """Return the constants that depend on a block's size as tiles, because operands of GpSimd are tiles, not
-    numbers.
+    """Return constants of a block of ``size`` classes as a tile [128, 4]: the size, the size minus 1, 0 and the lowest
+    float32. They are a tile because operands of GpSimd are tiles, not numbers.
     """
     constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
     for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
@@ -175,7 +175,7 @@ class VectorPass(Protocol):
     """A pass of the Vector engine over one tile, which may be issued later than the tile."""
 
     def take(self) -> None:
-        """Issue the pass."""
+        """Issue the instructions of the pass."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class EntropyPass:
     is_masked: bool
 
     def take(self) -> None:
-        """Issue the pass."""
+        """Issue the instructions that add the tile to the sums for the entropy."""
         if self.is_masked:
             raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale.least)
         self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)

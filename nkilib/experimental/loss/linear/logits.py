@@ -97,8 +97,8 @@ class LogitTiles:
 
     @property
     def scale(self) -> float:
-        """The factor that turns scores into logits, before the temperature: the cap if the scores are tanh(logit /
-        cap), else 1.
+        """The factor that turns the scores of :meth:`scores` into logits, before the temperature: the cap if the scores
+        are tanh(logit / cap), else 1.
         """
         return 1.0 if self.softcap is None else self.softcap
 
@@ -209,5 +209,5 @@ class LogitsInHbm:
         nisa.dma_copy(dst=dst_sbuf, src=self._of(classes).slice(0, first, first + dst_sbuf.shape[0]))
 
     def _of(self, classes: Block) -> nl.NkiTensor:
-        """Return the view of some classes, [positions, classes]."""
+        """Return the view of the kept logits of some classes, [positions, classes]."""
         return Block(classes.first - self.first_class, classes.size).of(self.scratch_hbm, 1)

@@ -157,9 +157,10 @@ class Matrix:
         return Matrix(self.stored_hbm.slice(dimension, start, start + count), self.is_transposed, self.staging)
 
     def _load(self, dst_sbuf: nl.NkiTensor, by_transpose: bool) -> None:
-        """Load the matrix in two transfers, split along the dimension that goes on partitions.
+        """Load the matrix in two transfers, split along the dimension that goes on partitions: the whole tiles of 128
+        rows or columns, and the rest.
 
-        One transfer has the whole tiles of 128 rows or columns, and the other one the rest.
+        ``by_transpose`` says whether DMA has to transpose, because the matrix is stored with the other dimension first.
         """
         dimension = 1 if by_transpose else 0
         size, free = self.stored_hbm.shape[dimension], self.stored_hbm.shape[1 - dimension]
@@ -231,7 +232,9 @@ class _Rows(NamedTuple):
 
 
 def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
-    """Return views of the vector as rows of 128 and a shorter one."""
+    """Return the positions of a vector as two views: the whole tiles as rows of 128, and the last tile if it is
+    shorter; a view without positions is left out.
+    """
     positions = vector_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
     views: list[_Rows] = []
@@ -275,12 +278,16 @@ class AllPositions:
     fill: float = 0.0
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Return the values of a vector [N] as float32 [128, tiles]."""
+        """Return the values of a vector [N] as float32 [128, tiles]. ``dtype``, which other loaders of the same
+        interface use, is ignored.
+        """
         return load_positions(vector_hbm, self.fill)
 
 
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
-    """Transpose by Tensor, through PSUM; the copy out of PSUM casts."""
+    """Transpose ``float32_sbuf`` into ``dst_sbuf`` on Tensor, through PSUM; the copy out of PSUM casts to the type of
+    ``dst_sbuf``.
+    """
     transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=float32_sbuf)
     nisa.tensor_copy(dst=dst_sbuf, src=transposed_psum)

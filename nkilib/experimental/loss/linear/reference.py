@@ -64,7 +64,7 @@ class LinearGradients(NamedTuple):
 
 
 class GradientRows(NamedTuple):
-    """The gradient G of the logits of R positions, and its bound.
+    """The gradient G of the logits of R positions, and the bound on its error.
 
     Attributes:
         rows: the positions.
@@ -78,7 +78,9 @@ class GradientRows(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A named product of some positions: ``"logits"`` or ``"magnitudes"``."""
+    """The key of a product that :class:`OutputLayer` keeps: its name, ``"logits"`` or ``"magnitudes"``, and the first
+    position and the one after the last.
+    """
 
     name: str
     first: int
@@ -135,7 +137,9 @@ class OutputLayer:
         return self._once("magnitudes", rows, lambda: np.abs(self.input[rows].astype(np.float64)) @ np.abs(weight).T)
 
     def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
-        """Return the named product of some positions; a small layer computes it once and keeps it."""
+        """Return ``compute()``, the product ``name`` of positions ``rows``; for a small layer the result is kept, and
+        returned again by later calls.
+        """
         first, last, _ = rows.indices(len(self.input))
         key = _Product(name, first, last)
         if key not in self._kept:
@@ -206,7 +210,7 @@ class ResultTypes(NamedTuple):
     weight: npt.DTypeLike | None = None
 
     def roundoffs(self, of_products: Roundoff) -> tuple[Roundoff, Roundoff]:
-        """Return the roundoffs of dX and dW."""
+        """Return the roundoffs of dX and dW; ``of_products`` is the roundoff of the dtype of the products."""
         of_input, of_weight = (of_products if dtype is None else ROUNDOFF_OF_DTYPE[np.dtype(dtype)] for dtype in self)
         return of_input, of_weight
 

@@ -71,7 +71,9 @@ _AS_GOOD = 0.002
 
 
 class TiledSizes(Protocol):
-    """The sizes of a forward that the search for a tiling needs."""
+    """The sizes of a forward that :func:`fastest_tiling` searches a tiling for: the memory and the time of each
+    tiling.
+    """
 
     @property
     def position_tiles(self) -> int:
@@ -81,7 +83,9 @@ class TiledSizes(Protocol):
         """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us."""
+        """Return the approximate time of the launch in us, with blocks of ``tiles`` position tiles and ``class_block``
+        classes.
+        """
 
 
 def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
@@ -171,8 +175,8 @@ class BackwardLaunch:
         return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
-        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own
-        time.
+        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own time;
+        ``plan`` is the plan of ``tiling``.
         """
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
         tiles_per_block = div_ceil(self.class_tiles, class_blocks)
@@ -224,7 +228,9 @@ class BackwardLaunch:
 
     @property
     def _is_deep(self) -> bool:
-        """Whether the features are so many that X^T of some thousand positions fills SBUF."""
+        """Whether the features are so many that X^T of some thousand positions fills SBUF: one of
+        ``_FEATURES_IN_TURNS``, with 16-bit products.
+        """
         return self.sizes.itemsize == 2 and self.sizes.num_features in _FEATURES_IN_TURNS
 
     @property
@@ -269,7 +275,8 @@ class BackwardLaunch:
         return _OF_COVER + _CLASSES_OF_COVER / (self.class_tiles * PARTITIONS) + covered / self.class_tiles - 1.0
 
     def _transfers_us(self, position_block: int, class_blocks: int, block_tiles: int, keeps_inputs: bool) -> float:
-        """Return the time of the transfers in us.
+        """Return the time in us of the transfers of a launch, whose classes are ``class_blocks`` blocks of
+        ``block_tiles`` tiles. ``keeps_inputs`` says that X^T is loaded only once.
 
         They are X^T, X and dX for each block of classes; W and dW for each block of positions; and W^T once. Kept
         logits are loaded in place of X^T and W^T. X^T is loaded once if W^T is streamed in. Further operand pairs load

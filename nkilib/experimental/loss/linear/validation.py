@@ -52,7 +52,9 @@ def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None
 
 
 def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
-    """Check that the compute dtype is one in which products can be computed."""
+    """Check that ``compute_dtype`` is None, bfloat16, float16 or float32, the types of products; raise AssertionError
+    otherwise.
+    """
     require(
         operands.compute_dtype is None or operands.compute_dtype in _TYPES,
         f"{operands.function}: compute_dtype must be bfloat16, float32, float16 or None, got {operands.compute_dtype}; "

@@ -47,7 +47,9 @@ _LOWEST_BIAS = -(2.0**100)
 
 
 def _whole(count: float) -> int:
-    """Return ``count`` rounded up to a whole number, without an excess of up to 1e-6, which is only rounding error."""
+    """Return ``count`` rounded up to a whole number. An excess of up to 1e-6 over a whole number is taken for rounding
+    error, and not rounded up.
+    """
     return ceil(count - 1e-6)
 
 
@@ -119,18 +121,18 @@ class GradientTiles:
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The row of class weights, if there are any."""
+        """The class weights as a row of one value per class, in a list; an empty list if there are none."""
         return [] if self.class_weights is None else [self.class_weights]
 
     @property
     def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which tiles are computed."""
+        """The buffer slots in which tiles of the gradient are computed, see :attr:`TileMaker.float32_tiles`."""
         return self.errors_sbuf
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a tile may use the slot of its scores: whether :meth:`open` is not called for a tile before the
-        previous one is computed.
+        """Whether the scores of a tile may be stored in the slot in which the tile is computed: they may unless tiles
+        are opened in groups, where :meth:`open` is called before earlier tiles are computed.
         """
         return not self.opens_groups
 
@@ -149,11 +151,13 @@ class GradientTiles:
         )
 
     def advance(self, classes: int) -> None:
-        """Set ``targets_sbuf`` to the targets counted from a class that is ``classes`` further on."""
+        """Count ``targets_sbuf`` from a later class: subtract ``classes``."""
         nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Compute the table entries (:class:`IdTiles`) of several target ids; do nothing for one id."""
+        """Compute the table entries (:class:`IdTiles`) of several target ids; do nothing for one id. See
+        :meth:`TileMaker.prepare` for the arguments.
+        """
         if self.ids is None:
             return
         first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
@@ -163,7 +167,7 @@ class GradientTiles:
             self.ids.search(column, tile, self.targets_sbuf[:, column], skipped)
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Return the scores unchanged."""
+        """Return the scores unchanged, because :meth:`make_tile` needs nothing else."""
         return scores
 
     def make_tile(

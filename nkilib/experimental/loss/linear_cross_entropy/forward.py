@@ -69,7 +69,7 @@ class ScoreResults:
 
     @classmethod
     def of_options(cls, launch: LinearLaunch, options: Options) -> ScoreResults:
-        """Allocate the tensors for the requested results."""
+        """Allocate the tensors for the results that ``options`` request."""
 
         def matrix(name: str) -> nl.NkiTensor:
             shape = (launch.num_positions, launch.ids)
@@ -121,7 +121,9 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
 
 
 def _of_ids(values_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return per-position scalars as a view in the shape of a tile with one value for each target id."""
+    """Return a tile of per-position scalars as a view in the shape of ``like_sbuf``, which has one value for each
+    target id.
+    """
     return values_sbuf if len(like_sbuf.shape) == 2 else over_ids(values_sbuf, like_sbuf.shape[2])
 
 
@@ -154,7 +156,9 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
 
 
 def score_results(group: Group, results: ScoreResults, options: Options) -> list[GroupResult]:
-    """Compute the results of a block of positions whose log d, the log of the sum of exponentials, is known."""
+    """Return the results of a block of positions, each with its place in HBM, once log d, the log of the sum of
+    exponentials, is known.
+    """
     statistics, targets = group.statistics, group.targets
     if targets is None or targets.masks is None:
         raise ValueError("linear_token_scores_forward: there must be targets, got none; pass targets_hbm")
@@ -223,7 +227,15 @@ class _Pass:
     def make(
         cls, forward: _CoreForward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
-        """Return a pass whose first block begins at class ``first`` of the weight."""
+        """Return the pass of some tiles of positions over blocks of classes.
+
+        Args:
+            forward: the forward of the core.
+            targets_sbuf: the targets of the block of positions.
+            picked_sbuf: the tile for the logits at these targets.
+            tiles: the tiles of positions of the pass.
+            first: the first class of the first block, counted in the weight.
+        """
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
             targets_sbuf[:, tiles.start : tiles.stop],
@@ -245,7 +257,7 @@ class _Pass:
         return self.first_classes_sbuf[step.number % len(self.first_classes_sbuf)]
 
     def advance(self, step: Step) -> None:
-        """Set the first class to that of the block after a step."""
+        """Set the first class of the next block: that of the step's block plus its number of classes."""
         next_sbuf = self.first_classes_sbuf[(step.number + 1) % len(self.first_classes_sbuf)]
         nisa.tensor_scalar(dst=next_sbuf, data=self.first_class_of(step), op0=nl.add, operand0=float(step.block.size))
 
@@ -296,7 +308,9 @@ class _BlockForward:
         return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes."""
+        """Process one block of the core's own classes; if it fills a window of blocks, combine the window's
+        statistics.
+        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -337,7 +351,14 @@ class _BlockForward:
         return computed_results(group, results, options)
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
-        """Process one block of classes, with its statistics in ``column``; if ``through`` is None, only load it."""
+        """Process one block of classes, and store its statistics in column ``column``.
+
+        Args:
+            step: the step of the block.
+            through: the pass to extend by the block; None: the block is only loaded.
+            column: the column of the statistics.
+            is_last: whether this is the last block of classes of these positions.
+        """
         stream, opening = self.forward.classes, self.forward.schedule.opening
         classes = stream.advance(step)
         reopens = is_last and self.reopens
@@ -376,7 +397,9 @@ class _BlockForward:
             self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
-        """Store the sum of the class weights of a block of classes, which is the same for all positions."""
+        """Store the sum of the class weights of a block of classes, which is the same for all positions, in column
+        ``column`` of the statistics. Do nothing if the statistics have no such sum.
+        """
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return
@@ -435,7 +458,8 @@ class _CoreForward:
         bodies: int,
         keeping: Keeping | None,
     ) -> _CoreForward:
-        """Allocate the memory of a core.
+        """Allocate the memory of a core. ``plan`` is the split of the positions, and ``keeping`` is given if the logits
+        are kept.
 
         ``bodies`` is the largest number of copies of the code for a block of classes that the program may have, for
         each block of positions.

@@ -172,7 +172,9 @@ class IdTiles:
         return gradients_sbuf
 
     def _kept(self, column: int, tile: int) -> nl.NkiTensor:
-        """Return the memory for the table indices of a tile, [128, classes]; no two tiles of a block share it."""
+        """Return the memory for the table indices of a tile, [128, classes]: of tile ``column`` of positions and tile
+        ``tile`` of classes. No two tiles of a block share it.
+        """
         return self.kept_sbuf[:, column % self.kept_sbuf.shape[1], tile]
 
 
@@ -221,9 +223,13 @@ def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) 
 
 
 def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    """Sort distinct ids and, with them, the sums of their gradients; the eight largest ids at a time.
+    """Sort the ids of each position and, with them, the sums of their gradients; the eight largest ids at a time.
 
-    All tiles are float32 [128, tiles, K'], where K' is K rounded up to a multiple of 8.
+    Args:
+        sorted_sbuf: the result, the sorted ids.
+        table_sbuf: the result, the sums in the order of the ids.
+        ids_sbuf: the ids, distinct within a position.
+        sums_sbuf: the sum of the gradients of each id.
     """
     searched = ids_sbuf.shape[2]
     negated_sbuf = scaled(ids_sbuf, -1.0)
@@ -284,7 +290,10 @@ class IdColumns:
         first: int,
         end: int,
     ) -> None:
-        """Compute the columns of tiles ``first`` to ``end`` of positions; ``slope`` is 1 over the temperature."""
+        """Compute the columns of tiles ``first`` to ``end`` of positions, the latter excluded.
+
+        ``slope`` is 1 over the temperature of these positions, and ``grad_logprob_hbm`` the gradients [N, K].
+        """
         searched = self.sorted_sbuf.shape[2]
         start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
         ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
@@ -318,7 +327,7 @@ class IdGradient:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> IdGradient:
-        """Compute the values of all positions of a launch."""
+        """Compute the per-position values of the gradient for all positions of a launch."""
         positions = AllPositions()
         exponents, temperatures = Exponents.make(positions, launch, upstream), launch.temperatures()
         scale, slope = options.scale_of(temperatures), options.slope_of(temperatures)

@@ -95,12 +95,16 @@ class ForwardNeeds:
 
     @property
     def counts_classes(self) -> bool:
-        """Whether the classes that are not masked must be counted."""
+        """Whether the classes that are not masked must be counted: for a mean logit with a bias, which may mask
+        classes.
+        """
         return self.mean and self.bias
 
     @property
     def has_vector_terms(self) -> bool:
-        """Whether Vector computes sums over the classes of terms that are not needed themselves."""
+        """Whether Vector sums terms over the classes. Only the sums are read, but the terms need a tile that they are
+        written to.
+        """
         return self.sums or self.entropy or self.counts_classes
 
     @property
@@ -342,7 +346,11 @@ def tile_needs(
 def backward_sizes(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
 ) -> BackwardSizes:
-    """Return the sizes and options of a launch on which the plan of its backward depends."""
+    """Return the sizes and options of a launch on which the plan of its backward depends.
+
+    ``adds_to_weight`` says whether dW is added to a sum, and ``sums_bias`` whether db is summed from gradients that are
+    not rounded.
+    """
     return BackwardSizes(
         launch.num_positions,
         launch.num_features,

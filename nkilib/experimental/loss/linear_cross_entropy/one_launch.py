@@ -71,7 +71,7 @@ def _gradient_plan(
 
 
 def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
-    """Return the tiling of the forward, which computes loss and lse."""
+    """Return the tiling of the forward of one block of positions, ``part``, which computes loss and lse."""
     return choose_linear_tiling(
         part.num_positions,
         part.num_features,
@@ -137,7 +137,11 @@ class _PartGradients:
         )
 
     def of_part(self, block: Block, is_first: bool, is_last: bool) -> Gradients:
-        """Return the tensors into which the backward of a block writes its gradients."""
+        """Return the tensors into which the backward of a block writes its gradients.
+
+        If there are several blocks, the first one stores its dW as the sum, and the last one rounds the sum into dW
+        (``is_first``, ``is_last``).
+        """
         whole = self.gradients
         input_hbm = whole.input_hbm
         if input_hbm is not None:
@@ -150,8 +154,8 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Copy a block's dX to its place, half of it by each core, and add its db to the sum, each core its own
-        classes.
+        """Copy dX of the block of positions ``block`` to its place, half of it by each core, and add db of the block to
+        the sum, each core its own classes. With ``is_first``, db begins the sum.
         """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):

@@ -208,10 +208,11 @@ class PositionStatistics:
             nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
 
     def _forget_combined(self, number: int) -> None:
-        """Clear the columns that the last blocks did not use, which are already combined into column 0.
+        """Clear the columns of the last window that its blocks did not fill. They still hold the statistics of the
+        previous window, which are already combined into column 0.
 
-        The last window is not combined by itself: if it is full, no column is unused. Maxima and argmax may be combined
-        twice without harm.
+        ``number`` is the number of blocks of the core's own classes. The last window is not combined by itself: if it
+        is full, no column is unused. Maxima and argmax may be combined twice without harm.
         """
         left = number % self.window
         if left == 0 or number < self.window:

@@ -60,7 +60,9 @@ def _work(
     exponentials: int,
     maxima: int = 0,
 ) -> Work:
-    """Return the work of a launch with ``products`` matrix products of N V D multiply-adds, for N V = ``elements``."""
+    """Return the work of a launch with ``products`` matrix products of ``elements`` times D multiply-adds each, where
+    ``elements`` is the number of logits, N V; the other counts are passed on.
+    """
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,

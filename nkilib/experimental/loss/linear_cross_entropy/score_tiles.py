@@ -248,7 +248,9 @@ class ScoreTiles:
         )
 
     def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
-        """Find which classes of a block are masked, and store how many are not, which is the same for all positions."""
+        """Find which classes of a block are masked, and store in column ``column`` how many are not, which is the same
+        for all positions. Do nothing if no mean logit is requested or no class may be masked.
+        """
         moments = statistics.group.moments
         if self.unmasked_sbuf is None or moments is None or moments.mean is None or moments.mean.counts_sbuf is None:
             return
@@ -303,12 +305,12 @@ class ScoreTiles:
         return group
 
     def _slot(self, first_bank: int) -> int:
-        """Return the buffer slot of a group."""
+        """Return the number of the buffer slot of a group, from the running number of the group's first tile."""
         return first_bank // self.group_tiles % GROUPS
 
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
-        """Store the maxima of a group of tiles in the statistics, and compute tanh(logit / cap) of the group under a
-        cap.
+        """Store minus the maxima of a group of tiles in column ``column`` of the statistics ``row``, and compute
+        tanh(logit / cap) of the group under a cap.
         """
         tiles = slice(group.start, group.start + group.tiles)
         column_sbuf, maxima_sbuf = row.neg_max_sbuf[:, tiles, column], group.neg_max_sbuf
@@ -329,7 +331,8 @@ class ScoreTiles:
             row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 
     def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
-        """Compute tanh(x / cap) for the logits of a group and for minus their maxima.
+        """Compute tanh(x / cap) for the logits of a group, and for minus their maxima, whose tanh goes to
+        ``column_sbuf``.
 
         The maxima are complete only with the last tile's logits, so they are processed just before that tile.
         """

@@ -38,7 +38,9 @@ class _Part(NamedTuple):
 
 
 def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
-    """Return views of the whole tiles of positions, and of the remainder."""
+    """Return views of a matrix [positions, ids]: one of the whole tiles of positions, and one of the remaining
+    positions, each only if there are any.
+    """
     positions = matrix_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
     parts: list[_Part] = []
@@ -146,7 +148,9 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
 def target_values(
     launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
 ) -> TargetValues:
-    """Return which targets are valid and in this shard, and their class weights; their logits are found later."""
+    """Return which targets are valid and in this shard, and their class weights, with ``logits_sbuf`` as the tile for
+    their logits, which are found later.
+    """
     masks = _masks(targets_sbuf, options)
     weights_sbuf = None
     if launch.class_weight_hbm is not None:

@@ -148,7 +148,8 @@ class _UpstreamColumns:
         return cls(moment_sbuf, slope.times(factor_sbuf, mixture_factor), label_sbuf, label_factor_sbuf)
 
     def sizes(self) -> list[nl.NkiTensor]:
-        """Return bounds on the magnitudes of the gradients of logits, for the power of two of float16.
+        """Return tiles of bounds on the magnitudes of the gradients of logits, from which the power of two of float16
+        is chosen.
 
         For the student's Q and the teacher's P, |Q (log(Q / P) - KL(Q || P))| is less than KL(Q || P) + 1.
         """
@@ -503,7 +504,9 @@ class PairGradientTiles:
         return None
 
     def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the terms of the divergence in place of the student's exponentials in ``terms_sbuf``."""
+        """Compute the terms of the divergence in place of the student's exponentials in ``terms_sbuf``; ``other`` is
+        the second tile that :meth:`open` has returned.
+        """
         columns = self.columns
         if not takes_differences(self.needs):
             teacher_sbuf = place.slot(self.others_sbuf, number)
@@ -531,8 +534,9 @@ class PairGradientTiles:
     def _finish(
         dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
     ) -> LastProduct | None:
-        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2; return a last product that may wait,
-        if any.
+        """Multiply the terms by the factor of each position. Without a softcap the product is returned, to be issued
+        later. With a softcap the result is also multiplied by 1 - tanh^2, and computed here; ``tangents``, the tanh
+        values, are overwritten.
         """
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)

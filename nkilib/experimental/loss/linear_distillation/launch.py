@@ -113,7 +113,7 @@ class ModelOperands(LinearOperands):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the names of its tensors."""
+        """The prefix of the names of the model's arguments: ``"student_"`` or ``"teacher_"``."""
         return f"{self.name}_"
 
     @property
@@ -123,7 +123,9 @@ class ModelOperands(LinearOperands):
 
     @property
     def scale(self) -> float:
-        """The factor that turns a score into z, the scaled logit; temperatures of positions are still to divide it."""
+        """The factor that turns a score into z, the scaled logit. If each position has a temperature, that still has to
+        divide the factor, see :meth:`scale_of`.
+        """
         return self.unit / self.temperature
 
     def scale_of(self, temperatures: Temperatures | None) -> Scale:
@@ -332,7 +334,7 @@ class PairVectors:
         }
 
     def of_positions(self, block: Block) -> PairVectors:
-        """Return views of some positions."""
+        """Return the log-sum-exps of a block of positions alone, as views."""
         return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 

@@ -233,7 +233,9 @@ class _Backward:
         return pending
 
     def _chunk(self, pending: _PendingGradient, load: int) -> nisa.NkiInstruction:
-        """Compute the gradient of a chunk in place of the input, and store it."""
+        """Compute the gradient of chunk number ``load`` of the stream in place of the input, except at the targets, and
+        store it.
+        """
         chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
         derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
         self._derivative(
@@ -250,10 +252,11 @@ class _Backward:
         pending: _PendingGradient,
         sum_sbuf: nl.NkiTensor,
     ) -> None:
-        """Compute the derivatives of a tile without the factor of each row, and the sum over each row.
+        """Compute the derivatives of a tile ``input_sbuf`` into ``dst_sbuf``, without the factor of each row, and the
+        sum over each row into ``sum_sbuf``.
 
-        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is
-        the hinge.
+        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is the
+        hinge. ``unused_sbuf`` takes values that nothing reads.
         """
         if self.launch.options.p == 2:
             hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)

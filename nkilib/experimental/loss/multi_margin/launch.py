@@ -235,7 +235,9 @@ def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_s
 def hinges_on_vector(
     data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute :func:`hinges` in place, on Vector instead of Scalar."""
+    """Compute :func:`hinges` in place, on Vector instead of Scalar; ``zeros_sbuf`` is a tile of zeros, at least as
+    large as the data.
+    """
     rows, columns = data.shape
     nisa.scalar_tensor_tensor(
         dst=data,

@@ -162,7 +162,8 @@ class MultilabelMarginReference:
 
 
 def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[Any]) -> Float64Array:
-    """Return the error of each term, [targets, C].
+    """Return the error of each term of a row, [targets, C], from the scores of the row, its terms ``hinges`` and its
+    targets ``wanted``.
 
     u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is relu(x_j +
     fl(1 - x_t)) for the scores x_j and x_t (target), where fl rounds to float32. Its error is u / 2 of |1 - x_t|, plus

@@ -83,7 +83,9 @@ class _Forward:
                     self._finish(block, sum_sbuf, loss_hbm, sums)
 
     def _summed(self, group_scores: list[Scores], iterations: nisa.VirtualRegister) -> list[nl.NkiTensor]:
-        """Return the sum of all terms of each row of each block, float32 [rows, 1]."""
+        """Return the sum of all terms of each row, float32 [rows, 1], for each block of a group, in a device loop of
+        ``iterations`` iterations.
+        """
         parts = [float32_like(scores.biases_sbuf) for scores in group_scores]
         for parts_sbuf in parts:
             nisa.memset(dst=parts_sbuf, value=0.0)
@@ -261,8 +263,8 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return, for each class, the number of its positive terms minus the number of positive terms whose target it
-        is.
+        """Return, for each class of a row, the number of positive terms in which it is the class that is no target,
+        minus the number of those in which it is the target.
 
         Returns:
             The counts of each block, float32 [rows, C].

@@ -219,8 +219,8 @@ class Ordinals:
 
 
 def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """Return number ``place`` of an iteration, for each row, from a tile [rows, iterations, targets of an
-    iteration].
+    """Return the values of target number ``place`` of an iteration, one for each row, from a tile [rows, iterations,
+    targets of an iteration].
     """
     rows = tile_sbuf.shape[0]
     return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))
@@ -260,7 +260,9 @@ class TargetReader:
 
     @classmethod
     def make(cls, launch: Launch, ordinals: Ordinals, unused_sbuf: nl.NkiTensor) -> TargetReader:
-        """Allocate the tiles for all blocks."""
+        """Allocate the tiles into which the targets of all blocks are loaded; ``unused_sbuf`` is scratch memory of the
+        caller.
+        """
         shape = (PARTITIONS, launch.classes)
         loaded = [nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf) for _ in range(2)]
         return cls(launch, ordinals, loaded, unused_sbuf)

@@ -126,10 +126,10 @@ class ClassTile:
 
 
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
-    """Return the tiles of ``flat_tiles``, except for a last one with more than ``columns`` elements in one
-    partition.
+    """Return the tiles of :func:`flat_tiles`, all with at most ``columns`` elements per partition.
 
-    The elements of that tile, fewer than 128, are put into one partition each.
+    A last tile that has more, in a single partition, is replaced by one with its elements, fewer than 128, in one
+    partition each.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
@@ -191,7 +191,9 @@ class ClassTiling:
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Return the tiles that this core processes: those of its partial sums, see :class:`ClassTile`."""
+        """Return the tiles that this core processes: those of the partial sums that it computes, see
+        :attr:`ClassTile.part`.
+        """
         cores, core = nl.num_programs(), nl.program_id(0)
         return [tile for tile in self.tiles() if tile.part % cores == core]
 
@@ -376,8 +378,8 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Return the elements at the targets before they are known: NaN, which remains for a target out of range; 0 if
-        ignored.
+        """Return the tiles into which the elements at the targets and the weights are copied, class by class. At first
+        the element is 0 where the position is ignored, and else NaN, which remains for a target out of range.
         """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -424,7 +426,9 @@ class _Forward:
 def _loaded_classes(
     tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor
 ) -> nl.NkiTensor:
-    """Load the elements of classes [first, last) of a tile."""
+    """Load the elements of classes [first, last) of a tile into ``buffer_sbuf``, and return the view that holds
+    them.
+    """
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
     return input_sbuf

@@ -132,7 +132,9 @@ class NllLosses(NamedTuple):
     weights: Float64Array
 
     def reduced(self, reduction: str) -> Float64Array:
-        """Reduce the losses as ``F.nll_loss`` does."""
+        """Return the losses reduced as ``F.nll_loss`` does: the losses themselves, their sum, or for a mean their sum
+        divided by the sum of the weights.
+        """
         with np.errstate(all="ignore"):
             if reduction == "none":
                 return self.losses

@@ -94,10 +94,10 @@ def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
 
 
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
-    """Return [x > 0] - t, for the input x and the target t. Vector compares (four times as fast for 16 bits), and
-    GpSimd subtracts.
+    """Return [x > 0] - t, for the input x and the target t, in a tile of the 16-bit scratch tiles ``short``. Vector
+    compares (four times as fast for 16 bits), and GpSimd subtracts.
 
-    Vector will multiply it by x while it sums up the products.
+    Vector will multiply the result by x while it sums up the products.
     """
     is_positive_sbuf, label_sbuf = short.next(*piece.shape), piece.float32()
     nisa.tensor_scalar(dst=is_positive_sbuf, data=piece.tensors[INPUT], op0=nl.greater, operand0=0.0)
@@ -172,7 +172,7 @@ class MultilabelSoftMargin:
     def prepare(self, piece: Piece) -> Prepared:
         """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x * ([x > 0] - t).
 
-        Engines that have time for it compute them. With a weight the first operand is the first term itself.
+        The engines that have time left compute them. With a weight the first operand is the first term itself.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)

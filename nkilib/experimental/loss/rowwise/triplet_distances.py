@@ -123,7 +123,7 @@ class Euclidean:
         return inverse_or_zero(distance_sbuf)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the distance."""
+        """Return the distance, which :meth:`derivative` does not use."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
@@ -156,7 +156,7 @@ class Manhattan:
         return constant(distance_sbuf, 1.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the distance."""
+        """Return the distance, which :meth:`derivative` does not use."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
@@ -219,7 +219,7 @@ class Chebyshev:
         return inverse_or_zero(statistics_sbuf[1])
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the distance."""
+        """Return the distance, with which :meth:`derivative` compares the magnitudes."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
@@ -277,7 +277,7 @@ class Minkowski:
         return compared(distance_sbuf, nl.not_equal, 0.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return 1 / distance."""
+        """Return 1 / distance, by which :meth:`derivative` multiplies the magnitudes."""
         return inverse_or_zero(distance_sbuf)
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
@@ -313,13 +313,15 @@ def norm_of(p: float, eps: float) -> Norm:
 
 
 def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of tensors whose distances the loss uses, by the numbers of the tensors."""
+    """Return the pairs of tensors whose distances the loss uses, by the numbers of the tensors: anchor and positive,
+    anchor and negative, and for ``swap`` also positive and negative.
+    """
     return PAIRS if swap else PAIRS[:2]
 
 
 def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
-    """Return the numbers of the pairs that contain a ``wanted`` tensor, whose gradient needs their distances'
-    derivatives.
+    """Return the numbers of the pairs that contain one of the ``wanted`` tensors: the gradient of a tensor is computed
+    from the derivatives of the distances of its pairs.
     """
     return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
 

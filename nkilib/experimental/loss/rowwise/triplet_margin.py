@@ -127,12 +127,16 @@ class Triplet:
 
     @property
     def forward_tiles(self) -> int:
-        """The float32 tiles of a piece; see :func:`.triplet_distances.forward_tiles`."""
+        """The number of float32 tiles that a piece takes in the forward; see
+        :func:`.triplet_distances.forward_tiles`.
+        """
         return forward_tiles(self.swap)
 
     @property
     def backward_tiles(self) -> int:
-        """Half of the float32 tiles of a piece; see :func:`.triplet_distances.backward_tiles`."""
+        """Half the number of float32 tiles that two pieces use in the backward; see
+        :func:`.triplet_distances.backward_tiles`.
+        """
         return backward_tiles(self.swap)
 
     @property

@@ -102,12 +102,14 @@ class TripletReference:
     Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps).
     The error of the p-norm of D differences, summed with n consecutive additions, is the sum of these parts:
 
-        p = 2    the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2,
-        which the root halves; for the root u / 2 p = 1    the sum of the errors of d, u (distance + eps D), and n u / 2
-        p = inf  the largest error of d, u (distance + eps) other    the norm of the errors of d, u (distance + eps
-        D^(1/p)); for a power p |log d| u for the rounding of the logarithm and of its product with p, u / 2 for the
-        power, and n u / 2 for the sum S of the powers, of which the p-th root keeps 1 / p; for the root |log S'| u / p,
-        3 u / 2 for two roundings, where S' is S scaled to [2^-62, 2^62]
+    - p = 2: the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2, which
+      the root halves; for the root u / 2.
+    - p = 1: the sum of the errors of d, u (distance + eps D), and n u / 2.
+    - p = inf: the largest error of d, u (distance + eps).
+    - Other p: the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of the
+      logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers, of which the
+      p-th root keeps 1 / p; for the root |log S'| u / p, and 3 u / 2 for two roundings, where S' is S scaled to
+      [2^-62, 2^62].
 
     The error of the loss consists of the errors of its distances, and u / 2 of the margin, of the sum of margin and
     first distance, and of the loss. The derivative for p = 2, d / distance, has the error of d divided by the distance,
@@ -223,9 +225,9 @@ class TripletReference:
 
     def _share(self, d: Float64Array, error: Float64Array, of: Derived, functions: FunctionErrors) -> Exact:
         """Return sign(d) (abs(d) / distance)^(p - 1), the derivative of the distance ``of`` with respect to the
-        difference d.
+        difference d, and its error.
 
-        Its error is infinite if float32 may lose d or the distance.
+        ``error`` is the error of d. The error of the result is infinite if float32 may lose d or the distance.
         """
         distance, exponent = np.maximum(of.value, SMALLEST_NORMAL)[:, None], self.p - 1.0
         share = np.clip(np.abs(d) / distance, 1.0 / LIMIT_OF_LOG, None)

@@ -124,7 +124,7 @@ class PositionBatch:
 
 
 def blocks_of(shape: Shape) -> list[Block]:
-    """Return all blocks, in the order of their rows."""
+    """Return all blocks of rows of an input, in the order of their rows."""
     size = shape.rows_of_block
     starts = range(0, shape.rows, size)
     return [Block(number, start, min(size, shape.rows - start)) for number, start in enumerate(starts)]

@@ -26,7 +26,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class _EqualTiles:
-    """The tiles ``start`` to ``end`` of a block of classes, each of ``rows`` classes."""
+    """A range of tiles of a block of classes that all have the same number of classes.
+
+    Attributes:
+        start, end: the number of the first tile, and of the tile after the last.
+        rows: the number of classes of each tile.
+    """
 
     start: int
     end: int
@@ -38,7 +43,9 @@ class _EqualTiles:
 
 
 def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """Return the whole tiles of a block of classes, and then the shorter last tile if there is one."""
+    """Return the tiles into which a block of ``classes`` classes is cut: the range of whole tiles of 128 classes, and
+    then the shorter last tile, each only if there is one.
+    """
     whole, rest = divmod(classes, PARTITIONS)
     tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
     return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]
@@ -62,16 +69,20 @@ class BiasGradient:
 
     @classmethod
     def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
-        """Allocate the tiles of the sums, without values."""
+        """Allocate the tiles of the sums; nothing is written yet."""
         shape = (PARTITIONS, plan.class_tiles)
         part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
         return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Add the sums over a block of positions; after the last block, store the gradient of the bias, db, of these
-        classes.
+        """Add the sums of the transposed gradient over a block of positions to ``sum_sbuf``; after the last block of
+        positions, store db of the classes of ``block``.
 
-        ``is_first`` and ``is_last`` say whether the block of positions is the first or last one.
+        Args:
+            gradient: the block of the gradient.
+            block: the classes.
+            positions: the number of positions.
+            is_first, is_last: whether the block of positions is the first or last one.
         """
         for tiles in _equal_tiles(block.size):
             rows, start, end = tiles.rows, tiles.start, tiles.end
@@ -120,14 +131,19 @@ class UnroundedBiasGradient:
         num_positions: int,
         has_softcap: bool,
     ) -> UnroundedBiasGradient:
-        """Allocate the tiles of the sums, without values."""
+        """Allocate the tile of the sums; nothing is written yet.
+
+        ``num_positions`` are the positions of the launch. ``has_softcap`` says whether the logits are capped: Vector
+        adds only if they are kept and not capped.
+        """
         shape = (min(PARTITIONS, num_positions), plan.class_tiles * PARTITIONS)
         sums_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         return cls(gradient_hbm, sums_sbuf, free_sbuf, power, plan.keeps_logits and not has_softcap)
 
     def with_sums(self, product: LastProduct, place: TilePlace) -> LastProduct:
-        """Return the last step of a tile of G, extended by the addition to the sums; the first tile of positions begins
-        them.
+        """Return ``product``, the last step of a tile of G, extended by the addition of the tile to the sums.
+
+        The first tile of positions is stored as the sums instead of being added.
         """
         return replace(
             product,
@@ -137,9 +153,10 @@ class UnroundedBiasGradient:
         )
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Store the gradient of the bias, db, of these classes, once ``is_last`` marks the last block of positions.
+        """Store db of the classes of ``block`` if ``is_last`` says that the block of positions is the last one; else do
+        nothing.
 
-        The sums contain all tiles of the block by then.
+        By then the sums contain all tiles of positions, because :meth:`with_sums` has added each of them.
         """
         if not is_last:
             return

@@ -341,18 +341,22 @@ class BackwardGeometry:
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
 
     def program_limit(self, num_positions: int) -> float:
-        """Return how many instructions the program may have for the backward."""
+        """Return how many instructions the program may have for the backward of ``num_positions`` positions; the limit
+        is twice as high for many positions.
+        """
         limit = PROGRAM_INSTRUCTIONS if num_positions <= POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
-        """Return how many copies of the largest block of classes the program may have; not always a whole number."""
+        """Return how many times the program has room for the instructions of the largest block of classes; not always a
+        whole number.
+        """
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
     @property
     def has_room(self) -> bool:
-        """Whether the program has room for the copies of a block's instructions that it needs: two, or one for a loop
-        alone.
+        """Whether the program has room for the instructions of a block of classes as often as it needs them: twice, or
+        once if a device loop is the whole program.
         """
         room = self.blocks_of_program(self.position_blocks * self.position_block)
         return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
@@ -395,7 +399,9 @@ class BackwardGeometry:
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether there are buffers for all of X^T."""
+        """Whether X^T of all positions stays in SBUF: there is one block of positions, the logits are computed, and
+        there are enough buffers of their own for all tiles.
+        """
         keeps = self.position_blocks == 1 and not self.keeps_logits and not self.buffers.shares_memory
         return keeps and self.buffers.input_tiles >= self.position_tiles
 
@@ -438,7 +444,9 @@ class BackwardGeometry:
 
     @property
     def keeps_pieces(self) -> bool:
-        """Whether there are buffers for all of X."""
+        """Whether all pieces of X stay in SBUF: there is one block of positions, and enough buffers of their own for
+        all pieces.
+        """
         pieces = self.pieces_of_stripe * div_ceil(self.features, self.stripe)
         return self.position_blocks == 1 and not self.buffers.shares_memory and self.buffers.pieces >= pieces
 

@@ -32,8 +32,8 @@ _BITS_OF_ONE_TWICE = 2 * 127 << _MANTISSA_BITS
 
 
 def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """Return, for each partition, the sum over the tiles of the tile's largest magnitude, plus 2^-100, float32 [128,
-    1].
+    """Return a bound on the magnitudes in each partition, float32 [128, 1]: the largest magnitude of each tile, summed
+    over the tiles, plus 2^-100, so that it is never 0.
     """
     total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=total_sbuf, value=_LEAST)
@@ -120,15 +120,23 @@ class GradientBlock:
 
     @property
     def classes_first_sbuf(self) -> nl.NkiTensor:
-        """The transposed block; only for callers that have requested one."""
+        """The transposed block, for callers that need it. The block must be made ``with_transposed``; otherwise
+        AssertionError is raised.
+        """
         if self.transposed_sbuf is None:
             raise AssertionError("GradientBlock: dX and db need the transposed block; make it with_transposed=True")
         return self.transposed_sbuf
 
     def transpose(self, tile: int, rows: int, classes: int, banks: Ring) -> None:
-        """Transpose a tile of positions of the block, by Tensor through banks of PSUM.
+        """Transpose one tile of positions from ``plain_sbuf`` into ``transposed_sbuf``, on Tensor; do nothing if the
+        latter is None.
 
-        A bank takes as many tiles of classes as fit into it.
+        Args:
+            tile: the number of the tile of positions.
+            rows: the number of its positions.
+            classes: the number of classes of the block.
+            banks: the banks of PSUM that the transposes go through; a bank takes as many tiles of classes as fit into
+                it.
         """
         if self.transposed_sbuf is None:
             return

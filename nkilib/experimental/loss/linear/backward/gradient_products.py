@@ -51,7 +51,10 @@ class StreamLoads:
 
     @classmethod
     def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
-        """Return the loads of a round, and start to load pieces of X into all buffers except one."""
+        """Return the loads of a round, after starting to load pieces of X into all buffers except one.
+
+        ``stripes`` are the stripes of features, and ``units`` the units of work of each stripe.
+        """
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         parts = streams.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
@@ -62,7 +65,9 @@ class StreamLoads:
         return loads
 
     def load(self, unit: Unit) -> None:
-        """Issue the loads that overlap with a unit of work."""
+        """Issue the loads that run while a unit of work is computed: a piece of X if the unit needs a new one, and some
+        parts of W^T.
+        """
         if self.pieces and unit.loads:
             self._load_piece()
         for _ in range(min(self.parts_of_unit, len(self.parts))):
@@ -96,12 +101,14 @@ class WeightGroups:
     earlier: list[nl.NkiTensor] = field(default_factory=list)
 
     def begin(self, stripe: Span) -> None:
-        """Begin the groups of tiles of dW for a stripe of features."""
+        """Set :attr:`groups` to the groups of tiles of dW of a stripe of features; do nothing if dW is not wanted."""
         if self.parts.weight_gradient is not None:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
     def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
-        """Add the product of a piece of X and the gradient; the last piece finishes the group."""
+        """Add the product of the unit's piece of X and the gradient to the unit's group of tiles. The last piece of the
+        block of positions finishes the group. Without a piece (dW is not wanted), nothing is done.
+        """
         gradient, round_ = self.parts.weight_gradient, self.round
         if gradient is None or unit.group >= len(self.groups) or piece_sbuf is None:
             return
@@ -215,7 +222,8 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """Sum dX of a stripe of features and a block of positions over the cores.
+        """Sum dX of a stripe of features and a block of positions over the cores: the part that belongs to unit
+        ``unit`` of ``units`` units of work.
 
         This is done for the last block of classes, while the next stripe is computed.
         """
@@ -245,10 +253,10 @@ class GradientProducts:
 
     @staticmethod
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
-        """Load the first slices (see :class:`.streams.WeightSlices`) of the next block of positions, or of the next
-        block of classes.
+        """Load the first slices (see :class:`.streams.WeightSlices`) of the next block of positions.
 
-        The latter needs enough classes of that block to be known.
+        After the last block of positions these are slices of the next block of classes, which are loaded only if enough
+        classes of that block are known already.
         """
         if round_.next_positions is None:
             return

@@ -53,8 +53,8 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """Return tiles of X^T, or of the kept scores, by number, for as many tiles of positions as there are
-        buffers.
+        """Return the first tiles of X^T, or of the kept scores, of a block of positions, as many as there are buffers,
+        by the number of the tile of positions.
         """
         streams = self.parts.streams
         streams.restart_inputs()
@@ -66,7 +66,9 @@ class LogitGradient:
         return dict(enumerate(loaded))
 
     def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:
-        """Load a later tile of X^T, or of kept scores, into the buffer of tile ``tile``, which is no longer needed."""
+        """Load a later tile of X^T, or of kept scores, into the buffer of tile ``tile``, which is no longer needed, and
+        enter it in ``inputs``, the tiles by number. Nothing is done if the block has no later tile.
+        """
         ahead = tile + self.parts.streams.input_buffers
         if ahead < round_.tiles:
             inputs[ahead] = self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead)
@@ -79,6 +81,12 @@ class LogitGradient:
         Scalar needs one table of activation functions to open tiles, such as for the tangents of a cap, and another one
         for the exponentials. To load each table only once per group of tiles, all tiles of a group are opened first. A
         group has as many tiles as there are buffers.
+
+        Args:
+            round_: the round.
+            inputs: the loaded tiles of X^T, or of kept scores, by number of the tile of positions.
+            stripe, weight_sbuf: the first stripe of features and its W, for dX that is computed meanwhile; see
+                :meth:`make`.
         """
         plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
         spans = cut(round_.classes.size, plan.classes_of_tile)
@@ -180,7 +188,14 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """Compute a tile of the gradient from the tensors that ``open`` has returned for it."""
+        """Compute a tile of the gradient, except for its last product, which is returned to be issued later.
+
+        Args:
+            tile: the number of the tile of positions in the block.
+            number: the running number of the tile of logits, which selects its buffer slots.
+            opened: the tensors that :meth:`TileMaker.open` has returned for the tile.
+            place: the positions and classes of the tile.
+        """
         columns = slice(place.classes.first, place.classes.end)
         dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
         tiles, bias_gradient = self.parts.tiles, self.parts.bias_gradient
@@ -208,6 +223,8 @@ class LogitGradient:
         return scores
 
     def _bias(self, pair: int, place: TilePlace) -> nl.NkiTensor | None:
-        """Return the bias of the classes of a tile, float32 [128, classes]; None without a bias."""
+        """Return the bias of the classes of a tile for operand pair number ``pair``, float32 [128, classes]; None
+        without a bias.
+        """
         bias = self.parts.streams.pairs[pair].bias
         return None if bias is None else bias.row_sbuf[:, place.classes.first : place.classes.end]

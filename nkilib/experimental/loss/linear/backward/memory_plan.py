@@ -184,7 +184,10 @@ class BackwardPlan(BackwardGeometry):
         return None
 
     def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
-        """Return the plan that streams in W^T for tiles of at most ``most`` classes, whether it fits or not."""
+        """Return the plan that streams in W^T for tiles of at most ``most`` classes, whether it fits or not.
+
+        ``steps`` are the numbers of buffers that :meth:`_with` tries to add.
+        """
         least = replace(
             self,
             classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, most)),
@@ -231,7 +234,9 @@ class BackwardPlan(BackwardGeometry):
         )
 
     def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
-        """Return the plan with each of the buffer numbers of ``steps``, in this order, that still fits."""
+        """Return the plan with those larger numbers of buffers of ``steps`` that fit, tried in this order; a step that
+        does not fit is left out.
+        """
         plan = self
         for step in steps:
             larger = replace(plan, buffers=replace(plan.buffers, **step))
@@ -284,13 +289,15 @@ class ClassBlocks:
 
     @property
     def has_first(self) -> bool:
-        """Whether the first block is known when the kernel is built: it is before the device loop, or there is no
-        loop.
+        """Whether it is known when the kernel is built which block is the core's first one: there is a block before the
+        device loop, or no loop.
         """
         return self.lead > 0 or self.blocks.iterations == 0
 
     def instructions(self, plan: BackwardPlan, num_positions: int) -> int:
-        """Return the approximate number of instructions of the program."""
+        """Return the approximate number of instructions of the program that has these blocks, for the plan ``plan`` and
+        ``num_positions`` positions.
+        """
         blocks = self.blocks
         sizes = [span.size for span in blocks.rest]
         if self.lead > 0:

@@ -48,7 +48,9 @@ from nkilib.nki import nisa, nl
 
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Allocate the float32 sums of dX of each core that has classes."""
+    """Allocate one float32 tensor [N, D] for each of the ``cores`` cores that have classes, for its sum of dX; none if
+    dX is not wanted.
+    """
     shape = tuple(operands.input_hbm.shape)
     count = 0 if gradients.input_hbm is None else cores
     return [
@@ -93,7 +95,10 @@ class _CoreBackward:
         blocks.blocks.run(body)
 
     def _clear(self) -> None:
-        """Do the first block's initial work in advance, for loops that cannot tell which block is the first."""
+        """Do what the first block would do once: store zeros in the sum of dX, and load the X that stays in SBUF.
+
+        This is for device loops in which no block is known to be the first one.
+        """
         if self.shared.input_gradient is not None:
             self.shared.input_gradient.clear()
         self.shared.streams.load_kept(self.shared.positions[0])
@@ -229,7 +234,9 @@ class _PartSums:
 
     @classmethod
     def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _PartSums:
-        """Allocate the sums for parts of ``size`` positions."""
+        """Allocate the sums for parts of ``size`` positions; ``launch`` has the operands of all positions, and
+        ``gradients`` are the gradients of the launch.
+        """
 
         def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType) -> nl.NkiTensor:
             return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)
@@ -260,15 +267,15 @@ class _PartSums:
             _store_zeros(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
 
     def of_part(self, block: Block) -> Gradients:
-        """Return the tensors into which the backward of a part writes its gradients."""
+        """Return the tensors into which the backward of the part with the positions ``block`` writes its gradients."""
         input_hbm = self.part_input_hbm
         if input_hbm is not None and block.size < input_hbm.shape[0]:
             input_hbm = input_hbm[0 : block.size]
         return Gradients(input_hbm, self.weight_sum_hbm, self.part_bias_hbm, self.weight_sum_hbm)
 
     def finish_part(self, block: Block, of_part: Gradients) -> None:
-        """Copy a part's dX to its place, half of it by each core, and add its db to the sum, each core its own
-        classes.
+        """Copy dX of the part with the positions ``block`` to its place, half of it by each core, and add db of the
+        part to the sum, each core its own classes. ``of_part`` are the gradients of the part.
         """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, of_part.input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None:

@@ -101,7 +101,9 @@ def _bias_gradient(
     tiles: TileMaker,
     has_softcap: bool,
 ) -> BiasGradient | UnroundedBiasGradient | None:
-    """Return the object that computes db; None if it is not wanted."""
+    """Return the object that computes db: :class:`UnroundedBiasGradient` if 16-bit products round the gradient and the
+    bias has another type, else :class:`BiasGradient`; None if db is not wanted (``gradient_hbm`` is None).
+    """
     if gradient_hbm is None:
         return None
     operands = streams.operands
@@ -192,7 +194,16 @@ class SharedBuffers:
         kept: LogitsInHbm | None,
         cover: ClassCover | None,
     ) -> SharedBuffers:
-        """Allocate all buffers; none of the operands is loaded yet."""
+        """Allocate all buffers; none of the operands is loaded yet.
+
+        Args:
+            problem, plan: the problem and the plan of the backward.
+            gradients: the gradients of the launch.
+            partials_hbm: the float32 sums of dX of each core.
+            core: the core of this launch.
+            kept: the logits that the forward kept; None if they are computed.
+            cover: the classes of a single device loop; None if the core has other blocks.
+        """
         tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
         banks_psum = _banks()
         positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
@@ -246,14 +257,16 @@ class SharedBuffers:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Begin with the block at ``first_class``, the core's first one: prepare most of its first block of
-        positions.
+        """Start at class ``first_class``, the core's first one, and prepare most tiles of the gradient of the first
+        block of positions (:meth:`TileMaker.prepare`).
         """
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
     def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
-        """Prepare some of the next round's tiles of the gradient, in one of ``steps`` equal steps."""
+        """Prepare some of the next round's tiles of the gradient, in step number ``step`` of ``steps`` equal steps; see
+        :meth:`TileMaker.prepare`.
+        """
         if round_.next_positions is not None:
             skipped = round_.classes.size if round_.is_last else 0
             done, end = step / steps, (step + 1) / steps
@@ -267,12 +280,16 @@ class SharedBuffers:
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many further tiles are computed between the computation of a tile and its transpose."""
+        """Return how many further tiles are computed between the computation of a tile and its transpose, so that
+        Tensor need not wait for a tile.
+        """
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
     def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
-        """Transpose a tile of positions of the block."""
+        """Transpose tile ``tile`` of positions of the round's block of the gradient, through the PSUM banks
+        ``banks``.
+        """
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
     def add_bias(self, round_: Round) -> None:
@@ -282,7 +299,9 @@ class SharedBuffers:
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
     def add_input(self, round_: Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
-        """Compute dX of a tile, and store it or add it to the sum."""
+        """Compute dX of tile ``tile`` of positions and a stripe of features, and store it, or add it to the sum if the
+        block of classes is not the core's first one. Do nothing if dX is not wanted.
+        """
         if self.input_gradient is None or weight_sbuf is None:
             return
         first = round_.positions.first + tile * PARTITIONS
@@ -291,7 +310,9 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W, which only dX needs; None if dX is not wanted."""
+        """Load a stripe of W for the classes of a round, and return it. Return None if dX is not wanted, because only
+        dX needs this W.
+        """
         if self.input_gradient is None:
             return None
         weight_sbuf = self.streams.load_stripe(round_.classes, stripe)

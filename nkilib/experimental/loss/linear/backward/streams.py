@@ -116,7 +116,9 @@ class StreamMemory:
         return self._ring(self.plan.buffers.weight_stripes, 0, self.plan.class_tiles, self.plan.stripe)
 
     def _ring(self, count: int, half: int, tiles: int, columns: int) -> Ring:
-        """Return a ring buffer of tiles [128, tiles, columns], in their own memory or side by side in a shared half."""
+        """Return a ring buffer of ``count`` tiles [128, tiles, columns]: in memory of their own, or side by side in
+        half number ``half`` of the shared memory.
+        """
         if self.shared_sbuf is None:
             return Ring.of_sbuf(count, (PARTITIONS, tiles, columns), self.dtype)
         size, slots = tiles * columns, []
@@ -206,10 +208,13 @@ class WeightSlices:
         return Slice(weight_sbuf, inputs_sbuf)
 
     def is_loaded_ahead(self, classes: int) -> bool:
-        """Return whether the previous round loads the first slices of a block; ``classes`` is how many of its classes
-        are known.
+        """Return whether the first slices of a block of classes are loaded already during the previous round.
 
-        It does if they are at least a tile of logits, because further classes then make no difference.
+        They are if at least a tile of logits is known by then, because further classes make no difference to the first
+        slices.
+
+        Args:
+            classes: how many of the block's first classes are known during the previous round.
         """
         return classes >= self.plan.classes_of_tile
 
@@ -233,7 +238,9 @@ class WeightSlices:
         return slices
 
     def load_opening(self, classes: Block | None, positions: Span) -> None:
-        """Load the first slices of a block, and X^T if it stays, in the order in which they are needed."""
+        """Load the first slices of a block, and X^T if it stays, in the order in which they are needed. With None for
+        the classes, only an X^T that stays is loaded.
+        """
         if self.inputs_sbuf is None:
             if classes is not None:
                 self.load_ahead(classes, positions)
@@ -323,7 +330,13 @@ class PairBuffers:
         return Matrix(weight_hbm, not has_classes_first, self.staging)
 
     def weight_parts(self, classes: Block, at: int, class_tiles: int) -> list[WeightPart]:
-        """Return the parts in which W^T of some classes is loaded, for blocks of ``class_tiles`` tiles of classes."""
+        """Return the parts in which W^T of some classes is loaded.
+
+        Args:
+            classes: the classes, in HBM.
+            at: the place of the first of them in the block of classes.
+            class_tiles: the number of tiles of classes of a block.
+        """
         if self.weight_sbuf is None:
             return []
         if self.operands.has_classes_first:
@@ -334,7 +347,9 @@ class PairBuffers:
         return [WeightPart(self.number, classes, at, span) for span in pieces]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T, unless kept logits make it needless."""
+        """Load a part of W^T into ``weight_sbuf``. Do nothing without that memory: the logits are kept, or W^T is
+        streamed in by slices.
+        """
         if self.weight_sbuf is None:
             return
         weight, span = self.weight(part.classes), part.span
@@ -464,7 +479,9 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of ``classes``: the rest of a block, from its class ``at`` on, that is not loaded yet."""
+        """Load the operands of ``classes``, the rest of a block from its class ``at`` on, which is not loaded yet; with
+        kept logits also the first ones of ``positions``.
+        """
         if classes.size == 0:
             return
         for part in self.weight_parts(classes, at):
@@ -474,7 +491,9 @@ class BackwardStreams:
             self._load_first_logits(classes, at, positions)
 
     def load_first_tile(self, classes: Block | None, positions: Span) -> None:
-        """Load the first tile of X^T of a block, or the first kept logits of ``classes``."""
+        """Load the first tile of X^T of a block of positions, or with kept logits its first logits of ``classes``; None
+        for the classes: no logits are loaded.
+        """
         if self.kept is not None:
             if classes is not None:
                 self._load_first_logits(classes, 0, positions)
@@ -499,8 +518,8 @@ class BackwardStreams:
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """Load a tile of X^T of each operand pair, or the kept logits of classes from class ``at`` on, into the next
-        buffers.
+        """Load tile ``tile`` of a block of positions into the next buffers, and return it: X^T of each operand pair, or
+        the kept logits of ``classes``, which start at class ``at`` of their block.
         """
         if self.kept is None:
             return self._load_transposed_input(positions, tile)
@@ -546,18 +565,20 @@ class BackwardStreams:
         return stripe_sbuf
 
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
-        """Return the parts in which W^T of some classes is loaded, in the order in which the logits need them."""
+        """Return the parts in which W^T of ``classes`` is loaded, in the order in which the logits need them; ``at`` is
+        the place of the first class in its block.
+        """
         if classes is None or classes.size == 0:
             return []
         of_pairs = [pair.weight_parts(classes, at, self.plan.class_tiles) for pair in self.pairs]
         return [part for parts in zip_longest(*of_pairs) for part in parts if part is not None]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T, unless kept logits make it needless."""
+        """Load a part of W^T into the memory of its operand pair; do nothing where W^T has no such memory."""
         self.pairs[part.pair].load_weight(part)
 
     def load_rows(self, classes: Block | None, at: int) -> None:
-        """Load biases and class weights of some classes."""
+        """Load biases and class weights of ``classes`` into the rows of the block, from column ``at`` on."""
         if classes is None or classes.size == 0:
             return
         for row in self.rows:

@@ -135,7 +135,7 @@ class WeightGradient:
         banks_psum: list[nl.NkiTensor],
         power: PowerOfTwo | None,
     ) -> WeightGradient:
-        """Allocate the memory that a plan gives to the gradient of the weight."""
+        """Allocate the memory that a plan gives to the gradient of the weight; see the class for the arguments."""
         scratch_hbm = None
         if plan.position_blocks > 1:
             block = (plan.class_tiles * PARTITIONS, launch.num_features)
@@ -184,7 +184,15 @@ class WeightGradient:
     def _group(
         self, block: Block, rows: Span, columns: Span, row_tiles: list[Span], column_tiles: list[Span]
     ) -> WeightGroup:
-        """Return the group of some rows and columns, whose tiles are counted within the block and the stripe."""
+        """Return the group with the given rows and columns of dW.
+
+        Args:
+            block: the block of classes.
+            rows, columns: the ranges of the group; classes are counted within the block, and features from the first
+                one.
+            row_tiles, column_tiles: the tiles of the group; classes are counted within the block, features within the
+                stripe.
+        """
         products: list[WeightProduct] = []
         for number, row_tile in enumerate(row_tiles):
             for column_tile in column_tiles:
@@ -219,8 +227,8 @@ class WeightGradient:
         """Store the sums of a group over a block of positions.
 
         Before the last block of positions, they are kept in the scratch memory. The sums of the last block are added to
-        the loaded values, rounded once and stored in dW. ``is_first`` and ``is_last`` say whether the block is the
-        first or last.
+        ``loaded_sbuf``, the values that :meth:`load_earlier` has loaded, rounded once and stored in dW. ``is_first``
+        and ``is_last`` say whether the block is the first or last.
         """
         if not is_last and group.scratch_hbm is not None:
             self._keep(group, group.scratch_hbm, is_first)
@@ -244,7 +252,9 @@ class WeightGradient:
                 nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, tile_sbuf], reduce_op=nl.add)
 
     def _loaded(self, rows_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Load float32 rows of a group."""
+        """Load ``rows_hbm``, the float32 rows of a group in HBM, into the next buffer of ``sums``, and return the
+        buffer.
+        """
         wide_sbuf = self.sums.next_tile()
         for place_hbm, tile_sbuf in _transfers(rows_hbm, wide_sbuf):
             nisa.dma_copy(dst=tile_sbuf, src=place_hbm)

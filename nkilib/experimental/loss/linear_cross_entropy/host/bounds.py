@@ -59,14 +59,16 @@ _LANES: Final = 128
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the means of ``values`` over the classes of each position that are not masked."""
+    """Return the means of ``values`` over the classes of each position that are not masked, where ``z`` is not -inf."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means
 
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
-    """Return the forward bounds of some positions."""
+    """Return the bounds on the errors of the forward's results by name, for the positions ``rows``; ``weight`` is
+    ``problem.classes_first``.
+    """
     options, targets = problem.recipe.of_rows(rows), problem.targets[rows]
     logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight) / options.element_divisor
     bounds = extended_forward_bounds(logits, targets, None, options, problem.forward.of_rows(rows))

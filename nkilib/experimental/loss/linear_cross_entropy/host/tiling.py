@@ -213,7 +213,9 @@ class ForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us."""
+        """Return the approximate time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles = plan.tiles
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
@@ -325,7 +327,7 @@ def form_bytes(
 
 
 class _Launch(NamedTuple):
-    """The arguments of :func:`choose_linear_tiling`, validated."""
+    """The arguments of :func:`choose_linear_tiling`, validated, as one key of the cache."""
 
     num_positions: int
     num_features: int
@@ -363,7 +365,9 @@ def _choose_for_forward(launch: _Launch) -> LinearTiling:
 
 
 def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
-    """Return the SBUF and instructions that the tiles of the gradient need, with every option or with none."""
+    """Return the SBUF and instructions that the tiles of the gradient need: with every option if the launch is
+    ``extended``, else with none.
+    """
     has = launch.extended
     return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 
@@ -386,7 +390,7 @@ def _choose_for_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: b
 
 
 def _choose_for_backward(launch: _Launch) -> LinearTiling:
-    """Return the tiling of the backward: of a part of the positions if they are split."""
+    """Return the tiling of the backward; if the positions are split into parts, of one part."""
     parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
     return _choose_for_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
 
@@ -407,7 +411,8 @@ _CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
 
 @lru_cache(maxsize=1024)
 def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a launch.
+    """Return the tiling of a launch in a direction, ``"forward"``, ``"backward"`` or ``"forward_backward"``; results
+    are cached.
 
     The choice depends on the limits, which are an argument so that the key of the cache includes them.
     """

@@ -101,7 +101,8 @@ class _AtIds:
 
 
 def _of_largest(problem: LinearProblem) -> LinearProblem:
-    """Return the problem with one target per position, the class of the largest logit.
+    """Return the problem with one target per position instead of K: the class of the largest logit. No target is
+    ignored.
 
     It is used only to estimate the size of errors.
     """
@@ -186,7 +187,7 @@ class _Ids:
 
     @property
     def sizes(self) -> Float64Array:
-        """The magnitudes |g_k| of the gradients."""
+        """The magnitudes |g_k| of the gradients, [N, K]."""
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:

@@ -57,7 +57,15 @@ class _Pass:
         tiles: range,
         first: int,
     ) -> _Pass:
-        """Set up a pass that starts with class ``first`` of the weights."""
+        """Return the pass of some tiles of positions over blocks of classes.
+
+        Args:
+            forward: the forward of the core.
+            labels_sbuf: the labels of the block of positions; None if no score at a label is wanted.
+            picked_sbuf: the tile for the scores at these labels; None like them.
+            tiles: the tiles of positions of the pass.
+            first: the first class of the first block, counted in the weights.
+        """
         if labels_sbuf is None or picked_sbuf is None:
             return cls(tiles, None)
         targets = TargetLogits.make(
@@ -120,7 +128,9 @@ class _BlockForward:
         return cls(forward, block, inputs, positions, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes."""
+        """Process one block of the core's own classes; if it fills a window of blocks, combine the window's
+        statistics.
+        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -165,7 +175,14 @@ class _BlockForward:
                 store_positions(of_block_hbm, tile_sbuf[:, self.part.start : self.part.stop])
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
-        """Process one block of classes, whose statistics go to ``column``; without a pass, only load the block."""
+        """Process one block of classes, and store its statistics in column ``column``.
+
+        Args:
+            step: the step of the block.
+            through: the pass to extend by the block; None: the block is only loaded.
+            column: the column of the statistics.
+            is_last: whether this is the last block of classes of these positions.
+        """
         forward, opening, second = self.forward, self.forward.schedule.opening, self.forward.second
         # Before W of the next block is loaded, because the kept scores are needed first.
         beside = iter(()) if second is None else second.beside(step, is_last)

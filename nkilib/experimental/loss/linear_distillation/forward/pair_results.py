@@ -79,7 +79,10 @@ def results_of_models(statistics: PairStatistics, results: PairResults) -> list[
 
 
 def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
-    """Return the factor by which a masked score overflows float32; 1 if a shard may mask all classes."""
+    """Return a factor that makes the score of a masked class overflow float32, but no other score.
+
+    For a shard of the vocabulary it is 1, so that nothing overflows: a shard may mask all of its classes.
+    """
     if launch.classes.is_shard:
         return 1.0
     return _FACTOR_OF_MASKED * 2.0**116 / -launch.lowest(model)
@@ -111,7 +114,9 @@ def add_nan_of_empty(
 
 
 def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """Multiply the values by both factors, in place; the first factor makes large values overflow to infinity."""
+    """Multiply the values by ``factor``, which makes large ones overflow to infinity, and then by ``inverse``, which
+    scales the others back; in place.
+    """
     nisa.tensor_scalar(
         dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
     )

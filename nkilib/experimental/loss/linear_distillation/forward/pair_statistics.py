@@ -74,7 +74,11 @@ class GapMoment:
     def take_gaps(
         self, student_distances_sbuf: nl.NkiTensor, teacher_distances_sbuf: nl.NkiTensor, ratio: float, chunks: int
     ) -> None:
-        """Compute g_k - g (see the class) from the distances m_k - m of both models, before these become weights."""
+        """Compute g_k - g (see the class) from the distances m_k - m of both models, before these become weights.
+
+        ``ratio`` converts the teacher's distances to the student's unit, and ``chunks`` is the number of columns in
+        use.
+        """
         nisa.scalar_tensor_tensor(
             dst=self.columns.in_use(self.gaps_sbuf, chunks),
             data=teacher_distances_sbuf,
@@ -139,7 +143,7 @@ class GapPass:
     place: Place
 
     def take(self) -> None:
-        """Issue the pass."""
+        """Issue the instruction that computes W_k of the tile."""
         nisa.scalar_tensor_tensor(
             dst=self.gap_sbuf,
             data=self.gap_sbuf,
@@ -227,7 +231,9 @@ class PairStatistics:
 
     @property
     def columns(self) -> Columns:
-        """The layout of the tiles of blocks."""
+        """The layout of the tiles [128, tiles, columns] of statistics, which have one column for each block of
+        classes.
+        """
         return self.student.columns
 
     @property
@@ -274,7 +280,7 @@ class PairStatistics:
         )
 
     def finish(self) -> None:
-        """Combine the statistics of all columns, and compute logs."""
+        """Combine the statistics of all columns, and compute the logs of the sums of exponentials."""
         self._combine(self.columns.count)
         for side in self.models:
             side.take_logs()
@@ -312,10 +318,11 @@ class PairStatistics:
             self.gap.combine(self.weighting, chunks)
 
     def _forget_combined(self, number: int) -> None:
-        """Reset the columns that the last blocks of classes did not use, if windows were combined before.
+        """Reset the columns of the last window that its blocks did not fill. They still hold the statistics of the
+        previous window, which are already combined into column 0.
 
-        Column 0 already includes these columns. The last window is not combined by itself: if it is full, there is
-        nothing to reset.
+        ``number`` is the number of blocks of the core's own classes. The last window is not combined by itself: if it
+        is full, there is nothing to reset.
         """
         left = number % WINDOW
         if left == 0 or number < WINDOW:

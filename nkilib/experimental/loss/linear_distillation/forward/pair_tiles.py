@@ -151,7 +151,9 @@ class ModelTiles:
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=lowest_sbuf, op=nl.maximum, engine=_GPSIMD)
 
     def begin(self, tiles: int, classes: int, column_sbuf: nl.NkiTensor) -> ModelGroup:
-        """Return the buffers of a group of tiles, whose maxima go into a column of the statistics, [128, tiles]."""
+        """Return the buffers of the next group, of ``tiles`` tiles of positions and ``classes`` classes;
+        ``column_sbuf`` is the column of the statistics for its maxima, [128, tiles].
+        """
         wide_sbuf = self.scores.next_tile()[:, 0:tiles]
         is_plain = not self.has_bias and self.model.softcap is None
         return ModelGroup(
@@ -164,8 +166,10 @@ class ModelTiles:
     def take_product(
         self, group: ModelGroup, place: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Copy the product of one tile with its bias, and compute its maximum unless masking under a softcap comes
-        later.
+        """Compute the scores of tile ``place`` of a group from its product and bias, and their maximum.
+
+        Under a softcap with a bias the maximum is computed later, because masked scores are replaced first
+        (:meth:`_mask`).
         """
         scores_sbuf, maximum_sbuf = group.scores_sbuf[:, place], group.maxima_sbuf[:, place : place + 1]
         if bias_sbuf is None:
@@ -259,12 +263,12 @@ class PairGroup:
 
     @property
     def tiles(self) -> slice:
-        """The tiles of positions."""
+        """The range of tiles of positions that the group has, as a slice."""
         return slice(self.start, self.start + self.student.tiles)
 
     @property
     def places(self) -> list[Place]:
-        """The places of the tiles in the statistics."""
+        """The places of the group's tiles in the statistics, one for each tile of positions."""
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
 
@@ -436,8 +440,10 @@ class PairTiles:
     def _subtract(
         self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
     ) -> None:
-        """Compute first - second in the student's unit; the teacher's scores, first or second, are multiplied by the
-        ratio.
+        """Compute first - second of two tiles, one of each model, in the student's unit: the teacher's tile is
+        multiplied by the ratio.
+
+        ``scales_first`` says that the first tile is the teacher's; otherwise the second one is.
         """
         if self.ratio_sbuf is not None:
             multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)

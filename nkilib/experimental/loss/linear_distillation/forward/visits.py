@@ -116,7 +116,9 @@ class SecondVisit(Protocol):
         """Run the first pass for each block of positions, and at the end the second pass for the last block."""
 
     def begin(self, tiles: int) -> None:
-        """Begin the first pass for a block of positions, and the second pass for the previous block, if any."""
+        """Begin the first pass for a block of ``tiles`` tiles of positions, and the second pass for the previous block,
+        if any.
+        """
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
         """Keep the scores of some tiles, which are complete, for the second pass."""
@@ -182,7 +184,9 @@ class KeptPair:
         nisa.dma_copy(dst=dst_sbuf, src=self._of_tile(tile, classes, int(dst_sbuf.shape[1])))
 
     def _of_tile(self, tile: int, classes: Block, blocks: int) -> nl.NkiTensor:
-        """Return the view [128, blocks, models, classes] of a tile."""
+        """Return the view [128, blocks, models, classes] of the scores of tile ``tile`` of positions, for ``blocks``
+        blocks of classes from the block ``classes`` on.
+        """
         first = (classes.first - self.first_class) * _MODELS
         of_classes = Block(first, blocks * _MODELS * classes.size).of(self.scratch_hbm, 1)
         of_tile = of_classes.slice(0, tile * PARTITIONS, (tile + 1) * PARTITIONS)

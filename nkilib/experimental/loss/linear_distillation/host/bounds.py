@@ -183,7 +183,7 @@ def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) ->
 
 
 def _divergence_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> Float64Array:
-    """Return the bound of the unweighted divergence, [R]."""
+    """Return the bound on the error of the unweighted divergence, [R]."""
     q, p, beta = pair.student_log, pair.teacher_log, problem.beta
     if problem.is_mixed:
         mixture = pair.mixture_log(beta)
@@ -199,7 +199,7 @@ def _divergence_bound(problem: PairProblem, models: _Rows, pair: Distributions) 
 
 
 def _moment_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> Float64Array:
-    """Return the bound of KL(Q || M), [R]."""
+    """Return the bound on the error of the moment KL(Q || M), [R]."""
     q, p, beta = pair.student_log, pair.teacher_log, problem.beta
     mixture = pair.mixture_log(beta)
     of_mixture = np.exp(np.where(np.isneginf(q), -np.inf, q - mixture))
@@ -212,7 +212,9 @@ def _moment_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> F
 def _model_bounds(
     model: ModelProblem, z: Float64Array, off: Float64Array, labels: npt.NDArray[np.int64]
 ) -> dict[str, Float64Array]:
-    """Return the bounds of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R] each."""
+    """Return the bounds on the errors of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R]
+    each.
+    """
     # The bounds for exact z: scale and softcap are in dz.
     scaled = ExtendedLoss(ignore_index=_IGNORED, temperature=model.temperature / model.logit_scale)
     bounds = extended_forward_bounds(z * scaled.element_divisor, labels, None, scaled)

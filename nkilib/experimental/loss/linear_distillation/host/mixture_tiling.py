@@ -74,13 +74,15 @@ _LOOP_US, _ITERATION_US, _STEP_US, _RECOMPUTED_BLOCK_US, _KEPT_BLOCK_US = 25.0, 
 def group_tiles(tiles: int, class_block: int) -> int:
     """Return the number of tiles of positions that Scalar processes as a group, with one load of each activation table.
 
-    ``tiles`` is the number of tiles of a block of positions.
+    ``tiles`` is the number of tiles of a block of positions, and ``class_block`` the number of classes of a block.
     """
     return max(1, min(tiles, GROUP_COLUMNS // class_block))
 
 
 def terms_bytes(tiles: int, class_block: int) -> int:
-    """Return the bytes of a partition for the scores and logs of all groups."""
+    """Return the bytes of a partition for the scores of both models and the softplus terms, of all groups that are on
+    chip.
+    """
     return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * FLOAT32_BYTES
 
 
@@ -100,7 +102,9 @@ class MixtureSizes:
         return self.forward.position_tiles
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions."""
+        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
+        """
         forward = self.forward
         operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
         biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * FLOAT32_BYTES
@@ -130,7 +134,9 @@ class MixtureSizes:
         return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_pair + forward.block_instructions))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch in us."""
+        """Return the estimated time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         forward, plan = self.forward, self.position_plan(LinearTiling(tiles * PARTITIONS, class_block))
         needs = forward.needs
         steps, columns = div_ceil(forward.class_tiles, class_block // PARTITIONS), forward.class_tiles * PARTITIONS
@@ -149,7 +155,9 @@ class MixtureSizes:
 
     @property
     def _masked_caps(self) -> int:
-        """The number of models with a softcap and possibly masked classes, whose scores must be replaced there."""
+        """The number of models that have a softcap and a bias, which may mask classes: the scores of masked classes
+        must be replaced after tanh.
+        """
         return sum(model.softcap and model.bias for model in self.forward.needs.models)
 
 
@@ -200,7 +208,9 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """The sizes of the blocks whose code the program contains: those before, in (two) and after the loop."""
+        """The sizes of the blocks whose code the program contains: the blocks before the loop, the two blocks of an
+        iteration, and the blocks after the loop.
+        """
         return (*self.leading, *(self.looped,) * (2 if self.pairs else 0), *self.trailing)
 
     @property
@@ -301,14 +311,22 @@ class PairWork:
 
 
 def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
-    """Return the estimated time of blocks, one after the other, in us."""
+    """Return the estimated time of blocks of positions, one after the other, in us; ``blocks`` are their sizes in
+    tiles.
+    """
     befores = (0, *blocks[:-1])
     beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
     return beside + blocks[-1] * times.bare
 
 
 def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
-    """Yield the ways to split the memory for kept scores between the two scratch tensors, as numbers of tiles."""
+    """Yield the ways to split the memory for kept scores between the two scratch tensors, as numbers of tiles of each.
+
+    Args:
+        tiles: the number of tiles of all positions.
+        most: the largest number of tiles of a block.
+        kept: the number of tiles that fit the memory.
+    """
     most = min(most, tiles)
     if tiles <= min(most, kept):
         yield tiles, max(0, min(most, kept - tiles))
@@ -381,8 +399,10 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return all blocks: the fastest division of the last 48 tiles, after blocks of the largest size for further
-    tiles.
+    """Return the sizes of all blocks, in tiles: the fastest division of the last 48 tiles, after blocks of the largest
+    size for earlier tiles.
+
+    ``slots`` are the most tiles of a block for the blocks 1, 3, ... and for the blocks 2, 4, ....
     """
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:
@@ -434,7 +454,9 @@ class KeptSizes:
     memory_limit: int
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions."""
+        """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         of_scales = self.forward.needs.temperatures * 2 * _SCALES
         numbers = _SUM_NUMBERS + _KEPT_NUMBERS + of_scales
         second = terms_bytes(tiles, class_block) + tiles * numbers * FLOAT32_BYTES

@@ -114,13 +114,15 @@ class PairNeeds:
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
-        """Return all options at once: a tiling that fits with all of them fits with any of them."""
+        """Return all options at once, for a mixture if ``mixed``, else for a Kullback-Leibler divergence: a tiling that
+        fits with all of them fits with any of them.
+        """
         model = ModelNeeds(True, True, True)
         return cls(model, model, mixed, False, True, not mixed, sums_bias=True, temperatures=True)
 
     def of_products(self, products: int) -> PairNeeds:
-        """Return the options with ``short`` set according to ``products``, Tensor's passes over a column of a pair of
-        tiles.
+        """Return the options with :attr:`short` set: whether ``products``, Tensor's passes over a column of a pair of
+        tiles, are few under a softcap.
         """
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT_PASSES)
 
@@ -165,7 +167,9 @@ class PairNeeds:
 
     @property
     def vector_passes(self) -> int:
-        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, and the weighted differences."""
+        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, the weighted differences, and
+        the masked scores of each model that has both a bias and a softcap.
+        """
         return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
 
     @property
@@ -197,7 +201,9 @@ def opens_groups(needs: PairNeeds) -> bool:
 
 
 def takes_differences(needs: PairNeeds) -> bool:
-    """Tell whether the gradient needs the differences of both models' scores."""
+    """Tell whether the gradient needs the differences of both models' scores: for every divergence but KL(teacher ||
+    student).
+    """
     return needs.mixed or needs.reverse
 
 
@@ -274,8 +280,8 @@ class StreamSizes:
 
     @property
     def products(self) -> int:
-        """The number of Tensor's passes over a column of a tile: one for each tile of features, or four if they are
-        float32.
+        """The number of Tensor's passes over a column of a tile: for each tile of features one, or four if the operands
+        are float32.
         """
         return self.depth * (4 if self.itemsize == 4 else 1)
 
@@ -312,7 +318,7 @@ class PairForwardSizes:
 
     @property
     def products(self) -> int:
-        """The passes of Tensor over a column of a pair of tiles."""
+        """The number of Tensor's passes over a column of a pair of tiles, one tile of each model."""
         return self.student.products + self.teacher.products
 
     @property
@@ -375,7 +381,7 @@ class PairForwardSizes:
 
     @property
     def pair_instructions(self) -> int:
-        """The number of instructions of a pair of tiles."""
+        """The number of instructions for a pair of tiles, including its products."""
         return self.student.depth + self.teacher.depth + self.needs.instructions
 
     @property
@@ -407,7 +413,9 @@ class PairForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, _SWAP)
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch in us."""
+        """Return the estimated time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
+        """
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles, needs = plan.tiles, self.needs
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)

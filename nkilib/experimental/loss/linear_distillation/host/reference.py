@@ -177,7 +177,9 @@ class Statistics:
         return self.teacher_maximum.astype(np.float64) + self.teacher_log_sum.astype(np.float64)
 
     def distributions(self, rows: slice, student: Float64Array, teacher: Float64Array) -> Distributions:
-        """Return log-probabilities from z of some positions and these log-sum-exps."""
+        """Return the log-probabilities of both models at positions ``rows``, from their z there (``student``,
+        ``teacher``) and these log-sum-exps.
+        """
         return Distributions(student - self.student_lse[rows, np.newaxis], teacher - self.teacher_lse[rows, np.newaxis])
 
 

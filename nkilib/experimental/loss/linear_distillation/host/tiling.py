@@ -158,7 +158,9 @@ def _within(name: str, value: int, least: int, most: int) -> int:
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """Return the sizes of a forward pass over the classes that computes the products of both models."""
+    """Return the sizes of a forward pass over the classes that computes the products of both models; ``mixed`` says
+    whether it is the first pass for a mixture.
+    """
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
     return PairForwardSizes(
         launch.num_positions,

@@ -53,7 +53,9 @@ class _Slot:
 
     @classmethod
     def make(cls, launch: PairLaunch, tiles: int, share: Span, number: int) -> _Slot:
-        """Allocate a slot for blocks of at most ``tiles`` tiles."""
+        """Allocate slot number ``number``, which holds the data of a block of at most ``tiles`` tiles of positions;
+        ``share`` are the core's classes.
+        """
         kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
@@ -264,7 +266,9 @@ class KeptVisit:
         self._end()
 
     def begin(self, tiles: int) -> None:
-        """Begin the first pass for a block of positions, and the second pass for the previous block, if any."""
+        """Begin the first pass for a block of ``tiles`` tiles of positions, and the second pass for the previous block,
+        if any.
+        """
         self.tiles_beside = tiles
         if self.pending is not None:
             self.sums.clear()
@@ -277,7 +281,9 @@ class KeptVisit:
             kept.store(scores, step.block)
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """Start the second pass over a block of classes, for the previous block of positions."""
+        """Start the second pass over a block of classes, for the previous block of positions, and return an iterator
+        whose steps do the work; see :meth:`.SecondVisit.beside`. The iterator is empty without a previous block.
+        """
         if self.pending is None:
             return iter(())
         visit = _StepVisit(self.pending, self.terms, self.products, step)
@@ -297,7 +303,9 @@ class KeptVisit:
         self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
     def finish(self, totals: PairTotals) -> None:
-        """End the first pass for a block of positions."""
+        """End the first pass for a block of positions: compute its per-row scalars from ``totals``, and make it the
+        pending block.
+        """
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
         for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
@@ -312,7 +320,9 @@ class KeptVisit:
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Run the blocks of positions from ``first`` on, and return the first position after them."""
+        """Run the blocks of positions from position ``first`` on, and return the first position after them; ``blocks``
+        are their sizes in tiles.
+        """
         total = self.launch.num_positions
         for tiles in blocks:
             size = min(tiles * PARTITIONS, total - first)
@@ -344,7 +354,9 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """Issue the remaining work on a block of classes, and add up its sums."""
+        """Issue the remaining work on a block of classes, and add up its sums. ``is_last`` says whether the block is
+        the core's last one.
+        """
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()

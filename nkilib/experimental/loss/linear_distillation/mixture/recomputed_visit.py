@@ -133,7 +133,9 @@ class PairScores:
         inputs: tuple[nl.NkiTensor, nl.NkiTensor],
         classes: tuple[ClassTiles, ClassTiles],
     ) -> None:
-        """Compute the scores of pair ``number``."""
+        """Compute the scores of a pair of tiles. ``number`` is the running number of the pair, which determines the
+        banks of its products.
+        """
         tangents_sbuf = pair.student_logs_sbuf[:, 0]
         self.student.take(2 * number, pair.student_sbuf[:, 0], tangents_sbuf, inputs[0], classes[0])
         self.teacher.take(2 * number + 1, pair.teacher_sbuf[:, 0], tangents_sbuf, inputs[1], classes[1])
@@ -242,13 +244,20 @@ class _RecomputedVisit:
         self.store(block, self.sums.exchanged()[:, :, 0:tiles], rows, log_sums)
 
     def _load_inputs(self, start: int, block: Block) -> None:
-        """Load X^T of both models, from tile ``start``."""
+        """Load X^T of both models for the positions ``block``, into the tiles from number ``start`` on."""
         end = start + div_ceil(block.size, PARTITIONS)
         for tiles_sbuf, model in zip(self.inputs, self.launch.models, strict=True):
             load_input(tiles_sbuf[start:end], model.input_hbm, block, self.staging)
 
     def _take(self, step: Step, tiles: int, rows: MixtureRows, reopens: bool) -> None:
-        """Process one block of classes."""
+        """Process one block of classes: compute the scores of each group of tiles, and the sums of the group before it.
+
+        Args:
+            step: the step of the block.
+            tiles: the number of tiles of positions.
+            rows: the per-row scalars.
+            reopens: whether the last block loads the first classes again, for the next block of positions.
+        """
         opening = self.schedule.opening
         classes = (self.streams[0].advance(step), self.streams[1].advance(step))
         is_last = step.number == self.schedule.count - 1
@@ -278,7 +287,9 @@ class _RecomputedVisit:
         return _Group(pairs, step)
 
     def _close_waiting(self, rows: MixtureRows) -> None:
-        """Compute the sums of the group whose scores are computed already, if there is one."""
+        """Compute the sums of the group in :attr:`waiting`, whose scores are computed already, and take it out; do
+        nothing if there is none. ``rows`` are the per-row scalars.
+        """
         group, self.waiting = self.waiting, None
         if group is None:
             return

@@ -90,7 +90,7 @@ class MixtureRows:
 
     @classmethod
     def make(cls, launch: PairLaunch, tiles: int) -> MixtureRows:
-        """Allocate the tiles."""
+        """Allocate the tiles for blocks of at most ``tiles`` tiles of positions; nothing is computed yet."""
 
         def tile() -> nl.NkiTensor:
             return nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
@@ -106,7 +106,7 @@ class MixtureRows:
         return cls(*biases, scale(student), scale(launch.teacher.scale), scale(-student))
 
     def of_tiles(self, tiles: int) -> MixtureRows:
-        """Return views of the first tiles."""
+        """Return views of the first ``tiles`` tiles of positions."""
         return MixtureRows(
             self.student_bias_sbuf[:, 0:tiles],
             self.teacher_bias_sbuf[:, 0:tiles],
@@ -118,7 +118,9 @@ class MixtureRows:
         )
 
     def _keep_scales(self, student: Scale, teacher: Scale) -> None:
-        """Copy the scales of positions into the tiles of the rows; a constant needs no copy."""
+        """Copy the scales of both models into the tiles of the rows if each position has a temperature; a constant
+        scale needs no copy.
+        """
         for kept, given in ((self.student_scale, student), (self.teacher_scale, teacher)):
             if isinstance(kept, RowScale) and isinstance(given, RowScale):
                 nisa.tensor_copy(dst=kept.rows_sbuf, src=given.rows_sbuf)
@@ -145,7 +147,7 @@ class MixtureRows:
         self._finish(launch)
 
     def take_vectors(self, launch: PairLaunch, vectors: PairVectors, block: Block) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Compute the scalars of a block of positions from vectors of all.
+        """Compute the scalars of a block of positions from the vectors of all positions.
 
         Returns:
             The log sums of student and teacher, float32 [128, tiles].
@@ -248,7 +250,7 @@ class MixtureSums:
 
 
 def ends_a_window(step: Step) -> bool:
-    """Tell whether the sums of a window are added up after a block of classes."""
+    """Tell whether the block of ``step`` fills a window of blocks of classes, whose sums are then added up."""
     return _column(step) == WINDOW
 
 
@@ -445,7 +447,7 @@ class MixtureResults:
 
     @classmethod
     def make(cls, num_positions: int) -> MixtureResults:
-        """Allocate the vectors."""
+        """Allocate the vectors for ``num_positions`` positions."""
         names = ("student_terms_hbm", "teacher_terms_hbm", "student_mass_hbm", "teacher_mass_hbm")
         return cls(*(nl.ndarray((num_positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=name) for name in names))
 
@@ -570,7 +572,9 @@ class MixtureStore:
         rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
-        """Store the results of a block of positions, with the largest scores derived from the per-row scalars."""
+        """Store the results of a block of positions, with the largest scores derived from the per-row scalars.
+        ``log_sums``, which :meth:`MixtureResults.store` needs, is ignored.
+        """
         student_sbuf = rows.student_scale.quotients(rows.student_bias_sbuf)
         teacher_sbuf = rows.teacher_scale.quotients(rows.teacher_bias_sbuf)
         self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))

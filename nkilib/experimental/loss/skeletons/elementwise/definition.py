@@ -64,7 +64,7 @@ class Piece:
         return rows, columns
 
     def __getitem__(self, name: str) -> nl.NkiTensor:
-        """Return the tile of a tensor."""
+        """Return the piece's part of the tensor ``name``, [rows, columns]."""
         return self.tensors[name]
 
     def float32(self) -> nl.NkiTensor:
@@ -231,7 +231,9 @@ class LossDefinition(Protocol):
         """Issue the first steps of a piece and return their tiles, which :meth:`value` takes."""
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses of the piece by calling one method of ``losses`` with the last operands."""
+        """Compute the losses of the piece: pass the operands of the last instruction to one method of ``losses``, which
+        issues it.
+        """
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """Return the derivatives of the losses with respect to the ``wanted`` tensors, by name."""

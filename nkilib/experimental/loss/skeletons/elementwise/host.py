@@ -141,7 +141,9 @@ def backward_work(
 
 
 def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
-    """Return a function that computes the work of a fused forward-backward, one pass over the named tensors."""
+    """Return a function that computes the work of a fused forward-backward, one pass over the named tensors;
+    ``functions`` is the number of activation functions per element.
+    """
 
     def work(grad_loss_hbm: Any, reduction: str, dtype: Any, **arguments: Any) -> Work:
         tensors = _present_tensors(names, arguments)
@@ -400,7 +402,8 @@ def losses(
 def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int) -> float:
     """Return the accepted error of a sum of losses whose own errors are bounded by ``errors``.
 
-    The losses are summed in tiles of ``columns`` columns, which are summed in runs of ``run`` columns.
+    Each tile, of ``columns`` columns, is summed in runs of ``run`` columns; then the sums of the runs are added, and
+    those of the tiles.
     """
     tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
     additions = run + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))

@@ -277,7 +277,9 @@ class SummedLosses:
 
     @classmethod
     def make(cls, loss_hbm: nl.NkiTensor, factor: float, tiles: int, launch: Launch) -> SummedLosses:
-        """Allocate the buffers of a launch."""
+        """Allocate the buffers of a launch that has ``tiles`` tiles on all cores together; see the class for the other
+        arguments.
+        """
         run = launch.run_columns
         runs_sbuf = ring_of(SUM_SLOTS, SUMS_OF_RUN * div_ceil(launch.tiling.columns, run), nl.float32)
         discarded_sbuf = ring_of(SUMS_OF_RUN, run, nl.float32)
@@ -355,9 +357,11 @@ class Weighted:
 
     @property
     def scratch_tiles(self) -> int:
-        """The number of float32 tiles that a piece needs.
+        """The number of float32 tiles that a piece takes: those of the loss and two more. In the forward one of the two
+        holds the losses without the weight; in the backward they hold derivatives times the weight.
 
-        They are the tiles of derivatives and losses, and in the backward one per product and one for losses.
+        If the gradient of the weight is requested, a piece of the backward also computes the losses: it takes the tiles
+        of the loss twice, and three more.
         """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 

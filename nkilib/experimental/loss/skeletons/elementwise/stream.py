@@ -190,7 +190,7 @@ class Launch:
 
     @property
     def run_columns(self) -> int:
-        """The number of columns whose losses an accumulator adds up before it is read."""
+        """The number of columns of a run, whose losses an accumulator adds up before it is read."""
         sizes = [dtype_bytes(tensor_hbm.dtype) for tensor_hbm in self.tensors_hbm.values()]
         return run_columns(sizes, piece_columns(self.scratch_tiles))
 

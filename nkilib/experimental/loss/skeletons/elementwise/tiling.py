@@ -83,7 +83,7 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 
 
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
-    """Return the rows of each tile, with at most ``columns`` elements in a partition.
+    """Return the rows of each tile of a matrix [rows, row_columns], with at most ``columns`` elements in a partition.
 
     They are full groups, then one of all partitions with fewer rows in each, and one of fewer than 128 rows.
     """
@@ -99,7 +99,9 @@ def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
 
 
 def num_matrix_tiles(rows: int, row_columns: int, columns: int) -> int:
-    """Return the number of tiles of a matrix."""
+    """Return the number of tiles of a matrix [rows, row_columns], with at most ``columns`` elements in a partition of a
+    tile.
+    """
     chunks = div_ceil(row_columns, columns_of_chunk(row_columns, columns))
     return chunks * len(row_groups(rows, row_columns, columns))
 
@@ -154,8 +156,10 @@ def choose_elementwise_tiling(
 def _chosen(
     elements: int, bytes_of_element: int, scratch_tiles: int, row_columns: int | None, piece: int, most_bytes: int
 ) -> ElementwiseTiling:
-    """Return the chosen tiling. Results are cached, so every value that depends on limits set by tests is an
-    argument.
+    """Return the tiling that :func:`choose_elementwise_tiling` chooses.
+
+    Results are cached, so every value that depends on limits set by tests is an argument: ``piece``, the columns of a
+    piece, and ``most_bytes``, the usable bytes of a partition.
     """
     scratch_bytes = _scratch_bytes(scratch_tiles, piece)
     chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
@@ -187,7 +191,9 @@ def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
 def partition_bytes(
     tiling: ElementwiseTiling, tiles: int, bytes_of_element: int, scratch_tiles: int, run_columns: int
 ) -> int:
-    """Return the bytes of an SBUF partition that a launch takes: buffers, scratch, and the sums of runs and tiles."""
+    """Return the bytes of an SBUF partition that a launch of ``tiles`` tiles takes: buffers, scratch, and the sums of
+    runs and tiles.
+    """
     columns = min(tiling.columns, piece_columns(scratch_tiles))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF
     runs = SUMS_OF_RUN * (SUM_SLOTS * div_ceil(tiling.columns, RUN_COLUMNS) + run_columns)

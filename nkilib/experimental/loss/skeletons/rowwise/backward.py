@@ -148,8 +148,8 @@ def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
-    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns], one tile per
-    line.
+    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns]: each tile is 128
+    adjacent numbers of the vector.
     """
     columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
     transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)

@@ -60,7 +60,7 @@ class Sum:
     """The statistic that is the sum of a row."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute the sum of the runs."""
+        """Compute the sum of a row from the sums of its runs; see :meth:`Statistic.of_runs`."""
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=runs_sbuf[-1], axis=1)
 
 
@@ -69,7 +69,7 @@ class Maximum:
     """The statistic that is the maximum of a row."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute the maximum of the runs."""
+        """Compute the maximum of a row from the maxima of its runs; see :meth:`Statistic.of_runs`."""
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=runs_sbuf[-1], axis=1)
 
 
@@ -179,7 +179,9 @@ def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) ->
 
 
 def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
-    """Return ``step`` where a number is small, its inverse where it is large, else 1."""
+    """Return the power of two that brings each number into a range: ``step`` where ``is_small`` is 1, 1 / ``step``
+    where ``is_large`` is 1, else 1.
+    """
     factor_sbuf = constant(is_small, 1.0)
     for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
         nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))

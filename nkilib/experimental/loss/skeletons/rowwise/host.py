@@ -177,7 +177,7 @@ def _work(first: Any, nbytes: int, functions: int) -> Work:
 
 
 def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
-    """Return a function that computes the work of a forward.
+    """Return a function that computes the work of a forward with ``functions`` activation functions per element.
 
     All matrices and vectors are read, and the stored results are written, once in HBM.
     """
@@ -201,6 +201,7 @@ def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of:
     """Return a function that computes the work of a backward.
 
     The tensors that gradients need, coefficients and upstream gradients are read, and the results written, once in HBM.
+    Each requested gradient of a tensor named in ``functions_of`` takes one activation function per element.
     """
     matrices = _matrices(backward, rows)
     names = (*matrices, *filter(None, [rows.shared]))

@@ -75,7 +75,7 @@ def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
 
 
 def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers: int, rows: int) -> None:
-    """Check that the coefficients have the shape and type of those that the forward returned."""
+    """Check that the coefficients are float32 [numbers, rows], as the forward returned them."""
     shape = (numbers, rows)
     require(
         tuple(coefficients_hbm.shape) == shape and coefficients_hbm.dtype == nl.float32,
@@ -109,7 +109,14 @@ def _or(value: int | None, chosen: int) -> int:
 
 
 def _partition_bytes(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int, scratch_tiles: int) -> int:
-    """Return the bytes of a partition that a launch takes."""
+    """Return the bytes of an SBUF partition that a launch takes: its chunks, scratch tiles, and sums.
+
+    Args:
+        shape: the shape of a tensor, (rows, columns).
+        tiling: the tiling of the launch.
+        bytes_of_element: the bytes of an element in all streamed tensors together.
+        scratch_tiles: the number of float32 tiles that a piece takes.
+    """
     rows, columns = shape
     tiles = len(row_tiles(rows, partitions_of_tile(rows), tiling.each))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF
