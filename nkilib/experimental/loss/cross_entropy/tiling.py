@@ -96,10 +96,12 @@ _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
 
 
 # Several partitions a position: for more classes than so many, of which each partition has from so many to so many; and
-# if the columns that a partition processes become that share of those of one position a partition. A further batch
-# costs as much as so many bytes.
+# if the columns that a partition processes become that share of those of one position a partition, or the other share
+# in a forward in 16 bits, where GpSimd helps with those of one a partition. A further batch costs as much as so many
+# bytes.
 _ALL_PARTS = (2, 4, 8, 16, 32, 64, 128)
-_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _SPLIT_SHARE, _BYTES_OF_BATCH = 512, 128, 500_000, 0.9, 14_000
+_SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _BYTES_OF_BATCH = 512, 128, 500_000, 14_000
+_SPLIT_SHARE, _SPLIT_SHARE_BESIDE_FOLDS = 0.9, 0.8
 # Several positions a partition: for up to so many classes, whatever the number of positions is; and for up to so many
 # if the positions of a core are many. For each of them, a forward of several batches may have positions of so many
 # bytes, and a backward so many classes for each byte of a class; or half of that, if some positions are left over for a
@@ -286,7 +288,8 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, 
     all_parts = [parts for parts in _ALL_PARTS if parts <= most and _PART_MIN <= vocab_size // parts <= _PART_MAX]
     if vocab_size > _SPLIT_CLASSES_MIN and all_parts and num_positions * vocab_size <= INDEX_LIMIT:
         parts = min(all_parts, key=columns)
-        if columns(parts) <= _SPLIT_SHARE * columns(1):
+        has_folds = direction == "forward" and itemsize < FLOAT32_BYTES
+        if columns(parts) <= (_SPLIT_SHARE_BESIDE_FOLDS if has_folds else _SPLIT_SHARE) * columns(1):
             return parts, 1
     packed = min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
     is_backward = direction == "backward"

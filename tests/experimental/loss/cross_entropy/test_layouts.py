@@ -207,9 +207,7 @@ def test_refused_layouts(more: dict[str, int], message: str) -> None:
 
 
 def test_the_choice_of_a_layout() -> None:
-    def layout(
-        positions: int, vocabulary: int, dtype: str = "bfloat16", direction: str = "forward"
-    ) -> tuple[int, int]:
+    def layout(positions: int, vocabulary: int, dtype: str = "bfloat16", direction: str = "forward") -> tuple[int, int]:
         return choose_tiling(positions, vocabulary, dtype, direction)[2:]
 
     assert layout(32, 32000) == (8, 1)
@@ -217,7 +215,9 @@ def test_the_choice_of_a_layout() -> None:
     assert layout(128, 32000) == (2, 1)
     assert layout(129, 32000) == (1, 1)
     assert layout(1, 1000) == (4, 1)
-    assert layout(300, 50257) == (2, 1)
+    assert layout(300, 50257) == (1, 1)
+    assert layout(300, 50257, direction="backward") == (2, 1)
+    assert layout(300, 128256) == (4, 1)
     assert layout(1, 500) == (1, 2)
     assert layout(8192, 256) == (1, 32)
     assert layout(10**6, 256) == (1, 256)
