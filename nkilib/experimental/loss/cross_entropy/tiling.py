@@ -104,10 +104,10 @@ _SPLIT_CLASSES_MIN, _PART_MIN, _PART_MAX, _BYTES_OF_BATCH = 512, 128, 500_000, 1
 _SPLIT_SHARE, _SPLIT_SHARE_BESIDE_FOLDS = 0.9, 0.8
 # Several positions a partition: for up to so many classes, whatever the number of positions is; and for up to so many
 # if the positions of a core are many. For each of them, a forward of several batches may have positions of so many
-# bytes, and a backward so many classes for each byte of a class; or half of that, if some positions are left over for a
-# batch of their own.
+# bytes, and a backward so many classes, and more of them in float32 if it is the plain one; or half of that, if some
+# positions are left over for a batch of their own.
 _PACKED_CLASSES, _PACKED_CLASSES_MAX = {"forward": 1024, "backward": 2048}, 4096
-_PACKED_BYTES, _PACKED_BYTE_CLASSES = 24, 4
+_PACKED_BYTES, _PACKED_BACKWARD, _PACKED_PLAIN_BACKWARD_OF_FLOAT32 = 24, 8, 16
 
 # Of tilings whose estimates differ by less than that, the largest chunks are taken: they need the fewest instructions.
 _AS_GOOD = 1.001
@@ -292,9 +292,11 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, 
         if columns(parts) <= (_SPLIT_SHARE_BESIDE_FOLDS if has_folds else _SPLIT_SHARE) * columns(1):
             return parts, 1
     packed = min(POSITIONS_PER_PARTITION_MAX, max(2, div_ceil(positions, PARTITIONS)))
-    is_backward = direction == "backward"
-    most_bytes = _PACKED_BYTE_CLASSES * itemsize**2 if is_backward else _PACKED_BYTES * (positions > PARTITIONS)
-    most_classes = positions * most_bytes // itemsize // (1 if num_positions % (CORES * packed) == 0 else 2)
+    of_position = _PACKED_BYTES // itemsize if positions > PARTITIONS else 0
+    if direction == "backward":
+        is_long = itemsize == FLOAT32_BYTES and not extended
+        of_position = _PACKED_PLAIN_BACKWARD_OF_FLOAT32 if is_long else _PACKED_BACKWARD
+    most_classes = positions * of_position // (1 if num_positions % (CORES * packed) == 0 else 2)
     if vocab_size <= min(_PACKED_CLASSES_MAX, max(_PACKED_CLASSES[direction], most_classes)):
         return 1, packed
     return 1, 1

@@ -228,5 +228,6 @@ def test_the_choice_of_a_layout() -> None:
     assert layout(256, 1500) == (1, 1)
     assert layout(256, 1500, direction="backward") == (1, 2)
     assert layout(512, 4096, "float32", "backward") == (1, 2)
+    assert choose_tiling(512, 4096, "float32", "backward", extended=True)[2:] == (1, 1)
     assert layout(1024, 4096, "float32") == (1, 1)
     assert layout(10**6, 4097) == (1, 1)
