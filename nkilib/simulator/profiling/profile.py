@@ -27,6 +27,7 @@ from ..launch.progress import displaying, doing
 from ..launch.ranks import RankedKernel
 from ..machine.loops import Stated, Trips, check_stated, counting_trips
 from ..machine.records import Record, recording
+from ..terms.dtypes import as_dtype
 from ..terms.spec import Spec
 from ..terms.tracebacks import shortened
 from ..timing.instruction_log import Event
@@ -35,8 +36,10 @@ from ..timing.trace import Collection, Trace, collecting
 from .bounds import bounds_us, counted_bounds_us
 from .export import draw, write_trace
 from .profiled_launch import ProfiledLaunch, TensorLife, listed
+from .texts import fitted, wrapped
 from .why.critical_path import TimeModel
-from .why.facts import Finding
+from .why.facts import Facts, Finding
+from .why.report import NEAR_BOUND
 
 MODELLED = "modelled, not measured"
 
@@ -179,6 +182,7 @@ class Profile:
         with_all_trips: the profile of the same launch with as many iterations as the kernel states
             (:func:`nkilib.simulator.states_trips`), in a profile from shapes in which no such loop ran because the
             caller passed no ``trips``; else None.
+        arguments: by name, the shape and type of each tensor that the kernel got, for the printed table.
     """
 
     kernel: str
@@ -202,6 +206,7 @@ class Profile:
     is_bound_automatic: bool = False
     trips: dict[str, int] = field(default_factory=dict)
     with_all_trips: Profile | None = field(default=None, repr=False)
+    arguments: dict[str, str] = field(default_factory=dict)
 
     @property
     def sbuf_peak_tensors(self) -> Sequence[TensorLife]:
@@ -221,10 +226,10 @@ class Profile:
 
     @property
     def why(self) -> Sequence[Finding]:
-        """The reasons why the kernel is slow: sentences with lines of the kernel, figures and a remedy.
+        """The changes that make the kernel faster in the model, and facts about its time, in sentences with lines.
 
-        Findings that state a saving come first, the largest saving first; then the others, the one that is about most
-        of the time first. Empty if nothing stands out.
+        Changes come first, the largest saving first, with what the launch takes after each of them; then the facts, the
+        one that is about most of the time first. Empty if nothing stands out.
         """
         return self.recorded.report.findings
 
@@ -289,11 +294,7 @@ class Profile:
         if self.untimed:
             counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())
             note += f", and without the time of collectives ({counted}), which is not modelled"
-        return f"{note}; {self._shown_trips}" if self.trips else note
-
-    @property
-    def _shown_trips(self) -> str:
-        return "loop iterations: " + ", ".join(f"{loop} {count:,}" for loop, count in self.trips.items())
+        return note
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Write a trace for https://ui.perfetto.dev: engines of each core, critical path, and use of SBUF."""
@@ -314,28 +315,22 @@ class Profile:
         return f"<Profile of {self.title}>"
 
     def __str__(self) -> str:
-        lines = [
-            self.title,
-            self._bound_line(),
-            *self._all_trips_lines(),
-            "",
-            f"{'engine':<10} {'busy us':>10} {'share':>8}",
-        ]
+        lines = [*self._summary(), "", f"{'engine':<10} {'busy us':>10} {'share':>8}"]
         shares = self.engine_utilisation
         for name, busy in sorted(self.engine_busy_us.items(), key=lambda item: -item[1]):
             lines.append(f"{name:<10} {busy:>10,.1f} {shares[name]:>8.1%}")
-        lines += ["", f"{'HBM bytes':<28} {'read':>16} {'written':>16}"]
+        lines += ["", f"{'HBM bytes':<36} {'read':>16} {'written':>16}"]
         read, written = self.hbm_read_bytes_by_tensor, self.hbm_written_bytes_by_tensor
         lines += _with_rest(
-            [f"{name:<28} {read.get(name, 0):>16,} {written.get(name, 0):>16,}" for name in {**read, **written}]
+            [f"{fitted(name, 36)} {read.get(name, 0):>16,} {written.get(name, 0):>16,}" for name in {**read, **written}]
         )
-        lines.append(f"{'all':<28} {self.hbm_read_bytes:>16,} {self.hbm_written_bytes:>16,}")
+        lines.append(f"{'all':<36} {self.hbm_read_bytes:>16,} {self.hbm_written_bytes:>16,}")
         for region, peak, tensors in (
             ("SBUF", self.sbuf_peak_bytes_per_partition, self.sbuf_peak_tensors),
             ("PSUM", self.psum_peak_bytes_per_partition, self.psum_peak_tensors),
         ):
             lines += ["", f"{region} peak: {peak:,} bytes of a partition"]
-            lines += _with_rest(listed(tensors))
+            lines += [line for text in _with_rest(listed(tensors)) for line in wrapped(text, others=" " * 16)]
         lines += ["", f"{'instruction':<24} {'count':>12}"]
         for name, count in Counter(self.instruction_counts).most_common():
             lines.append(f"{name:<24} {count:>12,}{'   not timed' if name in self.untimed else ''}")
@@ -343,18 +338,47 @@ class Profile:
             lines += ["", *self.recorded.report.lines()]
         return "\n".join(lines)
 
-    def _all_trips_lines(self) -> list[str]:
-        if self.with_all_trips is None:
-            return []
-        return [f"with the most iterations that the kernel states: {self.with_all_trips.title}"]
+    def _summary(self) -> list[str]:
+        """Return the first lines of the table: what ran, its time and bound, what limits it, and the first advice."""
+        arguments = ", ".join(f"{name} {shown}" for name, shown in self.arguments.items())
+        sentences = [self.title, arguments, self._bound_sentence(), self._loops_sentence(), *self._advice_sentences()]
+        return [line for sentence in sentences if sentence for line in wrapped(sentence)]
 
-    def _bound_line(self) -> str:
+    def _bound_sentence(self) -> str:
         if self.bound_us is None:
             return "bound: unknown, the kernel does nothing and does not state its work (nkilib.simulator.states_work)"
         times = f"the time is {self.fraction_of_bound:.2f} times that"
         if self.is_bound_automatic:
             times += " (counted from what the kernel did, which does not state its work)"
         return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; {times}"
+
+    def _loops_sentence(self) -> str:
+        """Return how often the loops ran whose bounds only the device knows; empty if there are none."""
+        if not self.trips:
+            return ""
+        ran = ", ".join(f"{loop} {count:,} time{'' if count == 1 else 's'}" for loop, count in self.trips.items())
+        sentence = f"loops: data on the device decide how often some loops run; this profile runs {ran}"
+        most = self.with_all_trips
+        if most is not None:
+            counts = ", ".join(f"{count:,}" for count in most.trips.values())
+            sentence += f"; with the most that the kernel states ({counts}) it takes {most.time_us:,.1f} us"
+        return sentence
+
+    def _advice_sentences(self) -> list[str]:
+        """Return what limits the launch, and the change that saves most."""
+        if not self.time_us:
+            return []
+        shares = self.engine_utilisation
+        engine = max(shares, key=lambda name: shares[name])
+        limit = f"limit: {Facts.engine_name(engine)} is busy longest, {shares[engine]:.0%} of the time"
+        advice = next((finding for finding in self.why if finding.is_advice), None)
+        if advice is not None:
+            return [limit, f"first advice: {advice}"]
+        if self.bound_us and self.time_us <= NEAR_BOUND * self.bound_us:
+            return [limit, "advice: none, the time is near the bound"]
+        if not self.recorded.is_tried:
+            return [limit, "advice: none, the launch has too many instructions to try changes on"]
+        return [limit, "advice: none, no change that the model tries saves 2%"]
 
 
 def _busy(traces: Sequence[Trace]) -> dict[str, float]:
@@ -394,7 +418,7 @@ def _profile_of(
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
-        recorded=ProfiledLaunch(collection, TimeModel(generation, assumed), busy),
+        recorded=ProfiledLaunch(collection, TimeModel(generation, assumed), busy, max(bounds.values(), default=0.0)),
         untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
     )
 
@@ -404,6 +428,12 @@ def _arguments_by_name(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, 
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
+
+
+def _shown_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the shape and type of those arguments that are tensors."""
+    tensors = {name: value for name, value in arguments.items() if hasattr(value, "shape") and hasattr(value, "dtype")}
+    return {name: f"{list(value.shape)} {as_dtype(value.dtype)}" for name, value in tensors.items()}
 
 
 def _work_of(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
@@ -474,7 +504,9 @@ def profile(
             bounds = bounds_us(known, len(collection.traces), generation, assumed)
         profiled = _profile_of(single.__name__, generation, collection, record, bounds, assumed)
         profiled = replace(profiled, is_bound_automatic=known is None)
-        return replace(profiled, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
+        trips = {str(loop): count for loop, count in counting.totals.items()}
+        shown = _shown_arguments(_arguments_by_name(single, own_args, own_kwargs))
+        return replace(profiled, ranks=ranks, trips=trips, arguments=shown)
 
     try:
         with displaying(), doing("profile"):

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..hardware.generations import PSUM_PARTITION_BYTES
 from ..memory.capacity import LiveRange
 from ..terms.enums import MemoryRegion
 from ..timing.instruction_log import Event, InstructionLog, events_of
@@ -127,12 +128,14 @@ class ProfiledLaunch:
     traces, because traces hold the tensors in HBM.
     """
 
-    def __init__(self, collection: Collection, model: TimeModel, busy_us: Mapping[str, float]) -> None:
+    def __init__(self, collection: Collection, model: TimeModel, busy_us: Mapping[str, float], bound_us: float) -> None:
         traces = collection.traces
         self._cores: Sequence[_Core] = [(trace.core, trace.settled.log, trace.lives.ranges) for trace in traces]
+        self._recordings = [trace.settled.recording for trace in traces]
         self._ends_ns = [trace.settled.timeline.end_ns for trace in traces]
         self._model = model
         self._busy_us = busy_us
+        self._bound_us = bound_us
         self._stored_by_every_core = stored_by_every_core(collection)
         self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
 
@@ -144,13 +147,27 @@ class ProfiledLaunch:
     @property
     def launch(self) -> AnalysedLaunch:
         """The notes of the cores, as the analysis of their critical path and waits takes them."""
-        cores = [AnalysedCore(*core, end_ns) for core, end_ns in zip(self._cores, self._ends_ns, strict=True)]
+        cores = [
+            AnalysedCore(*core, end_ns, recording)
+            for core, end_ns, recording in zip(self._cores, self._ends_ns, self._recordings, strict=True)
+        ]
         return AnalysedLaunch(cores, self._model, self._stored_by_every_core)
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether changes of the launch were tried: all of its instructions are recorded."""
+        return self.report.is_tried
 
     @cached_property
     def report(self) -> Report:
         """The findings, critical path and waits of the launch."""
-        return report_of(self.launch, self._busy_us)
+        peaks = {region: sum(life.nbytes for life in lives) for region, (_, _, lives) in self._peaks.items()}
+        capacity = {
+            MemoryRegion.sbuf: self._model.generation.sbuf_usable_bytes,
+            MemoryRegion.psum: PSUM_PARTITION_BYTES,
+        }
+        room = {region: capacity[region] - peak for region, peak in peaks.items()}
+        return report_of(self.launch, self._busy_us, self._bound_us, room)
 
     @cached_property
     def tensors(self) -> tuple[TensorLife, ...]:

@@ -359,9 +359,10 @@ class Tracked:
         nbytes: the bytes of the whole storage, on the device.
         contents: a note that a pass keeps about the values in it; None if there is none.
         has_place: whether it has its place in PSUM, or needs none.
+        is_placed: whether it had its place from the start, because it needs none or the kernel has placed it.
     """
 
-    __slots__ = ("contents", "has_place", "name", "nbytes", "uses", "views")
+    __slots__ = ("contents", "has_place", "is_placed", "name", "nbytes", "uses", "views")
 
     def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
         self.uses = uses
@@ -369,7 +370,7 @@ class Tracked:
         self.name = name
         self.nbytes = nbytes
         self.contents: object | None = None
-        self.has_place = False
+        self.has_place = self.is_placed = False
 
     @property
     def hbm_uses(self) -> HbmUses:
@@ -380,7 +381,7 @@ class Tracked:
     def share(self, other: Tracked) -> None:
         """Share the memory of ``other`` on the device: an access to one of them also waits for those to the other."""
         self.uses = other.uses
-        self.has_place = True
+        self.has_place = self.is_placed = True
 
 
 def tracked(storage: Storage) -> Tracked:
@@ -389,9 +390,10 @@ def tracked(storage: Storage) -> Tracked:
     nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:
         known = Tracked(TileUses(storage.number), views, "", nbytes)
-        known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
+        # The kernel has placed it, and orders its uses itself.
+        known.has_place = known.is_placed = storage.address is not None
         return known
     name = storage.name or f"{list(storage.shape)} {storage.dtype}"
     known = Tracked(HbmUses(storage.number), views, name, nbytes)
-    known.has_place = True
+    known.has_place = known.is_placed = True
     return known

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, islice, starmap
 from types import CodeType
 from typing import NamedTuple, overload
 
@@ -114,7 +114,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
         )
 
 
-class _Site(NamedTuple):
+class Site(NamedTuple):
     """The properties that are equal for all instructions that one call in the kernel issues with the same kind."""
 
     kind: InstructionKind
@@ -204,7 +204,7 @@ class InstructionLog(Sequence[Note]):
         self._starts = array("d")
         self._ends = array("d")
         self._cause = array("I")
-        self._sites: list[_Site] = []
+        self._sites: list[Site] = []
         self._site_of: dict[tuple[int, str | None, int, int], int] = {}
         self._causes: list[Cause] = []
         self._cause_of: dict[int, int] = {}  # by the id of a cause, of which there is one object
@@ -218,7 +218,7 @@ class InstructionLog(Sequence[Note]):
         site = self._site_of.get(key)
         if site is None:
             site = self._site_of[key] = len(self._sites)
-            self._sites.append(_Site(kind, label, code, position))
+            self._sites.append(Site(kind, label, code, position))
         start, end, cause = span
         known = self._cause_of.get(id(cause))
         if known is None:
@@ -299,7 +299,12 @@ class InstructionLog(Sequence[Note]):
         return self.run + sum(repeat.added for repeat in self._repeats)
 
     def __iter__(self) -> Iterator[Note]:
-        return self._between(0, self.run, self._repeats, Shift())
+        return starmap(self._note, self._between(0, self.run, self._repeats, Shift()))
+
+    def run_positions(self) -> Iterator[tuple[int, Shift, int, Site]]:
+        """Yield, for each note, the position of the run instruction, its shift, and the number and site of the note."""
+        for position, shift in self._between(0, self.run, self._repeats, Shift()):
+            yield position, shift, self._numbers[position] + shift.numbers, self._sites[self._site[position]]
 
     @overload
     def __getitem__(self, at: int) -> Note: ...
@@ -311,7 +316,8 @@ class InstructionLog(Sequence[Note]):
         if isinstance(at, slice):
             start, stop, step = at.indices(len(self))
             if step == 1:
-                return list(islice(self._between(0, self.run, self._repeats, Shift(), start), max(0, stop - start)))
+                positions = self._between(0, self.run, self._repeats, Shift(), start)
+                return list(starmap(self._note, islice(positions, max(0, stop - start))))
             return [self[index] for index in range(start, stop, step)]
         count = len(self)
         position = at + count if at < 0 else at
@@ -319,8 +325,13 @@ class InstructionLog(Sequence[Note]):
             raise IndexError(f"note {at} of {count}")
         return self._found(0, self._repeats, position, Shift())
 
-    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
-        """Yield the notes from position ``first`` up to ``end`` with repetitions, without the first ``skip`` notes."""
+    def _between(
+        self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0
+    ) -> Iterator[tuple[int, Shift]]:
+        """Yield the positions from ``first`` up to ``end`` with repetitions, without the first ``skip`` ones.
+
+        Each comes with the distance of its note from the instruction that was run.
+        """
         for repeat in repeats:
             inside = repeat.end - first + repeat.added_inside
             if skip < inside:
@@ -333,7 +344,7 @@ class InstructionLog(Sequence[Note]):
                 yield from self._between(repeat.first, repeat.end, repeat.inner, self._shift(repeat, time, shift), skip)
                 skip = 0
         for position in range(first + skip, end):
-            yield self._note(position, shift)
+            yield position, shift
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
         """Return the note that is ``position`` notes after the run instruction at ``first``, repetitions included."""

@@ -6,7 +6,7 @@
 :meth:`Settling.add` sorts instructions into computing, transfer, untimed and dropped ones, and lets each wait for the
 tensors that it touches.
 
-A new tile in PSUM (:class:`_Banks`) waits for those that it takes the place of (:class:`_Vacated`): the tiles that
+A new tile in PSUM (:class:`Banks`) waits for those that it takes the place of (:class:`_Vacated`): the tiles that
 were used longest ago. In the simulator, a kernel that makes a new tile in every step has as many as it likes. The
 device has 8 banks of 2 KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until
 the previous content of its place has been read. The place that a compiler takes is not published: the model takes the
@@ -30,6 +30,7 @@ from .instruction import InstructionKind, PendingInstruction, TensorAccess, kind
 from .instruction_log import InstructionLog
 from .parameters import NS_PER_US, ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for
+from .recording import Recording
 from .repetition import Period
 from .timeline import NO_CAUSE, Places, Span, Timeline
 
@@ -40,7 +41,7 @@ _PSUM = MemoryRegion.psum
 
 # The engines of instructions on registers and scalars, which compute nothing and have no clock of their own here.
 SEQUENCER = (Engine.sync,)
-_LOADS = frozenset({"register_load", "scalar_load"})
+LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class _Vacated:
@@ -85,7 +86,7 @@ def _size(known: Tracked) -> float:
     return nbytes * quarters / 4
 
 
-class _Banks:
+class Banks:
     """The PSUM of one core with the tiles that have a place in it, ordered by their last use, the earliest first."""
 
     def __init__(self) -> None:
@@ -127,6 +128,7 @@ class Settling:
 
     Attributes:
         log: a note for each instruction, in program order.
+        recording: what each instruction touched.
         timeline: the timeline of the engines.
         hbm_read, hbm_written: the bytes that were read and written, by the name of the tensor in HBM.
         untimed: by name, the number of instructions whose time is not modelled.
@@ -135,6 +137,7 @@ class Settling:
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self.log = InstructionLog()
+        self.recording = Recording()
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
@@ -142,7 +145,9 @@ class Settling:
         self.tally = IterationCounters(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
         self._kinds = kinds_for(generation, parameters)
-        self._banks = _Banks() if parameters.reuses_psum_banks else None
+        self._banks = Banks() if parameters.reuses_psum_banks else None
+        # The kinds of the present instruction among which the model chooses.
+        self._choices: tuple[InstructionKind, ...] = ()
 
     def add(self, pending: Iterable[PendingInstruction]) -> None:
         """Put instructions on the timeline, in program order, and note them."""
@@ -156,6 +161,14 @@ class Settling:
             else:
                 kind, span = self._compute(instruction)
             self.log.add(instruction.number, kind, instruction.label, span, instruction.code, instruction.position)
+            choices, self._choices = self._choices, ()
+            self.recording.add(instruction, kind, choices)
+
+    def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
+        """Let the engines wait for each other at a device loop, or delay each; see :class:`.recording.Drain`."""
+        wait = self.timeline.drain if is_wait else self.timeline.hold_up
+        wait(after_us, register)
+        self.recording.drain(after_us, register, is_between=is_between, is_wait=is_wait)
 
     def repeat(self, period: Period, skip: Skip) -> None:
         """Repeat the instructions of the last period of a loop, for iterations that are skipped."""
@@ -212,7 +225,7 @@ class Settling:
     def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
         """Put an instruction on a register or a scalar on the timeline."""
         parameters = self._parameters
-        is_load = instruction.definition.name in _LOADS
+        is_load = instruction.definition.name in LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US
         if not parameters.waits_for_registers:
             return self.timeline.sequence(instruction.number, instruction.engine, duration, [], [])
@@ -232,9 +245,10 @@ class Settling:
         )
         if len(engines) == 1:
             return engines[0]
+        self._choices = tuple([self._kind(instruction, engine, forms) for engine in engines])
         ends = [
-            self.timeline.would_end(engine, self._kind(instruction, engine, forms).cycles, reads, writes)
-            for engine in engines
+            self.timeline.would_end(engine, kind.cycles, reads, writes)
+            for engine, kind in zip(engines, self._choices, strict=True)
         ]
         return engines[ends.index(min(ends))]
 

@@ -34,6 +34,7 @@ from .footprints import Reach
 from .instruction import IndirectAccess, PendingInstruction, TensorAccess, roles_of
 from .parameters import ModelParameters
 from .passes.registry import window_for
+from .recording import CONSTANTS_OF
 from .repetition import Accesses, Period, Watch
 from .settling import Settling
 
@@ -103,7 +104,7 @@ class Trace(Observer):
         self.settled = Settling(generation, parameters)
         self._pending: list[PendingInstruction] = []
         self._window = window_for(generation, parameters)
-        self._constants_of = self._window.constants_of
+        self._constants_of = self._window.constants_of | CONSTANTS_OF
         # The records of storages by their numbers; for storages on chip as long as the kernel keeps them.
         self._known: dict[int, Tracked] = {}
         self._kept: dict[int, ref[Storage]] = {}
@@ -215,12 +216,10 @@ class Trace(Observer):
         self.settle()
         self.settled.tally.enter()
         self._bodies.append(self._bodies[-1].loop())
-        parameters, timeline = self._parameters, self.settled.timeline
+        parameters = self._parameters
         register = loop.register if parameters.waits_for_registers else 0
-        if parameters.loops_drain:
-            timeline.drain(parameters.loop_entry_us, register)
-        elif parameters.loop_entry_us or register:
-            timeline.hold_up(parameters.loop_entry_us, register)
+        if parameters.loops_drain or parameters.loop_entry_us or register:
+            self.settled.drain(parameters.loop_entry_us, register, is_wait=parameters.loops_drain)
         self._watch(loop)
 
     def _watch(self, loop: LoopRun) -> None:
@@ -238,16 +237,14 @@ class Trace(Observer):
     def iterated(self, loop: LoopRun) -> None:
         self.settle()
         self._bodies[-1].again()
-        parameters, timeline = self._parameters, self.settled.timeline
-        if parameters.iterations_drain:
-            timeline.drain(parameters.loop_iteration_us)
-        elif parameters.loop_iteration_us:
-            timeline.hold_up(parameters.loop_iteration_us)
+        parameters = self._parameters
+        if parameters.iterations_drain or parameters.loop_iteration_us:
+            self.settled.drain(parameters.loop_iteration_us, is_between=True, is_wait=parameters.iterations_drain)
         self.settled.tally.iterate()
         watch = self._watches[-1]
         if watch is not None:
             watch.end()
-            timeline.remember(self._first_number())
+            self.settled.timeline.remember(self._first_number())
 
     def repeats(self, loop: LoopRun, left: int) -> Skip | None:
         watch = self._watches[-1]
@@ -275,7 +272,7 @@ class Trace(Observer):
             self._accesses.clear()
             self.settled.timeline.remember(None)
         if self._parameters.loops_drain:
-            self.settled.timeline.drain(0.0)
+            self.settled.drain(0.0)
 
     def ended(self) -> None:
         self.settle()

@@ -79,10 +79,17 @@ def test_a_kernel_that_states_its_most_is_profiled_with_none_and_with_all() -> N
 
 
 def test_the_table_says_how_often_loops_ran() -> None:
-    first, _, other, *_ = str(profile(stating, *shapes())).splitlines()
-    assert first.endswith(f"modelled, not measured; loop iterations: again ({LINE}) 0")
-    assert other.startswith("with the most iterations that the kernel states: stating on 1 core of trn2: ")
-    assert other.endswith(f"modelled, not measured; loop iterations: again ({LINE}) 8")
+    profiled = profile(stating, *shapes())
+    assert profiled.with_all_trips is not None
+    words = " ".join(str(profiled).partition("\n\n")[0].split())
+    assert (
+        "loops: data on the device decide how often some loops run; this profile runs "
+        f"again ({LINE}) 0 times; with the most that the kernel states (8) it takes "
+        f"{profiled.with_all_trips.time_us:,.1f} us"
+    ) in words
+    assert f"this profile runs again ({LINE}) 1 time limit:" in " ".join(
+        str(profile(silent, *shapes(), trips=1)).split()
+    )
 
 
 def test_without_a_word_the_loop_is_refused_with_what_to_say() -> None:

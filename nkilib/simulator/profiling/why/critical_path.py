@@ -23,8 +23,9 @@ from ...memory.capacity import LiveRange
 from ...terms.enums import Engine
 from ...timing.dma import between_triggers_ns
 from ...timing.instruction import InstructionKind
-from ...timing.instruction_log import Lines, Note
+from ...timing.instruction_log import InstructionLog, Lines, Note
 from ...timing.parameters import NS_PER_US, ModelParameters
+from ...timing.recording import CoreProgram, Recording
 from ...timing.timeline import Waited
 
 # The last instructions of a core up to this number are analysed: a longer path only says the same again.
@@ -85,11 +86,15 @@ class AnalysedCore:
         end_ns: the time at which it is done.
     """
 
-    def __init__(self, number: int, notes: Sequence[Note], lives: Sequence[LiveRange], end_ns: float) -> None:
+    def __init__(
+        self, number: int, log: InstructionLog, lives: Sequence[LiveRange], end_ns: float, recording: Recording
+    ) -> None:
         self.number = number
-        first = max(0, len(notes) - MOST_ANALYSED)
+        self._log = log
+        self._recording = recording
+        first = max(0, len(log) - MOST_ANALYSED)
         self.is_whole = not first
-        self.notes = notes[first:]
+        self.notes = log[first:]
         self.lives = lives
         self.end_ns = end_ns
         self._lines = Lines()
@@ -124,6 +129,11 @@ class AnalysedCore:
         if place is None:
             place = self._places[key] = self._lines.place(code, position)
         return place
+
+    @cached_property
+    def program(self) -> CoreProgram:
+        """The recorded instructions, to be timed again; empty if there were too many of them."""
+        return CoreProgram(self._recording.program(self._log), self._recording.storages)
 
     @cached_property
     def meetings(self) -> list[int]:

@@ -75,17 +75,22 @@ def joined(items: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that makes a kernel slow, or on which its time depends. Modelled, not measured.
+    """A change that makes a kernel faster in the model, or a fact about its time. Modelled, not measured.
 
     Attributes:
-        about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"descriptors"``, ``"buffers"``, ``"loops"``,
-            ``"waits"``, ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``,
-            ``"meetings"`` or ``"same work"``.
-        text: the fault, its place in the kernel, figures, and a remedy.
-        time_us: the part of the time that it is about; several findings may be about the same time. For descriptors,
-            the difference between the times of both kinds.
+        about: for a change ``"same work"``, ``"fusion"``, ``"engine"``, ``"buffers"``, ``"order"``,
+            ``"repeated load"``, ``"transfers"``, ``"queues"``, ``"descriptors"``, ``"larger instructions"`` or
+            ``"loops"``; for a fact ``"busiest engine"``, ``"triggers"``, ``"small rows"``, ``"first byte"``,
+            ``"waits"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``, ``"meetings"`` or
+            ``"choice of descriptors"``.
+        text: the change, its place in the kernel and the modelled saving; or the fact, with figures.
+        time_us: the part of the time that it is about, for a change the saving; several findings may be about the same
+            time.
         place: ``file:line`` of the kernel at which most of it happens.
-        saved_us: the saving that the text states, an estimate; 0 if it states none.
+        saved_us: the time that the launch takes less in the model after the change; 0 for a fact.
+        places: ``file:line`` of all lines of the kernel that a change is about.
+        numbers: the numbers of the first instructions of these lines on the core that is done last.
+        calls: the calls to write instead, for a change that replaces instructions.
     """
 
     about: str
@@ -93,6 +98,14 @@ class Finding:
     time_us: float
     place: str
     saved_us: float = 0.0
+    places: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    calls: tuple[str, ...] = ()
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it is a change to make, with a saving that the model confirms; else it states a fact."""
+        return self.saved_us > 0.0
 
     def __str__(self) -> str:
         return self.text
@@ -125,10 +138,12 @@ class Facts:
         links: the links of the critical path.
         busy_shares: by engine, the busy share of the time of the whole launch, on the core on which the engine is busy
             longest.
+        bound_ns: the least time that the hardware needs for the work; 0 if it is not known.
     """
 
-    def __init__(self, launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> None:
+    def __init__(self, launch: AnalysedLaunch, busy_us: Mapping[str, float], bound_us: float = 0.0) -> None:
         self.launch = launch
+        self.bound_ns = bound_us * NS_PER_US
         whole_ns = max((core.end_ns for core in launch.cores), default=0.0)
         self.busy_shares = {name: busy * NS_PER_US / whole_ns if whole_ns else 0.0 for name, busy in busy_us.items()}
         self.links = critical_path(launch)
@@ -167,6 +182,11 @@ class Facts:
         if text is None:
             text = self._line_texts[key] = f"{self.short(key[0])} {key[1]}"
         return text
+
+    @staticmethod
+    def engine_name(engine: str) -> str:
+        """Return the name of an engine for sentences."""
+        return "The busiest DMA engine" if engine == "dma" else engine.capitalize()
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
         """Return the nanoseconds of links, added up by the text of :meth:`line_of`."""

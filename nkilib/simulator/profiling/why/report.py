@@ -8,30 +8,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from textwrap import wrap
 
+from ...terms.enums import MemoryRegion
 from ...timing.timeline import Waited
+from ..texts import fitted, wrapped
+from .changes.registry import candidates, candidates_together
+from .changes.transfers import choice_of_descriptors
 from .critical_path import AnalysedLaunch, Link, LinkKind
 from .facts import NS_PER_US, Facts, Finding, largest, summed
-from .findings import FINDERS
+from .findings import OBSERVERS
+from .study import Study
 
 _MOST_LINES = 5
+# A launch of at most this multiple of its bound is left as it is.
+NEAR_BOUND = 1.1
+_OF_ANOTHER_ORDER = 0.8
 _SHOWN_FROM_US = 0.05  # less is 0.0 in the table
-_WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
-
-
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(
-        sentence,
-        _WIDTH,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,7 @@ class Report:
         waits_us: microseconds in which an engine was free and waited, by compute engine and by cause, on the core that
             is done last.
         links: the links of the critical path, in the order of time.
+        is_tried: whether changes were tried, which needs the record of all instructions.
     """
 
     findings: tuple[Finding, ...]
@@ -53,6 +49,7 @@ class Report:
     path_us_by_line: dict[str, float]
     waits_us: dict[str, dict[str, float]]
     links: tuple[Link, ...]
+    is_tried: bool = True
 
     def lines(self) -> list[str]:
         """Return the lines of text with the tables of the critical path and the waits, followed by the findings."""
@@ -62,13 +59,13 @@ class Report:
         of_the_end = "" if self.links[0].start_ns == 0.0 else f", last {whole:,.1f} us"
         table = [f"{'critical path' + of_the_end:<52} {'us':>10} {'share':>8}"]
         table += [
-            f"{purpose:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
+            f"{fitted(purpose, 52)} {spent:>10,.1f} {spent / whole:>8.1%}"
             for purpose, spent in self.path_us.items()
             if spent >= _SHOWN_FROM_US
         ]
         table += ["", f"{'critical path by line':<52} {'us':>10} {'share':>8}"]
         table += [
-            f"{line:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
+            f"{fitted(line, 52)} {spent:>10,.1f} {spent / whole:>8.1%}"
             for line, spent in list(self.path_us_by_line.items())[:_MOST_LINES]
         ]
         causes = [waited.name for waited in _CAUSES]
@@ -77,7 +74,7 @@ class Report:
         for engine, waits in self.waits_us.items():
             table.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
         return (
-            [*table, "", "why:", *(line for finding in self.findings for line in _wrapped(str(finding)))]
+            [*table, "", "why:", *(line for finding in self.findings for line in wrapped(str(finding), "- "))]
             if self.findings
             else table
         )
@@ -106,23 +103,51 @@ def _waits(facts: Facts) -> dict[str, dict[str, float]]:
     }
 
 
-def report_of(launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> Report:
+def _is_recorded(launch: AnalysedLaunch) -> bool:
+    return all(core.is_whole and core.program.steps for core in launch.cores)
+
+
+def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Finding]:
+    """Yield the changes that save time, if all instructions of the launch are recorded, and the facts."""
+    if not facts.time_ns:
+        return
+    study, launch = Study(facts, room), facts.launch
+    if _is_recorded(launch):
+        if facts.time_ns > NEAR_BOUND * facts.bound_ns:
+            advice = list(study.advice(candidates(study)))
+            yield from advice or study.advice(candidates_together(study))
+        yield from choice_of_descriptors(study)
+    for observe in OBSERVERS:
+        yield from observe(facts)
+
+
+def _weight(finding: Finding) -> float:
+    """Return the saving that a finding is sorted by: another order is more work than any other change."""
+    return finding.saved_us * (_OF_ANOTHER_ORDER if finding.about == "order" else 1.0)
+
+
+def report_of(
+    launch: AnalysedLaunch, busy_us: Mapping[str, float], bound_us: float, room: Mapping[MemoryRegion, int]
+) -> Report:
     """Analyse the notes of a launch.
 
     Args:
         launch: the notes.
         busy_us: the busy time by engine, on the core on which the engine is busy longest.
+        bound_us: the least time that the hardware needs for the work; 0 if it is not known.
+        room: by memory, the bytes of a partition that the launch leaves free.
 
     Returns:
         The report.
     """
-    facts = Facts(launch, busy_us)
-    findings = [finding for finder in FINDERS for finding in finder(facts)] if facts.time_ns else []
+    facts = Facts(launch, busy_us, bound_us)
+    findings = list(_findings(facts, room))
     lines = facts.by_line(facts.links)
     return Report(
-        tuple(sorted(findings, key=lambda finding: (-finding.saved_us, -finding.time_us))),
+        tuple(sorted(findings, key=lambda finding: (-_weight(finding), -finding.time_us))),
         _path(facts),
         {line: spent / NS_PER_US for line, spent in largest(lines, len(lines))},
         _waits(facts),
         tuple(facts.links),
+        _is_recorded(launch),
     )

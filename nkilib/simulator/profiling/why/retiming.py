@@ -1,162 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The time of a launch under another assumption, found by timing its noted instructions again.
+"""The time of a launch after a change of its recorded instructions, which are put on new timelines.
 
-:func:`retimed_ns` returns the time of a launch under :class:`Changes`.
-
-Some tensors may have unlimited buffers, loops no synchronisation, or transfers the other kind of descriptors where the
-compiler chooses. The noted causes tell for each instruction the results that it waits for, and the last access to the
-data that it overwrites. With all of these waits the new times equal the original ones.
+:func:`retimed_ns` returns the time of programs, one for each core. The program that was recorded takes the original
+time: the instructions wait for each other by the parts of storages that they touch, as in the launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Set
-from typing import NamedTuple
+from collections.abc import Generator, Sequence
 
-from ...terms.enums import Engine
-from ...timing.dependencies import NOTHING, Done
-from ...timing.instruction import InstructionKind
-from ...timing.instruction_log import Note
+from ...terms.enums import MemoryRegion
+from ...timing.dependencies import HbmUses, TileUses, Tracked
 from ...timing.parameters import NS_PER_US
-from ...timing.timeline import Places, Timeline, Waited
-from .critical_path import ENGINES, AnalysedCore, AnalysedLaunch, TimeModel
+from ...timing.recording import Access, CoreProgram, Drain, Step
+from ...timing.settling import LOADS, SEQUENCER, Banks
+from ...timing.timeline import Places, Timeline
+from .critical_path import ENGINES, TimeModel
+
+_PSUM = MemoryRegion.psum
 
 
-class _Known:
-    """A part of a tensor whose last access is given, for an instruction that waits for it."""
+class _Core:
+    """The state of a core whose program is timed."""
 
-    storage = 0
+    def __init__(self, program: CoreProgram, model: TimeModel) -> None:
+        self._program = program
+        self._model = model
+        self.timeline = Timeline(model.generation, model.parameters)
+        self._known: dict[int, Tracked] = {}
+        self._banks = Banks() if model.parameters.reuses_psum_banks else None
 
-    def __init__(self, done: Done) -> None:
-        self._done = done
+    def run(self) -> Generator[float, float, None]:
+        """Put the instructions on the timeline.
 
-    def last_write(self, by: Engine) -> Done:
-        return self._done
+        At each barrier or exchange it yields the time at which the core comes there, and receives the time at which the
+        last core does.
+        """
+        timeline = self.timeline
+        for step in self._program.steps:
+            if type(step) is Drain:
+                (timeline.drain if step.is_wait else timeline.hold_up)(step.after_us, step.register)
+                continue
+            assert isinstance(step, Step)
+            number, action = step.number, step.action
+            kind = action.kind
+            if kind.dropped_by:
+                continue
+            reads, writes = self._places(step)
+            if kind.work is not None:
+                met = (yield timeline.trigger_ns(kind.queue, reads, writes)) if action.meets else None
+                timeline.transfer(number, kind.queue, kind.work, reads, writes, met)
+            elif action.definition.is_untimed:
+                timeline.pass_on(number, ENGINES[kind.engine], writes + reads, 0.0)
+            elif kind.cycles:
+                if action.choices:
+                    ends = [self._end(choice.engine, choice.cycles, reads, writes) for choice in action.choices]
+                    kind = action.choices[ends.index(min(ends))]
+                timeline.compute(number, ENGINES[kind.engine], kind.cycles, reads, writes, kind.table)
+            elif action.meets:
+                engine = ENGINES[kind.engine]
+                met = yield timeline.arrival(engine, [], reads)
+                timeline.meet(number, engine, reads, met)
+            elif action.definition.engines == SEQUENCER:
+                self._sequence(step, reads, writes)
 
-    def last_access(self, by: Engine) -> tuple[Done, bool]:
-        return self._done, False
+    def _end(self, engine: str, cycles: float, reads: Places, writes: Places) -> float:
+        return self.timeline.would_end(ENGINES[engine], cycles, reads, writes)
 
-    def note_read(self, done: Done) -> None:
-        return
+    def _sequence(self, step: Step, reads: Places, writes: Places) -> None:
+        parameters = self._model.parameters
+        is_load = step.action.definition.name in LOADS
+        duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US
+        if not parameters.waits_for_registers:
+            reads, writes = [], []
+        self.timeline.sequence(step.number, ENGINES[step.action.kind.engine], duration, reads, writes)
 
-    def note_write(self, done: Done) -> None:
-        return
+    def _places(self, step: Step) -> tuple[Places, Places]:
+        action = step.action
+        reads: Places = []
+        writes: Places = []
+        written = len(action.definition.output_names)
+        for at, access in enumerate(action.operands):
+            if access is not None:
+                self._touch(access, writes if at < written else reads)
+        for access in action.index_reads:
+            self._touch(access, reads)
+        for access in action.index_writes:
+            self._touch(access, writes)
+        if step.register and self._model.parameters.waits_for_registers:
+            reads.append(self.timeline.register(step.register))
+        return reads, writes
 
-
-class _Left(_Known):
-    """The times from which on later instructions need not wait for an instruction any more.
-
-    Attributes:
-        has_read: the completion of its reads, for an instruction that overwrites what it reads.
-        wrote: the completion of its writes, for an instruction that needs what it writes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(NOTHING)
-        self.has_read = self.wrote = NOTHING
-
-    def note_read(self, done: Done) -> None:
-        self.has_read = done
-
-    def note_write(self, done: Done) -> None:
-        self.wrote = done
-
-
-class Changes(NamedTuple):
-    """The changed assumptions; the defaults are those of the launch as it was.
-
-    Attributes:
-        buffered: the numbers of the storages whose writes do not wait for reads of what they overwrite.
-        meets_at_loops: whether all engines synchronise at device loops where they did so in the launch.
-        other_descriptors: whether transfers whose descriptors the compiler chooses have the other kind.
-    """
-
-    buffered: Set[int] = frozenset()
-    meets_at_loops: bool = True
-    other_descriptors: bool = False
-
-    def queue(self, kind: InstructionKind) -> str:
-        """Return the queue that triggers a transfer under these assumptions."""
-        return kind.other_queue if self.other_descriptors and kind.other_queue else kind.queue
+    def _touch(self, access: Access, places: Places) -> None:
+        number, footprint = access
+        known = self._known.get(number)
+        if known is None:
+            views, is_placed = self._program.storages[number]
+            uses = TileUses(number) if footprint.form.is_on_chip else HbmUses(number)
+            known = self._known[number] = Tracked(uses, views, "", 0)
+            known.has_place = is_placed
+        part = footprint.part
+        if part is not None:
+            places.append(known.uses[part])
+            if self._banks is not None and known.views.region is _PSUM:
+                vacated = self._banks.use(known)
+                if vacated is not None:
+                    places.append(vacated)
 
 
-_AS_IT_WAS = Changes()
-
-
-def _send(run: _Retiming, met_ns: float) -> float | None:
+def _send(run: Generator[float, float, None], met_ns: float) -> float | None:
     try:
         return run.send(met_ns)
     except StopIteration:
         return None
 
 
-def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
-    """Return the places that an instruction reads, and those that it overwrites.
-
-    ``own``, which is among both, receives the times of the instruction; ``left`` has those of earlier ones, by number.
-    """
-    number, _, _, span, *_ = note
-    cause = span.cause
-    reads: Places = [_Known(left[number - distance].wrote) for distance in cause.reads]
-    writes: Places = []
-    if cause.overwrites and cause.reused not in buffered:
-        last = left[number - cause.overwrites]
-        writes.append(_Known(last.has_read if cause.reused else last.wrote))
-    return [*reads, own], [*writes, own]
-
-
-def _retime(core: AnalysedCore, model: TimeModel, timeline: Timeline, changes: Changes) -> _Retiming:
-    """Put the instructions of a core on a new timeline.
-
-    At each barrier or exchange it yields the time at which the core comes there, and receives the time at which the
-    last core does.
-    """
-    left: dict[int, _Left] = {}
-    last_done = core.last_done(model)
-    met_ns = 0.0  # when the engines synchronised last at a loop in the original launch
-    for position, note in enumerate(core.notes):
-        number, kind, _, span, *_ = note
-        if span.cause.waited is Waited.loop and changes.meets_at_loops:
-            table_ns = model.generation.timing.activation_table_ns if number in core.table_loads else 0.0
-            done_ns = model.finish_ns(core.at(last_done[position - 1])) if position else 0.0
-            if span.start_ns - table_ns > met_ns:
-                met_ns = span.start_ns - table_ns
-                timeline.drain((met_ns - done_ns) / NS_PER_US)
-        own = left[number] = _Left()
-        reads, writes = _places(note, left, own, changes.buffered)
-        if kind.work is not None:
-            queue = changes.queue(kind)
-            met = (yield timeline.trigger_ns(queue, reads, writes)) if span.cause.meets else None
-            timeline.transfer(number, queue, kind.work, reads, writes, met)
-        elif span.cause.meets:
-            engine = ENGINES[kind.engine]
-            met = yield timeline.arrival(engine, reads, writes)
-            timeline.meet(number, engine, writes, met)
-        elif kind.cycles:
-            timeline.compute(number, ENGINES[kind.engine], kind.cycles, reads, writes, kind.table)
-        elif span.end_ns > span.start_ns:
-            timeline.sequence(number, ENGINES[kind.engine], span.end_ns - span.start_ns, reads, writes)
-        else:
-            timeline.pass_on(number, ENGINES[kind.engine], writes, 0.0)
-    if changes.meets_at_loops and core.notes:
-        done_ns = model.finish_ns(core.at(last_done[-1]))
-        if core.end_ns > done_ns:
-            timeline.drain((core.end_ns - done_ns) / NS_PER_US)
-
-
-def retimed_ns(launch: AnalysedLaunch, changes: Changes = _AS_IT_WAS) -> float:
-    """Return the time that a launch would take under changed assumptions."""
-    timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
-    running = [
-        _retime(core, launch.model, timeline, changes) for core, timeline in zip(launch.cores, timelines, strict=True)
-    ]
+def retimed_ns(programs: Sequence[CoreProgram], model: TimeModel) -> float:
+    """Return the time that the programs of a launch take, one for each core."""
+    cores = [_Core(program, model) for program in programs]
+    running = [core.run() for core in cores]
     arrivals = [next(run, None) for run in running]
     while any(arrival is not None for arrival in arrivals):
         met = max(arrival for arrival in arrivals if arrival is not None)
         arrivals = [_send(run, met) for run in running]
-    return max(timeline.end_ns for timeline in timelines)
-
-
-_Retiming = Generator[float, float, None]
+    return max(core.timeline.end_ns for core in cores)

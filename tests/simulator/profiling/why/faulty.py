@@ -170,3 +170,27 @@ def looped(x: Any) -> Any:
 
     nl.fori_loop(0, 100, body)
     return result
+
+
+def reloading(x: Any) -> Any:
+    """Each step loads the same factors into a new tile."""
+    result, factor = nl.ndarray(x.shape, x.dtype, nl.shared_hbm), x[0:128, 0:2048]
+    for first in range(0, x.shape[0], 128):
+        factors, loaded, scaled = tile(2048), tile(2048), tile(2048)
+        nisa.dma_copy(factors, factor)
+        nisa.dma_copy(loaded, x[first : first + 128, 2048:4096])
+        nisa.tensor_tensor(scaled, loaded, factors, nl.multiply)
+        nisa.dma_copy(result[first : first + 128, 0:2048], scaled)
+    return result
+
+
+def squares(x: Any) -> Any:
+    """The sums of squares of rows, in two passes."""
+    result = nl.ndarray((x.shape[0], 1), x.dtype, nl.shared_hbm)
+    for first in range(0, x.shape[0], 128):
+        loaded, squared, total = tile(), tile(), tile(1)
+        nisa.dma_copy(loaded, x[first : first + 128])
+        nisa.tensor_tensor(squared, loaded, loaded, nl.multiply)
+        nisa.tensor_reduce(total, nl.add, squared, axis=1)
+        nisa.dma_copy(result[first : first + 128], total)
+    return result

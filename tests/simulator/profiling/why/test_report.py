@@ -19,7 +19,7 @@ from tests.fresh_python import with_checkout
 
 
 @pytest.mark.parametrize("first", ["w", "ww"])
-def test_a_finding_is_wrapped_at_118_columns(first: str) -> None:
+def test_a_finding_is_wrapped_at_88_columns(first: str) -> None:
     text = f"{first} " + "w " * 200
     link = Link(0, 0, LinkKind.work, 0.0, 1000.0)
     result = Report((Finding("waits", text, 1.0, "kernel.py:1"),), {"vector": 1.0}, {"kernel.py:1": 1.0}, {}, (link,))
@@ -27,7 +27,7 @@ def test_a_finding_is_wrapped_at_118_columns(first: str) -> None:
     wrapped = lines[lines.index("why:") + 1 :]
     assert wrapped[0].startswith("- w") and all(line.startswith("  w") for line in wrapped[1:])
     assert " ".join(line[2:] for line in wrapped) == text.strip()
-    assert {len(line) for line in wrapped[:-1]} <= {117, 118} and len(wrapped[-1]) <= 118
+    assert {len(line) for line in wrapped[:-1]} <= {87, 88} and len(wrapped[-1]) <= 88
 
 
 PAGE = (Path(__file__).parents[4] / "docs" / "how_to" / "profile_a_kernel.md").read_text(encoding="utf-8")
@@ -45,6 +45,6 @@ def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
 
 
 def test_the_table_lists_what_findings_are_about() -> None:
-    listed = re.findall(r"^\| `([\w ]+)` \| .* \| \d+% \|$", SECTION, re.MULTILINE)
+    listed = re.findall(r"^\| `([\w ]+)` \| .* \|$", SECTION, re.MULTILINE)
     assert Finding.__doc__ is not None
     assert listed == re.findall(r'``"([\w ]+)"``', Finding.__doc__)

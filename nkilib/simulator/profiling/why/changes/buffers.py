@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""More tiles where instructions wait until a tile has been read: :func:`more` yields the candidates."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from typing import NamedTuple
+
+from ....terms.enums import MemoryRegion
+from ....timing.recording import CoreProgram
+from ....timing.timeline import Waited
+from ..facts import joined, times
+from ..flow import generations, slot_of, with_uses
+from ..study import Candidate, Study, on_each_core
+
+# The most lines that make tiles, and further tiles for each, that are tried.
+_MOST_PLACES = 3
+_FURTHER = (1, 2, 3)
+_SLOTS = 8
+
+
+class _Ring(NamedTuple):
+    """The tiles that one line of the kernel makes, used round-robin.
+
+    Attributes:
+        place: ``file:line``.
+        tensor: the shape and type of a tile.
+        region: the memory.
+        nbytes: the bytes of a tile in a partition.
+        made: the number of tiles on a core.
+        storages: the numbers of the tiles of all cores.
+    """
+
+    place: str
+    tensor: str
+    region: MemoryRegion
+    nbytes: int
+    made: int
+    storages: frozenset[int]
+
+
+def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: CoreProgram) -> CoreProgram | None:
+    """Return a program in which each ring has some more tiles."""
+    flow = study.flow(program)
+    holders: dict[tuple[int, int], int] = {}
+    for ring in rings:
+        own = [storage for storage in ring.storages if storage in program.storages]
+        slots = [*own, *(slot_of(own[0], number + 1) for number in range(further))] if own else []
+        free_from = dict.fromkeys(slots, -1)
+        turn = 0
+        for storage, first, last, _ in generations(flow, frozenset(own), len(program.steps)):
+            order = [slots[(turn + step) % len(slots)] for step in range(len(slots))]
+            holder = next((slot for slot in order if free_from[slot] <= first), None)
+            if holder is None:
+                return None
+            turn = (slots.index(holder) + 1) % len(slots)
+            free_from[holder] = last
+            holders[storage, first] = holder
+    return with_uses(program, holders) if holders else None
+
+
+def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
+    """Return the tiles for whose readers the critical path or an engine waits, the most waited for first, and waits."""
+    facts = study.facts
+    waits: Counter[str] = Counter()
+    texts: dict[str, Counter[str]] = defaultdict(Counter)
+    named: dict[str, str] = {}  # of several tiles of a line, some may not be waited for
+    for core in facts.launch.cores:
+        by_storage = {life.storage: life for life in core.lives}
+        for number, _, _, span, *_ in core.notes:
+            cause = span.cause
+            life = by_storage.get(cause.reused) if cause.waited is Waited.reuse and cause.reused else None
+            if life is not None:
+                waits[life.place] += 1
+                named.setdefault(life.place, life.tensor.removeprefix("tensor "))
+                reader = facts.line(core, number - cause.overwrites)
+                if core is facts.core:
+                    texts[life.place][f"{facts.line(core, number)} waits %s until {reader} has read it"] += 1
+    rings: list[_Ring] = []
+    for place, _ in waits.most_common(_MOST_PLACES):
+        lives = [(core.number, life) for core in facts.launch.cores for life in core.lives if life.place == place]
+        life = lives[0][1]
+        count = Counter(core for core, _ in lives).most_common(1)[0][1]
+        if count > _SLOTS:  # new tiles in each iteration
+            continue
+        storages = frozenset(life.storage for _, life in lives)
+        rings.append(_Ring(place, named[place], life.region, life.nbytes, count, storages))
+    shown = {}
+    for place, waited in texts.items():
+        (text, number), *_ = waited.most_common(1)
+        shown[place] = text % times(number)
+    return [ring for ring in rings if ring.place in shown], shown
+
+
+def more(study: Study) -> Iterator[Candidate]:
+    """Yield candidates with one, two or three more tiles for some lines that make tiles, the fewest tiles first."""
+    rings, waits = _rings(study)
+    sets = [chosen for count in range(1, len(rings) + 1) for chosen in combinations(rings, count)]
+    sizes = sorted(((chosen, further) for chosen in sets for further in _FURTHER), key=lambda one: len(one[0]) * one[1])
+    for chosen, further in sizes:
+        needed: Counter[MemoryRegion] = Counter()
+        for ring in chosen:
+            needed[ring.region] += further * ring.nbytes
+        if any(nbytes > study.room[region] for region, nbytes in needed.items()):
+            continue
+        made = joined(f"{ring.made + further} at {study.facts.short(ring.place)} ({ring.tensor})" for ring in chosen)
+        yield Candidate(
+            "buffers",
+            on_each_core(partial(_with_more, study, chosen, further)),
+            f"A tile is overwritten too soon: {waits[chosen[0].place]}. Make more tiles, {made}, and use them "
+            f"round-robin",
+            (),
+            "buffers",
+            place=study.facts.short(chosen[0].place),
+        )

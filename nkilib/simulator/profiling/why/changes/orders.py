@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Other orders of the instructions of a loop: :func:`reordered` yields the candidates.
+
+A loop is a stretch of the program in which the same calls follow each other again and again. Its iterations can run
+several at a time, each call for all of them before the next call; or the second part of an iteration can come after the
+first part of the next one. Tiles that an iteration writes and reads then need further slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ....timing.recording import CoreProgram, Step
+from ....timing.timeline import Waited
+from ..flow import generations, reads_of, slot_of, with_uses, writes_of
+from ..study import Candidate, Site, Study, on_each_core
+
+# How many iterations run at a time.
+_TOGETHER = (2, 4)
+# The most places in an iteration at which it may be divided in two.
+_MOST_DIVISIONS = 2
+_FEWEST = 3
+# The number of the first further slot of a tile, apart from those of other changes.
+_FIRST_SLOT = 512
+
+
+class _Loop(NamedTuple):
+    """A stretch of a program in which the same calls repeat.
+
+    Attributes:
+        first: the index of its first step.
+        length: the number of steps of an iteration.
+        times: the number of iterations.
+    """
+
+    first: int
+    length: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length * self.times
+
+
+def _loops(program: CoreProgram) -> list[_Loop]:
+    """Return the stretches of a program in which calls repeat, the longest iterations first, without overlaps."""
+    sites = [step.site if isinstance(step, Step) else None for step in program.steps]
+    last: dict[Site, int] = {}
+    loops: list[_Loop] = []
+    end = 0
+    for at, site in enumerate(sites):
+        if site is None:
+            last.clear()
+            continue
+        before = last.get(site)
+        last[site] = at
+        if before is None or before < end:
+            continue
+        length = at - before
+        body = sites[before:at]
+        count = 1
+        while sites[before + count * length : before + (count + 1) * length] == body:
+            count += 1
+        if count >= _FEWEST and length > 1:
+            loops.append(_Loop(before, length, count))
+            end = loops[-1].end
+    return loops
+
+
+# From the number of an iteration and the position in it: what steps are sorted by.
+_Key = Callable[[int, int], tuple[int, ...]]
+
+
+def _positions(program: CoreProgram, loop: _Loop, key: _Key) -> list[int]:
+    """Return the position of each step in the new order."""
+    order = sorted(range(loop.length * loop.times), key=lambda number: key(*divmod(number, loop.length)))
+    positions = list(range(len(program.steps)))
+    for place, number in enumerate(order):
+        positions[loop.first + number] = loop.first + place
+    return positions
+
+
+def _is_legal(study: Study, program: CoreProgram, loop: _Loop, positions: Sequence[int]) -> bool:
+    """Tell whether each value is still written before it is read, and no step depends on the order otherwise."""
+    flow = study.flow(program)
+    read: set[int] = set()
+    written: set[int] = set()
+    for at in range(loop.first, loop.end):
+        step = program.steps[at]
+        if not isinstance(step, Step):
+            return False
+        action = step.action
+        if action.meets or step.register or action.definition.is_untimed:
+            return False
+        read |= {access.storage for _, access in reads_of(action) if access.footprint.form.is_in_hbm}
+        written |= {access.storage for _, access in writes_of(action) if access.footprint.form.is_in_hbm}
+        accessed = [*flow.written.get(at, ())]
+        accessed += [value for position, _ in reads_of(action) for value in flow.read.get((at, position), ())]
+        for value in accessed:
+            first = positions[value.writer]
+            if any(reader != value.writer and positions[reader] < first for reader, _ in value.readers):
+                return False
+    return not read & written
+
+
+# A call in the kernel, and the position of an operand that it writes.
+_Operand = tuple[Site, int]
+
+
+class _Use(NamedTuple):
+    """A use of a tile: from the first write of data to their last read, in the old order and in the new one."""
+
+    storage: int
+    old_first: int
+    first: int
+    last: int
+
+
+def _uses(
+    study: Study, program: CoreProgram, loop: _Loop, positions: Sequence[int]
+) -> Mapping[_Operand, list[_Use]] | None:
+    """Return the uses of the tiles that a loop writes, by the operand of a call that begins them, if in order."""
+    flow = study.flow(program)
+    storages = {value.access.storage for at in range(loop.first, loop.end) for value in flow.written.get(at, ())}
+    by_operand: dict[_Operand, list[_Use]] = {}
+    for storage, first, _, following in generations(flow, frozenset(storages), len(program.steps)):
+        accesses = {
+            at
+            for value in flow.by_storage[storage]
+            if first <= value.writer < following
+            for at in (value.writer, *(reader for reader, _ in value.readers))
+        }
+        places = [positions[at] for at in accesses]
+        if min(places) != positions[first]:
+            return None
+        step = program.steps[first]
+        assert isinstance(step, Step)
+        operand = next(value.position for value in flow.written[first] if value.access.storage == storage)
+        by_operand.setdefault((step.site, operand), []).append(_Use(storage, first, min(places), max(places)))
+    return by_operand
+
+
+def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
+    """Return the storage for each use, by its own storage and first step, and the number of tiles.
+
+    They are at least ``most``, used round-robin, and more where all of them are in use.
+    """
+    slots = list(dict.fromkeys(use.storage for use in uses))
+    slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
+    free_from = dict.fromkeys(slots, -1)
+    holders: dict[tuple[int, int], int] = {}
+    turn = 0
+    for use in sorted(uses, key=lambda use: use.first):
+        order = [slots[(turn + step) % len(slots)] for step in range(len(slots))]
+        holder = next((slot for slot in order if free_from[slot] <= use.first), None)
+        if holder is None:
+            holder = slot_of(slots[0], _FIRST_SLOT + len(slots))
+            slots.append(holder)
+        turn = (slots.index(holder) + 1) % len(slots)
+        free_from[holder] = use.last
+        holders[use.storage, use.old_first] = holder
+    return holders, len(slots)
+
+
+def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
+    """Return the storage for each use, and the number of tiles of a kind: the most that a call of the loop needs."""
+    # A call that writes a new tile each time needs no more.
+    reusing = [uses for uses in by_operand.values() if len({use.storage for use in uses}) < len(uses)]
+    most = max((_held(uses, 1)[1] for uses in reusing), default=1)
+    holders: dict[tuple[int, int], int] = {}
+    for uses in reusing:
+        holders |= _held(uses, most)[0]
+    return holders, most
+
+
+def _in_order(study: Study, program: CoreProgram, loop: _Loop, key: _Key) -> tuple[CoreProgram, int] | None:
+    """Return a program in which the steps of a loop are sorted by a key, and how many tiles of a kind that takes."""
+    positions = _positions(program, loop, key)
+    uses = _uses(study, program, loop, positions) if _is_legal(study, program, loop, positions) else None
+    if uses is None:
+        return None
+    holders, most = _slots(uses)
+    changed = with_uses(program, holders)
+    order = sorted(range(len(positions)), key=lambda at: positions[at])
+    return changed._replace(steps=[changed.steps[at] for at in order]), most
+
+
+def _together(count: int) -> _Key:
+    return lambda iteration, position: (iteration // count, position, iteration)
+
+
+def _divided(division: int) -> _Key:
+    """Return the key of an order in which an iteration from a position on comes after the start of the next one."""
+    return lambda iteration, position: (iteration + (position >= division), position >= division, position)
+
+
+def _divisions(study: Study, loop: _Loop) -> list[int]:
+    """Return the positions in an iteration whose instructions wait longest for results, on the core done last."""
+    facts = study.facts
+    numbers = {}
+    for at in range(loop.first, loop.end):
+        step = study.main.steps[at]
+        if isinstance(step, Step):
+            numbers[step.number] = (at - loop.first) % loop.length
+    waited: Counter[int] = Counter()
+    for wait in facts.waits:
+        if wait.waited is Waited.data and wait.number in numbers:
+            waited[numbers[wait.number]] += int(wait.duration_ns)
+    return [position for position, _ in waited.most_common(_MOST_DIVISIONS) if position]
+
+
+def _largest(loops: Sequence[_Loop]) -> _Loop | None:
+    return max(loops, key=lambda loop: loop.length * loop.times, default=None)
+
+
+def _sorted(study: Study, length: int, key: _Key, program: CoreProgram) -> CoreProgram | None:
+    """Return a program in which the steps of its longest loop are sorted by a key, if its iterations have a length."""
+    own = _largest(_loops(program))
+    found = None if own is None or own.length != length else _in_order(study, program, own, key)
+    return None if found is None else found[0]
+
+
+def reordered(study: Study) -> Iterator[Candidate]:
+    """Yield candidates that run the iterations of the longest loop several at a time, or overlapped by a part."""
+    loop = _largest(_loops(study.main))
+    if loop is None:
+        return
+    steps = [step for step in study.main.steps[loop.first : loop.first + loop.length] if isinstance(step, Step)]
+    sites = [step.site for step in steps]
+    lines = [study.line(site) for site in sites]
+
+    def candidate(key: _Key, text: str, chosen: tuple[Site, ...]) -> Iterator[Candidate]:
+        found = _in_order(study, study.main, loop, key)
+        if found is not None:
+            tiles = f", with {found[1]} tiles of a kind, used round-robin, where one was used" if found[1] > 1 else ""
+            change = on_each_core(partial(_sorted, study, loop.length, key))
+            yield Candidate("order", change, text + tiles, chosen, "order")
+
+    for division in _divisions(study, loop):
+        loads = all(step.action.kind.work for step in steps[:division])
+        before = "Load for the next iteration" if loads else "Run the first part of the next iteration"
+        yield from candidate(
+            _divided(division),
+            f"{lines[division]} waits for results in each iteration. {before}, "
+            f"{' to '.join(dict.fromkeys([lines[0], lines[division - 1]]))}, before it",
+            (sites[division], sites[0]),
+        )
+    for count in _TOGETHER:
+        yield from candidate(
+            _together(count),
+            f"Engines wait for each other in the loop from {lines[0]} to {lines[-1]}. Work on {count} iterations at a "
+            f"time, each call for all of them before the next call",
+            (sites[0], sites[-1]),
+        )
