@@ -121,6 +121,14 @@ class _Files:
         path, _, number = place.rpartition(":")
         return (self._paths.of(path), int(number)) if number.isdigit() and path else (self._paths.of(place), 0)
 
+    def found(self, place: str) -> tuple[int, int] | None:
+        """Return the line of a ``file:line`` whose file may lack folders; None if no file has that name."""
+        path, _, number = place.rpartition(":")
+        for index, known in enumerate(self._paths.values):
+            if number.isdigit() and (known == path or known.endswith(os.sep + path)):
+                return index, int(number)
+        return None
+
     def written(self, used: Mapping[int, set[int]]) -> list[dict[str, Any]]:
         """Return the name and the text of each file, the text in parts with the number of their first lines."""
         paths = self._paths.values
@@ -265,7 +273,7 @@ def _finding_of(finding: Finding, files: _Files) -> Content:
         "about": finding.about,
         "text": finding.text,
         "saved": _ps(finding.saved_us),
-        "lines": [files.line(place) for place in places],
+        "lines": [line for line in map(files.found, places) if line],
         "numbers": finding.numbers,
         "calls": finding.calls,
     }

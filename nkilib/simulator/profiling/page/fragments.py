@@ -3,8 +3,8 @@
 
 """The parts of a page that are readable without a script: sentences, tables, and a picture of the timeline.
 
-:func:`summary` is the summary of one profile, :func:`comparison` the table of two, :func:`picture` the timeline as an
-SVG image, and :func:`small` the form for a cell of a notebook. Everything from a kernel is escaped: its names and texts
+:func:`summary` and :func:`figures` are about one profile, :func:`comparison` about two; :func:`picture` is the timeline as an
+SVG image, :func:`static` what a page shows where no script runs, and :func:`small` the form for a cell of a notebook. Everything from a kernel is escaped: its names and texts
 are not ours.
 """
 
@@ -97,6 +97,8 @@ def _hbm(content: Content) -> str:
 
 def _peak(content: Content, region: str, show: _Shower) -> str:
     peak = content[region]
+    if not peak["bytes"]:
+        return f"<p>{region.upper()} is not used.</p>"
     share = peak["bytes"] / peak["capacity"]
     caption = (
         f"{region.upper()} peak: {peak['bytes']:,} bytes of a partition, {share:.0%} of the {peak['capacity']:,} there are"
@@ -111,7 +113,7 @@ def _peak(content: Content, region: str, show: _Shower) -> str:
     return _table(caption, ("tile", "made at", "tiles", "bytes of a partition each"), rows, texts=2)
 
 
-def _findings(content: Content, show: _Shower, profile: int | None) -> str:
+def _findings(content: Content, show: _Shower) -> str:
     items = []
     for finding in content["findings"]:
         saved = f'<strong class="saved">saves {us(finding["saved"])} us</strong> ' if finding["saved"] else ""
@@ -137,23 +139,26 @@ def _counts(content: Content) -> str:
 
 
 def summary(content: Content, profile: int) -> str:
-    """Return the summary of a profile.
+    """Return what a reader should know first, with links to the lines.
 
     Args:
         content: the content.
         profile: the index of the profile in the page.
 
     Returns:
-        Sentences, findings and tables, as HTML.
+        Sentences and findings, as HTML.
     """
-    show = _as_button(profile)
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in content["sentences"])
+    heading = "<h3>Why: advice, each with what it saves, and facts</h3>"
+    return f"{sentences}{heading}{_findings(content, _as_button(profile))}"
+
+
+def figures(content: Content, profile: int) -> str:
+    """Return tables of engines, critical path, HBM bytes, instructions and peaks of memory; arguments as above."""
+    show = _as_button(profile)
     tables = (_engines(content), _path(content), _hbm(content), _counts(content))
     peaks = (_peak(content, "sbuf", show), _peak(content, "psum", show))
-    return (
-        f'<div class="sentences">{sentences}</div><h3>Why: advice, each with what it saves, and facts</h3>'
-        f'{_findings(content, show, profile)}<div class="tables">{"".join((*tables, *peaks))}</div>'
-    )
+    return f'<div class="tables">{"".join((*tables, *peaks))}</div>'
 
 
 def comparison(this: Content, other: Content, changes: Sequence[Change]) -> str:
@@ -185,7 +190,7 @@ def comparison(this: Content, other: Content, changes: Sequence[Change]) -> str:
     for region in ("sbuf", "psum"):
         name = f"{region.upper()} peak, bytes of a partition"
         rows.append(row(name, [content[region]["bytes"] for content in both], lambda n: f"{n:,.0f}"))
-    figures = _table("Figures", ("", "other", "this", "change"), rows)
+    sums = _table("Figures", ("", "other", "this", "change"), rows)
     shows = _as_button(1), _as_button(0)
     lines = [
         (
@@ -202,7 +207,7 @@ def comparison(this: Content, other: Content, changes: Sequence[Change]) -> str:
     heads = ("line", "other", "this", "other path us", "this path us", "change us", "other busy us", "this busy us")
     note = f"<p>{left_out:,} lines with smaller changes are left out.</p>" if left_out > 0 else ""
     caption = "Lines, the largest change of the critical path first; busy: all engines and cores added up"
-    return f'<div class="tables">{figures}</div>{_table(caption, heads, lines, texts=3)}{note}'
+    return f'<div class="tables">{sums}</div>{_table(caption, heads, lines, texts=3)}{note}'
 
 
 def _bins(content: Content, columns: Content, engine: str) -> list[bool]:

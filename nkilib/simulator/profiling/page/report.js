@@ -5,8 +5,7 @@
 // textContent. Everything that is shown comes from `content.py`, whose names the content has here.
 "use strict";
 
-/** @typedef {{label: string, core: number, kind: string, rows: Int32Array[], y: number, row: number, top: number}} Lane */
-/** @typedef {{from: number, to: number, text: string, depth: number, core: number}} Loop */
+/** @typedef {{label: string, core: number, kind: string, rows: Int32Array[], y: number, row: number}} Lane */
 
 const US = 1e6;
 // Hues of Okabe and Ito, which colour-blind readers tell apart, each with the colour of text on it.
@@ -18,12 +17,13 @@ const WAITED = {
   reuse: "others that still used what it overwrites", trigger: "its queue, which triggers one transfer after another",
   meeting: "the other core, at a barrier or an exchange", loop: "a loop of the device, at which all engines wait",
 };
-const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 100, MOST_IN_TABLE = 200, RULER = 20, GAP = 5;
-
+const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 100, MOST_IN_TABLE = 200, MOST_IN_LEGEND = 12;
+const RULER = 20, GAP = 5, LETTER = 6.3, SLOW = 8;
 /** @param {string} id @returns {any} */
 const at = id => document.getElementById(id);
 /** @param {number} ps @param {number} [digits] */
-const us = (ps, digits = 3) => (ps / US).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: digits});
+const us = (ps, digits = 3) =>
+  (ps / US).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: digits});
 /** @param {number} count */
 const whole = count => count.toLocaleString("en");
 
@@ -38,12 +38,22 @@ function make(tag, set = {}, ...children) {
   return element;
 }
 
+/** A button in the form of a link. @param {string} text @param {() => void} act */
+const link = (text, act) => make("button", {type: "button", class: "to", onclick: act}, text);
+
+/** A table; the columns at `figures` are figures.
+ * @param {string[]} heads @param {number[]} figures @param {Node} body */
+function table(heads, figures, body) {
+  const cells = heads.map((head, at) => make("th", {scope: "col", class: figures.includes(at) ? "figure" : ""}, head));
+  return make("table", {}, make("thead", {}, make("tr", {}, ...cells)), body);
+}
+
 /** The first position of a sorted sequence whose value, by `of`, is over a limit.
  * @param {number} count @param {(at: number) => number} of @param {number} limit */
 function firstOver(count, of, limit) {
-  let low = 0, high = count;
-  while (low < high) {
-    const middle = (low + high) >> 1;
+  let low = 0;
+  for (let high = count, middle; low < high;) {
+    middle = (low + high) >> 1;
     if (of(middle) > limit) high = middle; else low = middle + 1;
   }
   return low;
@@ -68,10 +78,9 @@ class Profile {
   constructor(content, index) {
     this.content = content;
     this.index = index;
-    const sizes = content.cores.map((/** @type {any} */ core) => core.site.length);
-    this.count = sizes.reduce((/** @type {number} */ sum, /** @type {number} */ size) => sum + size, 0);
-    this.first = sizes.map((/** @type {number} */ _, /** @type {number} */ at) =>
-      sizes.slice(0, at).reduce((/** @type {number} */ sum, /** @type {number} */ size) => sum + size, 0));
+    const sizes = content.cores.map(core => core.site.length);
+    this.count = sizes.reduce((sum, size) => sum + size, 0);
+    this.first = sizes.map((_, at) => sizes.slice(0, at).reduce((sum, size) => sum + size, 0));
     this.core = new Uint8Array(this.count);  // the position among the cores, not the number
     this.site = new Int32Array(this.count);
     this.number = new Float64Array(this.count);
@@ -83,7 +92,7 @@ class Profile {
     this.marked = new Uint8Array(this.count);
     this.marks = 0;
     /** @type {number[]} */ this.chain = [];
-    content.cores.forEach((/** @type {any} */ core, /** @type {number} */ at) => {
+    content.cores.forEach((core, at) => {
       const first = this.first[at], start = summed(core.start);
       this.core.fill(at, first, first + sizes[at]);
       this.site.set(core.site, first);
@@ -93,42 +102,31 @@ class Profile {
       this.waited.set(core.waited, first);
       this.on.set(core.on, first);
     });
-    this.name = content.sites.map((/** @type {any} */ site) => site[2] ? `${site[1]} ${site[2]}` : site[1]);
-    this.hue = this.hues();
+    this.name = content.sites.map(site => site[2] ? `${site[1]} ${site[2]}` : site[1]);
+    /** @type {number[]} */ this.hue = [];
+    /** @type {Int32Array | null} */ this.order = null;
     this.links = this.linked();
     this.lanes = this.laned();
     /** @type {Map<number, Int32Array>} */ this.latest = new Map();
     this.height = RULER + this.lanes.reduce((sum, lane) => sum + lane.row * lane.rows.length + GAP, 0);
-    this.meetings = new Map(content.meetings.map((/** @type {any} */ m) => [`${m[0]}:${m[1]}`, [m[2], m[3]]]));
-    this.sums = new Map(content.lines.map((/** @type {any} */ line) => [`${line[0]}:${line[1]}`, line]));
-  }
-
-  /** The hue of each site: one for each name, those with most time first. */
-  hues() {
-    /** @type {Map<string, number>} */ const spent = new Map();
-    for (let i = 0; i < this.count; i++) {
-      const name = this.content.sites[this.site[i]][1];
-      spent.set(name, (spent.get(name) || 0) + this.end[i] - this.start[i]);
-    }
-    this.names = [...spent].sort((one, other) => other[1] - one[1]).map(([name]) => name);
-    const last = HUES.length - 1;
-    return this.content.sites.map((/** @type {any} */ site) => Math.min(last, (this.names || []).indexOf(site[1])));
+    this.meetings = new Map(content.meetings.map(m => [`${m[0]}:${m[1]}`, [m[2], m[3]]]));
+    this.sums = new Map(content.lines.map(line => [`${line[0]}:${line[1]}`, line]));
   }
 
   /** The links of the critical path, with the index of their instruction. */
   linked() {
     const {core, kind, kinds, duration} = this.content.path;
     const number = summed(this.content.path.number), start = summed(this.content.path.start);
-    return core.map((/** @type {number} */ own, /** @type {number} */ at) => {
+    return core.map((own, at) => {
       const item = this.find(own, number[at]);
       if (item >= 0) this.path[item] += duration[at];
-      return {item, kind: kinds[kind[at]], hue: kind[at] % HUES.length, from: start[at], to: start[at] + duration[at]};
+      return {item, kind: kinds[kind[at]], from: start[at], to: start[at] + duration[at]};
     });
   }
 
-  /** The index of an instruction by core and number; -1 if it is not shown. @param {number} core @param {number} number */
+  /** The index of an instruction; -1 if it is not shown. @param {number} core @param {number} number */
   find(core, number) {
-    const at = this.content.cores.findIndex((/** @type {any} */ one) => one.core === core), first = this.first[at];
+    const at = this.content.cores.findIndex(one => one.core === core), first = this.first[at];
     const size = this.content.cores[at].site.length;
     const found = first + firstOver(size, index => this.number[first + index], number - 0.5);
     return found < first + size && this.number[found] === number ? found : -1;
@@ -145,25 +143,26 @@ class Profile {
     const lanes = [...groups].sort(([one], [other]) => one < other ? -1 : 1).map(([key, items]) => {
       const [core, , engine, queue] = key.split("\0"), rows = this.rows(items);
       const number = this.content.cores[+core].core;
-      const label = `${number} ${queue ? `dma ${queue.replace(/^dma$/, "")}`.trim() : engine}`;
+      const label = `core ${number} ${queue ? `dma ${queue.replace(/^dma$/, "")}`.trim() : engine}`;
       const row = queue ? (rows.length > 3 ? 7 : 12) : 20;
-      return {label, core: +core, kind: engine, rows, y: 0, row, top: 0};
+      return {label, core: +core, kind: engine, rows, y: 0, row};
     });
-    const path = {label: "critical path", core: -1, kind: "path", rows: [new Int32Array(0)], y: 0, row: 14, top: 0};
+    const path = {label: "critical path", core: -1, kind: "path", rows: [new Int32Array(0)], y: 0, row: 14};
     const all = [path, ...lanes];
-    const loops = this.content.loops.length ? this.content.cores.map((/** @type {any} */ core, /** @type {number} */ at) =>
-      ({label: `${core.core} loops`, core: at, kind: "loops", rows: this.depths(core.core), y: 0, row: 13, top: 0})) : [];
-    for (const lane of loops.filter((/** @type {Lane} */ lane) => lane.rows.length).reverse())
-      all.splice(all.findIndex(other => other.core === lane.core), 0, lane);
+    this.content.cores.forEach((core, at) => {
+      const rows = this.depths(core.core), first = all.findIndex(other => other.core === at);
+      const lane = {label: `core ${core.core} loops`, core: at, kind: "loops", rows, y: 0, row: 13};
+      if (rows.length) all.splice(first, 0, lane);
+    });
     let y = RULER;
-    for (const lane of all) { lane.y = y; y += lane.row * lane.rows.length + GAP; }
+    for (const lane of all) [lane.y, y] = [y, y + lane.row * lane.rows.length + GAP];
     return all;
   }
 
   /** An empty row for each depth of device loops on a core. @param {number} core */
   depths(core) {
-    const depths = this.content.loops.filter((/** @type {any} */ loop) => loop[0] === core).map((/** @type {any} */ l) => l[4]);
-    return Array.from({length: depths.length ? Math.max(...depths) + 1 : 0}, () => new Int32Array(0));
+    const depths = this.content.loops.filter(loop => loop[0] === core).map(loop => loop[4]);
+    return Array.from({length: Math.max(0, ...depths.map(depth => depth + 1))}, () => new Int32Array(0));
   }
 
   /** Rows in which instructions do not overlap, 12 at most. @param {number[]} items @returns {Int32Array[]} */
@@ -180,9 +179,10 @@ class Profile {
     return rows.map(row => Int32Array.from(row));
   }
 
+  /** Name and line of an instruction. @param {number} i */
+  what(i) { return `${this.name[this.site[i]]} at ${this.line(i)}`; }
   /** @param {number} i */
   line(i) { const site = this.content.sites[this.site[i]]; return this.lineText(site[3], site[4]); }
-
   /** @param {number} file @param {number} line */
   lineText(file, line) { return `${this.content.files[file].name}:${line}`; }
 
@@ -190,17 +190,17 @@ class Profile {
   cause(i) {
     const core = this.content.cores[this.core[i]].core;
     if (this.on[i]) return this.find(core, this.number[i] - this.on[i]);
-    const waited = this.content.waited[this.waited[i]];
+    const waited = this.content.waited[this.waited[i]], first = this.first[this.core[i]];
     const met = this.meetings.get(`${core}:${this.number[i]}`);
-    if (waited === "meeting" && met) return this.find(...met);
-    return waited === "loop" && i > this.first[this.core[i]] ? this.done(this.core[i])[i - 1 - this.first[this.core[i]]] : -1;
+    if (waited === "meeting" && met) return this.find(met[0], met[1]);
+    return waited === "loop" && i > first ? this.done(this.core[i])[i - 1 - first] : -1;
   }
 
   /** For each instruction of a core, the one up to there that ends last. @param {number} core */
   done(core) {
     const known = this.latest.get(core);
-    if (known) return known;
     const first = this.first[core], size = this.content.cores[core].site.length, latest = new Int32Array(size);
+    if (known) return known;
     for (let at = 0, best = first; at < size; at++) {
       if (this.end[first + at] >= this.end[best]) best = first + at;
       latest[at] = best;
@@ -219,9 +219,15 @@ class Profile {
     return chain;
   }
 
+  /** All instructions in the order in which they start. */
+  inOrder() {
+    const by = this.start;
+    return this.order ||= Int32Array.from(this.core.keys()).sort((one, other) => by[one] - by[other]);
+  }
+
   /** Mark the instructions of the sites that fit. @param {((site: any) => boolean) | null} fits */
   mark(fits) {
-    const fitting = this.content.sites.map((/** @type {any} */ site) => fits !== null && fits(site) ? 1 : 0);
+    const fitting = this.content.sites.map(site => fits !== null && fits(site) ? 1 : 0);
     this.marks = 0;
     for (let i = 0; i < this.count; i++) this.marks += this.marked[i] = fitting[this.site[i]];
   }
@@ -246,7 +252,7 @@ const axis = {
 /** @type {Profile[]} */ let profiles = [];
 /** @type {Picture[]} */ let pictures = [];
 /** @type {{p: Profile, i: number} | null} */ let selected = null;
-let isAlone = false, isAsked = false;
+let isAlone = false, isMarking = false, isAsked = false;
 /** @type {Set<string>} */ const held = new Set();
 /** @type {Object<string, string>} */ let colours = {};
 
@@ -256,15 +262,15 @@ function redraw() {
   isAsked = true;
   requestAnimationFrame(() => {
     isAsked = false;
-    for (const picture of pictures) picture.draw();
+    for (const picture of pictures) picture.refresh();
     fillTable.later();
   });
 }
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["ink", "muted", "paper", "box", "edge", "accent", "chain", "dim"])
-    colours[name] = style.getPropertyValue(`--${name}`).trim();
+  const names = ["ink", "muted", "paper", "box", "edge", "chain", "dim"];
+  colours = Object.fromEntries(names.map(name => [name, style.getPropertyValue(`--${name}`).trim()]));
   redraw();
 }
 
@@ -273,9 +279,11 @@ class Picture {
   /** @param {Profile} p @param {HTMLElement} parent @param {string} label */
   constructor(p, parent, label) {
     this.p = p;
-    this.canvas = /** @type {HTMLCanvasElement} */ (make("canvas", {tabindex: "0", role: "application", "aria-label": label}));
+    const canvas = make("canvas", {tabindex: "0", role: "application", "aria-label": label});
+    this.canvas = /** @type {HTMLCanvasElement} */ (canvas);
     this.g = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-    this.width = this.height = this.left = 0;
+    this.width = this.height = this.left = this.cost = this.timer = 0;
+    this.last = {image: document.createElement("canvas"), from: 0, to: 1};
     /** @type {Map<number, PointerEvent>} */ this.pointers = new Map();
     this.moved = 0;
     parent.append(this.canvas);
@@ -288,7 +296,25 @@ class Picture {
     listen("pointerleave", () => { if (!this.pointers.size) at("tip").hidden = true; });
   }
 
-  get wanted() { return 100; }
+  /** Draw. What takes long moves its last drawing instead, and draws when nothing has changed for a while. */
+  refresh(isAtRest = false) {
+    const {image, from, to} = this.last, begun = performance.now(), {width, height} = this.canvas;
+    clearTimeout(this.timer);
+    if (!isAtRest && this.cost > SLOW && image.width === width) {
+      this.begin();
+      this.g.drawImage(image, this.x(from), 0, this.x(to) - this.x(from), this.height);
+      this.timer = setTimeout(() => this.refresh(true), 150);
+      return;
+    }
+    this.draw();
+    this.cost = performance.now() - begun;
+    [image.width, image.height] = [this.canvas.width, this.canvas.height];
+    const left = this.left * image.width / this.width;
+    this.last = {image, from: axis.from, to: axis.to};
+    const wide = image.width - left, high = image.height;
+    if (this.cost > SLOW) image.getContext("2d")?.drawImage(this.canvas, left, 0, wide, high, 0, 0, wide + left, high);
+  }
+
   get scale() { return (this.width - this.left) / (axis.to - axis.from); }
   /** @param {number} time */
   x(time) { return this.left + (time - axis.from) * this.scale; }
@@ -300,23 +326,21 @@ class Picture {
     const width = this.canvas.parentElement ? this.canvas.parentElement.clientWidth : 300, height = this.wanted;
     const ratio = window.devicePixelRatio || 1;
     if (width !== this.width || height !== this.height || this.canvas.width !== Math.round(width * ratio)) {
-      this.width = width; this.height = height;
-      this.left = width < 600 ? 64 : 120;
-      this.canvas.width = Math.round(width * ratio);
-      this.canvas.height = Math.round(height * ratio);
+      [this.width, this.height, this.left] = [width, height, width < 600 ? 64 : 120];
+      [this.canvas.width, this.canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
       this.canvas.style.height = `${height}px`;
     }
     this.g.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.g.fillStyle = colours.paper;
     this.g.fillRect(0, 0, width, height);
-    this.g.font = "11px system-ui, sans-serif";
-    this.g.textBaseline = "middle";
+    [this.g.font, this.g.textBaseline] = ["11px system-ui, sans-serif", "middle"];
   }
 
   /** The times at the top, with lines down to the bottom. */
   ruler() {
     const g = this.g, span = axis.to - axis.from, rough = span / Math.max(2, (this.width - this.left) / 110);
-    const power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough) || rough;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough) || rough;
     const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(step / US) + 1e-9)));
     g.fillStyle = colours.muted; g.strokeStyle = colours.edge; g.lineWidth = 1;
     g.beginPath();
@@ -327,22 +351,26 @@ class Picture {
     }
     g.stroke();
   }
-
   /** @param {string} text @param {number} y */
   label(text, y) {
     const fits = Math.floor((this.left - 4) / 5.6);
+    if (this.left < 100) text = text.replace(/^core /, "");
     this.g.fillStyle = colours.ink;
     this.g.fillText(text.length > fits ? text.slice(0, fits - 1) + "…" : text, 2, y);
   }
 
-  draw() {}
-  /** @param {number} _x @param {number} _y @returns {any} */
-  hit(_x, _y) { return null; }
-  /** @param {any} _found @returns {string} */
-  tell(_found) { return ""; }
-  /** @param {any} _found */
-  choose(_found) {}
+  /** Write as much of a text as there is room for.
+   * @param {string} text @param {number} from @param {number} to @param {number} y */
+  write(text, from, to, y) {
+    const x = Math.max(from, this.left) + 3, fits = Math.floor((Math.min(to, this.width) - x) / LETTER);
+    if (fits > 2) this.g.fillText(text.slice(0, fits), x, y);
+  }
 
+  get wanted() { return 0; }
+  draw() {}
+  hit(_x, _y) { return /** @type {any} */ (null); }
+  tell(_found) { return ""; }
+  choose(_found) {}
   /** @param {WheelEvent} event */
   wheel(event) {
     event.preventDefault();
@@ -350,7 +378,6 @@ class Picture {
     if (event.shiftKey || Math.abs(x) > Math.abs(y)) axis.pan((x || y) / this.width);
     else axis.zoom(Math.exp(y * 0.002), this.time(event.offsetX));
   }
-
   /** @param {PointerEvent} event */
   down(event) {
     this.canvas.setPointerCapture(event.pointerId);
@@ -358,7 +385,6 @@ class Picture {
     this.moved = 0;
     this.canvas.focus({preventScroll: true});
   }
-
   /** @param {PointerEvent} event */
   move(event) {
     const last = this.pointers.get(event.pointerId);
@@ -386,11 +412,11 @@ class Picture {
     }
     this.pointers.set(event.pointerId, event);
   }
-
   /** @param {PointerEvent} event */
   up(event) {
     const was = this.pointers.delete(event.pointerId);
-    if (was && event.type === "pointerup" && this.moved <= 4 && !this.pointers.size) this.choose(this.hit(event.offsetX, event.offsetY));
+    if (was && event.type === "pointerup" && this.moved <= 4 && !this.pointers.size)
+      this.choose(this.hit(event.offsetX, event.offsetY));
   }
 }
 
@@ -414,10 +440,8 @@ class Timeline extends Picture {
     g.restore();
     for (const lane of p.lanes) this.label(lane.label, lane.y + lane.row * lane.rows.length / 2);
   }
-
   /** @param {number} i */
-  isDim(i) { return isAlone ? !this.p.path[i] : this.p.marks > 0 && !this.p.marked[i]; }
-
+  isDim(i) { return isAlone ? !this.p.path[i] : isMarking && !this.p.marked[i]; }
   /** @param {Int32Array} row @param {number} y @param {number} height */
   row(row, y, height) {
     const g = this.g, {start, end, site, hue, name} = this.p, scale = this.scale, left = this.left - axis.from * scale;
@@ -438,13 +462,10 @@ class Timeline extends Picture {
         pixel = -1;
         if (isAlone && isDim) continue;
         g.fillStyle = isDim ? colours.dim : HUES[hue[site[i]]][0];
-        const from = Math.max(x, -9), wide = Math.min(x + width, this.width + 9) - from;
-        g.fillRect(from, y, Math.max(1, wide > 3 ? wide - 0.7 : wide), height);
-        if (height > 10 && width > 34) {
-          const begin = Math.max(x, this.left) + 3, fits = Math.floor((x + width - begin) / 6.3);
-          g.fillStyle = isDim ? colours.muted : HUES[hue[site[i]]][1];
-          if (fits > 2) g.fillText(name[site[i]].slice(0, fits), begin, y + height / 2);
-        }
+        const from = Math.max(Math.floor(x), -9), wide = Math.min(Math.floor(x + width), this.width + 9) - from;
+        g.fillRect(from, y, Math.max(1, wide > 3 ? wide - 1 : wide), height);
+        g.fillStyle = isDim ? colours.muted : HUES[hue[site[i]]][1];
+        if (height > 10 && width > 25) this.write(name[site[i]], x, x + width, y + height / 2);
         continue;
       }
       const own = Math.floor(x);
@@ -454,48 +475,46 @@ class Timeline extends Picture {
     }
     flush();
   }
-
   /** @param {Lane} lane */
   path(lane) {
     const g = this.g, links = this.p.links;
     let last = -1;
-    for (let at = firstOver(links.length, at => links[at].to, axis.from); at < links.length && links[at].from < axis.to; at++) {
-      const from = this.x(links[at].from), to = this.x(links[at].to);
+    for (let at = firstOver(links.length, at => links[at].to, axis.from); at < links.length; at++) {
+      const {kind, item} = links[at], from = this.x(links[at].from), to = this.x(links[at].to);
+      if (from > this.width) break;
       if (to - from < 1 && Math.floor(from) === last) continue;
       last = Math.floor(from);
-      g.fillStyle = HUES[links[at].hue][0];
+      const isWork = item >= 0 && (kind === "work" || kind === "moving rows");
+      const [fill, ink] = isWork ? HUES[this.p.hue[this.p.site[item]]] : [colours.edge, colours.ink];
+      g.fillStyle = fill;
       g.fillRect(from, lane.y, Math.max(1, to - from - (to - from > 3 ? 0.7 : 0)), lane.row);
-      if (to - from > 40) {
-        g.fillStyle = HUES[links[at].hue][1];
-        g.fillText(links[at].kind.slice(0, Math.floor((to - Math.max(from, this.left)) / 6.3)), Math.max(from, this.left) + 2, lane.y + lane.row / 2);
-      }
+      g.fillStyle = ink;
+      if (to - from > 25) this.write(kind, from, to, lane.y + lane.row / 2);
     }
   }
-
-  /** @param {any} loop */
   loopText(loop) {
     const [, what, file, line, , , , count, left] = loop;
     const skipped = left ? `; ${whole(left)} of them were not run, because they repeat others` : "";
     return `${what} at ${this.p.lineText(file, line)}: ${whole(count)} iterations on the device${skipped}`;
   }
-
   /** @param {Lane} lane */
   loops(lane) {
     const g = this.g, core = this.p.content.cores[lane.core].core;
     for (const loop of this.p.content.loops) {
       if (loop[0] !== core || loop[6] < axis.from || loop[5] > axis.to) continue;
-      const from = Math.max(this.x(loop[5]), this.left - 4), to = Math.min(this.x(loop[6]), this.width + 4), y = lane.y + loop[4] * lane.row;
+      const from = Math.max(this.x(loop[5]), this.left - 4), to = Math.min(this.x(loop[6]), this.width + 4);
+      const y = lane.y + loop[4] * lane.row;
       g.fillStyle = colours.box; g.strokeStyle = colours.muted;
       g.fillRect(from, y, Math.max(1, to - from), lane.row - 2);
       g.strokeRect(from + 0.5, y + 0.5, Math.max(1, to - from - 1), lane.row - 3);
       g.fillStyle = colours.ink;
-      if (to - from > 50) g.fillText(this.loopText(loop).slice(0, Math.floor((to - from) / 6)), from + 4, y + lane.row / 2 - 1);
+      this.write(this.loopText(loop), from, to, y + lane.row / 2 - 1);
     }
   }
 
   /** What is left out of a long launch. */
   gaps() {
-    this.p.content.cores.forEach((/** @type {any} */ core, /** @type {number} */ at) => {
+    this.p.content.cores.forEach((core, at) => {
       const lanes = this.p.lanes.filter(lane => lane.core === at);
       if (!core.gap || !lanes.length) return;
       const [, count, from, to] = core.gap, top = lanes[0].y, end = lanes[lanes.length - 1];
@@ -503,7 +522,7 @@ class Timeline extends Picture {
       this.g.fillStyle = colours.box;
       this.g.fillRect(x, top, width, end.y + end.row * end.rows.length - top);
       this.g.fillStyle = colours.ink;
-      this.g.fillText(`${whole(count)} instructions are left out here; sums count them`, Math.max(x, this.left) + 6, top + 12);
+      this.write(`${whole(count)} instructions are left out here; sums count them`, x, x + width, top + 12);
     });
   }
 
@@ -525,8 +544,7 @@ class Timeline extends Picture {
   chain() {
     const g = this.g, p = this.p;
     if (!selected || selected.p !== p) return;
-    g.strokeStyle = g.fillStyle = colours.chain;
-    g.lineWidth = 1.5;
+    g.strokeStyle = g.fillStyle = colours.chain; g.lineWidth = 1.5;
     for (let at = 0; at + 1 < p.chain.length; at++) {
       const [late, early] = [p.chain[at], p.chain[at + 1]];
       if (p.start[late] < axis.from && p.start[early] < axis.from) break;
@@ -541,10 +559,10 @@ class Timeline extends Picture {
     const i = selected.i, y = this.y(i), from = this.x(p.start[i]);
     g.strokeRect(from - 1, y - 9, Math.max(3, this.x(p.end[i]) - from + 2), 18);
   }
-
   /** @param {number} x @param {number} y */
   hit(x, y) {
-    const lane = this.p.lanes.find(one => y >= one.y && y < one.y + one.row * one.rows.length), time = this.time(x), near = 2 / this.scale;
+    const lane = this.p.lanes.find(one => y >= one.y && y < one.y + one.row * one.rows.length);
+    const time = this.time(x), near = 2 / this.scale;
     if (!lane || x < this.left) return null;
     const at = Math.floor((y - lane.y) / lane.row);
     if (lane.kind === "path") {
@@ -553,7 +571,7 @@ class Timeline extends Picture {
     }
     if (lane.kind === "loops") {
       const core = this.p.content.cores[lane.core].core;
-      const loop = this.p.content.loops.find((/** @type {any} */ l) => l[0] === core && l[4] === at && l[5] <= time && time <= l[6]);
+      const loop = this.p.content.loops.find(l => l[0] === core && l[4] === at && l[5] <= time && time <= l[6]);
       return loop ? {loop} : null;
     }
     const row = lane.rows[at], {start, end} = this.p;
@@ -561,18 +579,14 @@ class Timeline extends Picture {
     if (k >= row.length || start[row[k]] > time + near || (isAlone && !this.p.path[row[k]])) return null;
     return {i: row[k]};
   }
-
-  /** @param {any} found */
   tell(found) {
     if (found.loop) return this.loopText(found.loop);
     if (found.link) {
-      const what = found.link.item < 0 ? "" : ` of ${this.p.name[this.p.site[found.link.item]]} at ${this.p.line(found.link.item)}`;
-      return `critical path, ${us(found.link.to - found.link.from)} us: ${found.link.kind}${what}`;
+      const {item, kind, from, to} = found.link, what = item < 0 ? "" : ` of ${this.p.what(item)}`;
+      return `critical path, ${us(to - from)} us: ${kind}${what}`;
     }
-    return facts(this.p, found.i).map(([name, value]) => name ? `${name}: ${value}` : value).join("\n");
+    return told(facts(this.p, found.i));
   }
-
-  /** @param {any} found */
   choose(found) {
     if (!found) clear();
     else if (found.i !== undefined) select(this.p, found.i);
@@ -587,7 +601,8 @@ class Timeline extends Picture {
       .sort((one, other) => p.start[one] - p.start[other] || one - other)).filter(lane => lane.length);
     if (!lanes.length) return;
     const now = selected && selected.p === p ? selected.i : -1;
-    if (now < 0) return select(p, lanes[0][Math.min(lanes[0].length - 1, firstOver(lanes[0].length, k => p.end[lanes[0][k]], axis.from))], true);
+    const inView = firstOver(lanes[0].length, k => p.end[lanes[0][k]], axis.from);
+    if (now < 0) return select(p, lanes[0][Math.min(lanes[0].length - 1, inView)], true);
     const lane = lanes.findIndex(items => items.includes(now));
     if (along) {
       const next = lanes[lane].indexOf(now) + along;
@@ -599,46 +614,54 @@ class Timeline extends Picture {
   }
 }
 
-/** SBUF and PSUM over time, a block for each tile. */
+/** SBUF and PSUM over time, a block for each tile; a band for each core and memory. */
 class Memory extends Picture {
   /** @param {Profile} p @param {HTMLElement} parent @param {string} label */
   constructor(p, parent, label) {
     super(p, parent, label);
-    const {kinds, kind, duration, unused} = p.content.tiles, start = summed(p.content.tiles.start);
+    const {kinds, kind, duration, unused} = p.content.tiles, starts = summed(p.content.tiles.start);
+    const makers = [...new Set(kinds.map(([, , tensor, file, line]) => `${tensor} ${file}:${line}`))];
     /** @type {Map<string, any>} */ const bands = new Map();
-    this.tiles = kind.map((/** @type {number} */ own, /** @type {number} */ at) => {
-      const [core, region, tensor, file, line, partitions, bytes] = kinds[own], key = `${core} ${region}`;
-      const tile = {hue: own % HUES.length, region, tensor, file, line, partitions, bytes, from: start[at], to: start[at] + duration[at],
-        low: 0, unused: /** @type {number[][]} */ ([])};
-      const band = bands.get(key) || {key, region, tiles: [], y: 0, height: 0, top: 1, peak: 0, when: 0};
-      bands.set(key, band);
-      band.tiles.push(tile);
+    this.tiles = kind.map((own, at) => {
+      const [core, region, tensor, file, line, partitions, bytes] = kinds[own], from = starts[at];
+      const hue = makers.indexOf(`${tensor} ${file}:${line}`) % HUES.length;
+      const to = from + duration[at];
+      const tile = {hue, region, tensor, file, line, partitions, bytes, from, to, low: -1, unused: []};
+      const key = `core ${core} ${region.toUpperCase()}`;
+      const band = {key, region, tiles: [], tracks: new Map(), y: 0, height: 0, top: 1, peak: 0, when: 0};
+      if (!bands.has(key)) bands.set(key, band);
+      bands.get(key).tiles.push(tile);
       return tile;
     });
     for (const [tile, from, length] of unused) this.tiles[tile].unused.push([this.tiles[tile].from + from, length]);
-    this.bands = [...bands.values()].sort((one, other) => one.key.split(" ")[0] - other.key.split(" ")[0] || (one.region < other.region ? 1 : -1));
+    this.bands = [...bands.keys()].sort().map(key => bands.get(key));
     for (const band of this.bands) this.pack(band);
   }
-
-  get wanted() { return RULER + (this.bands || []).reduce((sum, band) => sum + (band.region === "sbuf" ? 190 : 110), 0); }
+  room(band) { return band.region === "sbuf" ? 190 : 110; }
+  get wanted() { return RULER + (this.bands || []).reduce((sum, band) => sum + this.room(band), 0); }
 
   /** Stack the tiles of a band: each at the lowest place that is free for all of its life. @param {any} band */
   pack(band) {
-    band.tiles.sort((/** @type {any} */ one, /** @type {any} */ other) => one.from - other.from || other.to - one.to);
-    /** @type {any[]} */ let live = [];
-    let use = 0;
-    const ends = [...band.tiles].sort((one, other) => one.to - other.to);
-    let ended = 0;
+    band.tiles.sort((one, other) => one.from - other.from || other.to - one.to);
+    const ends = [...band.tiles].sort((one, other) => one.to - other.to), gaps = [[0, Infinity]];
+    let use = 0, ended = 0;
     for (const tile of band.tiles) {
-      for (; ended < ends.length && ends[ended].to <= tile.from; ended++) use -= ends[ended].bytes;
-      live = live.filter(other => other.to > tile.from);
-      let low = 0, place = 0;
-      for (; place < live.length && live[place].low < low + tile.bytes; place++) low = Math.max(low, live[place].low + live[place].bytes);
-      tile.low = low;
-      live.splice(firstOver(live.length, at => live[at].low, low), 0, tile);
+      for (; ends[ended].to <= tile.from && ends[ended].low >= 0; ended++) {
+        const {low, bytes} = ends[ended], at = firstOver(gaps.length, at => gaps[at][0], low);
+        gaps.splice(at, 0, [low, low + bytes]);
+        if (gaps[at + 1][0] === low + bytes) gaps[at][1] = gaps.splice(at + 1, 1)[0][1];
+        if (at && gaps[at - 1][1] === low) gaps[at - 1][1] = gaps.splice(at, 1)[0][1];
+        use -= bytes;
+      }
+      const gap = gaps.find(([low, high]) => high - low >= tile.bytes) || gaps[0];
+      tile.low = gap[0];
+      gap[0] += tile.bytes;
+      if (gap[0] === gap[1]) gaps.splice(gaps.indexOf(gap), 1);
+      if (!band.tracks.has(tile.low)) band.tracks.set(tile.low, []);
+      band.tracks.get(tile.low).push(tile);
       use += tile.bytes;
-      if (use > band.peak) { band.peak = use; band.when = tile.from; }
-      band.top = Math.max(band.top, low + tile.bytes);
+      if (use > band.peak) [band.peak, band.when] = [use, tile.from];
+      band.top = Math.max(band.top, tile.low + tile.bytes);
     }
   }
 
@@ -647,52 +670,56 @@ class Memory extends Picture {
     this.ruler();
     let y = RULER;
     for (const band of this.bands) {
-      const height = band.region === "sbuf" ? 190 : 110;
-      band.y = y + 20; band.height = height - 26;
+      [band.y, band.height] = [y + 20, this.room(band) - 26];
       this.band(band);
-      y += height;
+      y += this.room(band);
     }
   }
-
   /** @param {any} band @param {number} bytes */
   yOf(band, bytes) {
     const capacity = this.p.content[band.region].capacity;
-    return band.y + band.height * (1 - bytes / (at("capacity").checked ? Math.max(capacity, band.top) : band.top * 1.05));
+    const top = at("capacity").checked ? Math.max(capacity, band.top) : band.top * 1.05;
+    return band.y + band.height * (1 - bytes / top);
   }
-
-  /** @param {any} band */
   band(band) {
-    const g = this.g, capacity = this.p.content[band.region].capacity, name = `${band.key.split(" ")[0]} ${band.region.toUpperCase()}`;
-    const kib = (/** @type {number} */ bytes) => bytes < 1024 ? `${bytes} B` : `${(bytes / 1024).toFixed(1)} KiB`;
+    const g = this.g, capacity = this.p.content[band.region].capacity;
     g.save();
     g.beginPath(); g.rect(this.left, band.y - 20, this.width - this.left, band.height + 26); g.clip();
-    for (const tile of band.tiles) {
-      if (tile.to < axis.from || tile.from > axis.to) continue;
-      const from = Math.max(this.x(tile.from), this.left - 2), to = Math.min(this.x(tile.to), this.width + 2);
-      const top = this.yOf(band, tile.low + tile.bytes), height = this.yOf(band, tile.low) - top, wide = Math.max(1, to - from - (to - from > 3 ? 0.7 : 0));
-      const isDim = lineSelected !== null && (lineSelected.p !== this.p || lineSelected.file !== tile.file || lineSelected.line !== tile.line);
-      g.fillStyle = isDim ? colours.dim : HUES[tile.hue][0];
-      g.fillRect(from, top, wide, Math.max(0.5, height - (height > 3 ? 0.7 : 0)));
-      if (wide < 3 || height < 2) continue;
-      for (const [begin, length] of tile.unused) this.hatch(this.x(begin), top, length * this.scale, height);
-      g.fillStyle = isDim ? colours.muted : HUES[tile.hue][1];
-      if (wide > 60 && height > 11) g.fillText(tile.tensor.slice(0, Math.floor(wide / 6.3)), Math.max(from, this.left) + 3, top + height / 2);
-    }
+    for (const track of band.tracks.values())
+      for (let at = firstOver(track.length, at => track[at].to, axis.from), last = -1; at < track.length; at++) {
+        const from = Math.max(this.x(track[at].from), this.left - 2);
+        const to = Math.min(this.x(track[at].to), this.width + 2);
+        if (from > this.width) break;
+        if (to - from >= 1 || Math.floor(from) !== last) this.tile(band, track[at], from, to);
+        last = Math.floor(from);
+      }
     g.strokeStyle = colours.ink; g.setLineDash([3, 3]); g.lineWidth = 1;
-    g.beginPath();
     const peak = Math.round(this.x(band.when)) + 0.5, limit = this.yOf(band, capacity);
-    g.moveTo(peak, band.y); g.lineTo(peak, band.y + band.height);
+    g.beginPath(); g.moveTo(peak, band.y); g.lineTo(peak, band.y + band.height);
     if (limit > band.y - 4) { g.moveTo(this.left, limit); g.lineTo(this.width, limit); }
     g.stroke(); g.setLineDash([]);
     g.strokeStyle = colours.edge;
     g.strokeRect(this.left, band.y - 0.5, this.width - this.left, band.height);
+    const kib = bytes => bytes < 1024 ? `${bytes} B` : `${(bytes / 1024).toFixed(1)} KiB`;
+    const share = `${Math.round(100 * band.peak / capacity)}% of ${kib(capacity)} of a partition`;
     g.fillStyle = colours.ink;
-    const share = `${Math.round(100 * band.peak / capacity)}%`, long = `peak ${kib(band.peak)} of a partition at ${us(band.when, 1)} us, ${share} of the capacity of ${kib(capacity)}`;
-    g.fillText(this.width > 600 ? long : `peak ${kib(band.peak)}, ${share} of ${kib(capacity)}`, this.left + 4, band.y - 10);
+    this.write(`peak ${kib(band.peak)}, ${share}, at ${us(band.when, 1)} us`, 0, this.width, band.y - 10);
     g.restore();
-    this.label(name, band.y + band.height / 2);
+    this.label(band.key, band.y + band.height / 2);
   }
-
+  /** @param {any} band @param {any} tile @param {number} from @param {number} to */
+  tile(band, tile, from, to) {
+    // Whole pixels, which are several times as fast.
+    const g = this.g, line = lineSelected, begin = Math.floor(from), wide = Math.round(to - from);
+    const top = Math.round(this.yOf(band, tile.low + tile.bytes)), height = Math.round(this.yOf(band, tile.low)) - top;
+    const isDim = line !== null && !(line.p === this.p && line.file === tile.file && line.line === tile.line);
+    g.fillStyle = isDim ? colours.dim : HUES[tile.hue][0];
+    g.fillRect(begin, top, Math.max(1, wide > 3 ? wide - 1 : wide), Math.max(1, height > 3 ? height - 1 : height));
+    if (wide < 3 || height < 2) return;
+    for (const [begin, length] of tile.unused) this.hatch(this.x(begin), top, length * this.scale, height);
+    g.fillStyle = isDim ? colours.muted : HUES[tile.hue][1];
+    if (wide > 50 && height > 11) this.write(tile.tensor, from, to, top + height / 2);
+  }
   /** @param {number} x @param {number} y @param {number} width @param {number} height */
   hatch(x, y, width, height) {
     const g = this.g, from = Math.max(x, this.left), to = Math.min(x + width, this.width);
@@ -702,30 +729,28 @@ class Memory extends Picture {
     g.globalAlpha = 0.6; g.fillStyle = colours.paper; g.fillRect(from, y, to - from, height); g.globalAlpha = 1;
     g.strokeStyle = colours.muted; g.lineWidth = 1;
     g.beginPath();
-    for (let start = from - height; start < to; start += 6) { g.moveTo(start, y + height); g.lineTo(start + height, y); }
-    g.stroke(); g.restore();
+    for (let x = from - height; x < to; x += 6) { g.moveTo(x, y + height); g.lineTo(x + height, y); }
+    g.stroke();
+    g.restore();
   }
-
   /** @param {number} x @param {number} y */
   hit(x, y) {
-    const band = this.bands.find(one => y >= one.y && y <= one.y + one.height), time = this.time(x), near = 1 / this.scale;
+    const band = this.bands.find(one => y >= one.y && y <= one.y + one.height);
+    const time = this.time(x), near = 1 / this.scale;
     if (!band || x < this.left) return null;
-    return band.tiles.find((/** @type {any} */ tile) => tile.from - near <= time && time <= tile.to + near &&
+    return band.tiles.find(tile => tile.from - near <= time && time <= tile.to + near &&
       y >= this.yOf(band, tile.low + tile.bytes) && y < this.yOf(band, tile.low)) || null;
   }
-
   /** @param {any} tile @returns {[string, string][]} */
   facts(tile) {
-    const unused = tile.unused.reduce((/** @type {number} */ sum, /** @type {number[]} */ span) => sum + span[1], 0);
-    const known = this.p.content.tiles.knows_unused ? `${us(unused)} us` : "not known, the launch has too many instructions";
-    return [["", tile.tensor], ["made at", this.p.lineText(tile.file, tile.line)], ["bytes of a partition", whole(tile.bytes)],
-      ["partitions", whole(tile.partitions)], ["used from", `${us(tile.from)} to ${us(tile.to)} us`], ["holds nothing that is read later", known]];
+    const isKnown = this.p.content.tiles.knows_unused;
+    const unused = tile.unused.reduce((sum, [, length]) => sum + length, 0);
+    return [["", tile.tensor], ["made at", this.p.lineText(tile.file, tile.line)],
+      ["bytes of a partition", whole(tile.bytes)], ["partitions", whole(tile.partitions)],
+      ["used from", `${us(tile.from)} to ${us(tile.to)} us`],
+      ["holds nothing that is read later", isKnown ? `${us(unused)} us` : "not known: too many instructions"]];
   }
-
-  /** @param {any} tile */
-  tell(tile) { return this.facts(tile).map(([name, value]) => name ? `${name}: ${value}` : value).join("\n"); }
-
-  /** @param {any} tile */
+  tell(tile) { return told(this.facts(tile)); }
   choose(tile) {
     if (!tile) return clear();
     selectLine(this.p, tile.file, tile.line);
@@ -733,30 +758,29 @@ class Memory extends Picture {
   }
 }
 
-/** What is known of an instruction, as pairs of a name and a text. @param {Profile} p @param {number} i @returns {[string, string][]} */
+/** What is known of an instruction. @param {Profile} p @param {number} i @returns {[string, string][]} */
 function facts(p, i) {
   const [engine, , , file, line, operands, cycles, queue, bytes, rowBytes, dropped] = p.content.sites[p.site[i]];
-  const core = p.content.cores[p.core[i]].core, why = p.content.waited[p.waited[i]], cause = p.cause(i);
-  const on = p.on[i] ? p.number[i] - p.on[i] : 0;
-  const whom = cause >= 0 ? `: ${p.name[p.site[cause]]} at ${p.line(cause)}, number ${whole(p.number[cause])}` : on ? `: number ${whole(on)}, which is left out` : "";
-  /** @type {[string, string][]} */
+  const core = p.content.cores[p.core[i]].core, waited = p.content.waited[p.waited[i]], cause = p.cause(i);
+  const on = p.on[i] ? `: number ${whole(p.number[i] - p.on[i])}, which is left out` : "";
+  const whom = cause >= 0 ? `: ${p.what(cause)}, number ${whole(p.number[cause])}` : on;
+  const rows = rowBytes ? `, rows of ${whole(Math.round(rowBytes))} bytes on average` : "";
+  /** @type {[string, any][]} */
   const known = [["", `${p.name[p.site[i]]}, number ${whole(p.number[i])}`], ["line", p.lineText(file, line)],
-    ["runs on", `core ${core}, ${engine}${queue ? `, queue ${queue}` : ""}`], ["operands", operands || "none"],
-    ["start", `${us(p.start[i])} us`], ["end", `${us(p.end[i])} us`], ["takes", `${us(p.end[i] - p.start[i])} us${cycles ? `, ${whole(cycles)} cycles` : ""}`]];
-  if (bytes) known.push(["moves", `${whole(bytes)} bytes${rowBytes ? `, rows of ${whole(Math.round(rowBytes))} bytes on average` : ""}`]);
-  known.push(["waited for", (WAITED[/** @type {keyof WAITED} */ (why)] || why) + whom]);
-  if (p.path[i]) known.push(["critical path", `${us(p.path[i])} us`]);
-  if (dropped) known.push(["not run", `${dropped} found that the device does not run it`]);
-  if (p.name[p.site[i]] in p.content.untimed) known.push(["time", "is not modelled, as of every collective"]);
-  return known;
+    ["runs on", `core ${core}, ${engine}${queue ? `, queue ${queue}` : ""}`], ["operands", operands],
+    ["start", `${us(p.start[i])} us`], ["end", `${us(p.end[i])} us`],
+    ["takes", `${us(p.end[i] - p.start[i])} us${cycles ? `, ${whole(cycles)} cycles` : ""}`],
+    ["moves", bytes && `${whole(bytes)} bytes${rows}`], ["waited for", (WAITED[waited] || waited) + whom],
+    ["critical path", p.path[i] && `${us(p.path[i])} us`],
+    ["not run", dropped && `${dropped} found that the device does not run it`],
+    ["not timed", p.content.sites[p.site[i]][1] in p.content.untimed && "the time of collectives is not modelled"]];
+  return known.filter(([, value]) => value);
 }
-
 /** @param {[string, string][]} pairs */
-function listed(pairs) {
-  const list = make("dl");
-  for (const [name, value] of pairs) list.append(...name ? [make("dt", {}, name), make("dd", {}, value)] : [make("dt", {}, "what"), make("dd", {}, make("strong", {}, value))]);
-  return list;
-}
+const told = pairs => pairs.map(([name, value]) => name ? `${name}: ${value}` : value).join("\n");
+/** @param {[string, string][]} pairs */
+const listed = pairs => make("dl", {}, ...pairs.flatMap(([name, value]) =>
+  [make("dt", {}, name || "what"), make("dd", {}, name ? value : make("strong", {}, value))]));
 
 /** @type {{p: Profile, file: number, line: number} | null} */ let lineSelected = null;
 
@@ -767,48 +791,53 @@ function reveal(from, to) {
   else if (from < axis.from || to > axis.to) axis.show((from + to - length) / 2, (from + to + length) / 2);
 }
 
-/** Select an instruction: its facts, its chain and its line are shown. @param {Profile} p @param {number} i @param {boolean} [isFound] */
+/** Select an instruction, and show its facts, its chain and its line.
+ * @param {Profile} p @param {number} i @param {boolean} [isFound] */
 function select(p, i, isFound = false) {
   selected = {p, i};
   p.chain = p.waitedFor(i);
-  const site = p.content.sites[p.site[i]];
-  const links = p.chain.slice(1, MOST_LISTED + 1).map(other => make("li", {}, make("button", {type: "button", class: "to", onclick: () => select(p, other, true)},
-    `${p.name[p.site[other]]} at ${p.line(other)}`), ` ends ${us(p.end[other])} us`));
-  const rest = p.chain.length - 1 - links.length;
-  at("details").replaceChildren(listed(facts(p, i)), lineButton(p, site[3], site[4]),
-    ...links.length ? [make("p", {}, "The chain of what it waited for:"), make("ol", {}, ...links)] : [],
-    ...rest > 0 ? [make("p", {}, `and ${whole(rest)}${p.chain.length === MOST_CHAIN ? " or more" : ""} before these`)] : []);
+  const [, , , file, line] = p.content.sites[p.site[i]];
+  const chain = p.chain.slice(1, MOST_LISTED + 1).map(other =>
+    make("li", {}, link(p.what(other), () => select(p, other, true)), ` ends ${us(p.end[other])} us`));
+  const rest = p.chain.length - 1 - chain.length, more = p.chain.length === MOST_CHAIN ? " or more" : "";
+  const all = link(`all of ${p.lineText(file, line)}`, () => selectLine(p, file, line));
+  at("details").replaceChildren(listed(facts(p, i)), all,
+    ...chain.length ? [make("p", {}, "The chain of what it waited for:"), make("ol", {}, ...chain)] : [],
+    ...rest > 0 ? [make("p", {}, `and ${whole(rest)}${more} before these`)] : []);
   if (isFound) reveal(p.start[i], p.end[i]);
-  showLine(p, site[3], site[4]);
+  showLine(p, file, line);
   redraw();
 }
 
-/** @param {Profile} p @param {number} file @param {number} line */
-function lineButton(p, file, line) {
-  return make("button", {type: "button", class: "to", "data-profile": p.index, "data-line": `${file}:${line}`}, `all of ${p.lineText(file, line)}`);
-}
-
-/** Select a line: its instructions and the tiles that it makes are highlighted. @param {Profile} p @param {number} file @param {number} line */
+/** Select a line: its instructions and the tiles that it makes are highlighted.
+ * @param {Profile} p @param {number} file @param {number} line */
 function selectLine(p, file, line) {
   selected = null;
   at("search").value = "";
   lineSelected = {p, file, line};
-  for (const other of profiles) other.mark(other === p ? site => site[3] === file && site[4] === line : null);
-  for (const other of profiles) if (other !== p) other.mark(() => false);
-  const sums = /** @type {any} */ (p.sums.get(`${file}:${line}`)), first = p.marked.indexOf(1);
-  at("details").replaceChildren(listed([["", p.lineText(file, line)], ["instructions", sums ? whole(sums[3]) : "0"],
-    ["critical path", `${us(sums ? sums[2] : 0)} us`], ["bytes moved", whole(sums ? sums[4] : 0)],
-    ...Object.entries(sums ? sums[5] : {}).map(([engine, busy]) => /** @type {[string, string]} */ ([`${engine} busy`, `${us(/** @type {number} */ (busy))} us`]))]));
-  if (first >= 0) at("details").append(make("button", {type: "button", class: "to", onclick: () => select(p, first, true)}, "its first instruction"));
+  for (const other of profiles) other.mark(site => other === p && site[3] === file && site[4] === line);
+  isMarking = true;
+  const [, , path, count, bytes, busy] = p.sums.get(`${file}:${line}`) || [0, 0, 0, 0, 0, {}];
+  /** @type {[string, string][]} */
+  const known = [["", p.lineText(file, line)], ["instructions", whole(count)], ["critical path", `${us(path)} us`],
+    ["bytes moved", whole(bytes)]];
+  for (const [engine, ps] of Object.entries(busy)) known.push([`${engine} busy`, `${us(ps)} us`]);
+  at("details").replaceChildren(listed(known));
+  const first = p.marked.indexOf(1);
+  if (first >= 0) at("details").append(link("its first instruction", () => select(p, first, true)));
   at("status").textContent = `${whole(p.marks)} instructions of ${p.lineText(file, line)}`;
   showLine(p, file, line);
   redraw();
 }
 
+const unselectLines = () => document.querySelectorAll('#files [aria-selected="true"]').forEach(row =>
+  row.setAttribute("aria-selected", "false"));
+
 function clear() {
   selected = lineSelected = null;
+  isMarking = false;
   for (const p of profiles) { p.mark(null); p.chain = []; }
-  for (const row of document.querySelectorAll('[aria-selected="true"]')) row.setAttribute("aria-selected", "false");
+  unselectLines();
   at("search").value = at("status").textContent = "";
   at("details").replaceChildren(make("p", {}, "Point at an instruction, or select one."));
   redraw();
@@ -819,14 +848,16 @@ function search() {
   const text = at("search").value.trim().toLowerCase();
   if (!text) return clear();
   selected = lineSelected = null;
-  for (const p of profiles) p.mark(site => `${site[1]} ${site[2]} ${p.lineText(site[3], site[4])}`.toLowerCase().includes(text));
+  isMarking = true;
+  for (const p of profiles)
+    p.mark(site => `${site[1]} ${site[2]} ${p.lineText(site[3], site[4])}`.toLowerCase().includes(text));
   at("status").textContent = `${whole(profiles.reduce((sum, p) => sum + p.marks, 0))} instructions found`;
   redraw();
 }
 
 /** Select the marked instruction after the selected one, or before it. @param {number} by */
 function nextMarked(by) {
-  const found = profiles.flatMap(p => [...p.marked.keys()].filter(i => p.marked[i]).sort((one, other) => p.start[one] - p.start[other]).map(i => ({p, i})));
+  const found = profiles.flatMap(p => [...p.inOrder()].filter(i => p.marked[i]).map(i => ({p, i})));
   if (!found.length) return;
   const now = found.findIndex(one => selected && one.p === selected.p && one.i === selected.i);
   const next = found[now < 0 ? (by > 0 ? 0 : found.length - 1) : (now + by + found.length) % found.length];
@@ -835,11 +866,11 @@ function nextMarked(by) {
 
 /** Show a line in the source. @param {Profile} p @param {number} file @param {number} line */
 function showLine(p, file, line) {
-  const panel = at("files").children[p.index], choice = panel.querySelector("select");
-  if (choice && +choice.value !== file) { choice.value = String(file); fillSource(p, file); }
-  for (const row of document.querySelectorAll('#files [aria-selected="true"]')) row.setAttribute("aria-selected", "false");
-  const row = panel.querySelector(`tr[data-number="${line}"]`), box = panel.querySelector(".lines");
-  if (!row || !box) return;
+  const panel = at("files").children[p.index], [choice, box] = panel.querySelectorAll("select, .lines");
+  if (+choice.value !== file) { choice.value = String(file); fillSource(p, file); }
+  unselectLines();
+  const row = panel.querySelector(`tr[data-number="${line}"]`);
+  if (!row) return;
   row.setAttribute("aria-selected", "true");
   const top = row.offsetTop - box.scrollTop;
   if (top < 40 || top > box.clientHeight - 40) box.scrollTop = row.offsetTop - box.clientHeight / 2;
@@ -848,29 +879,31 @@ function showLine(p, file, line) {
 /** Fill the table of a file with its lines. @param {Profile} p @param {number} file */
 function fillSource(p, file) {
   const body = make("tbody"), {parts, size} = p.content.files[file];
-  const used = p.content.lines.filter((/** @type {any} */ line) => line[0] === file).map((/** @type {any} */ line) => line[1]).sort((/** @type {number} */ a, /** @type {number} */ b) => a - b);
-  const most = Math.max(1, ...p.content.lines.map((/** @type {any} */ line) => line[2]));
+  const used = p.content.lines.filter(line => line[0] === file).map(line => line[1]).sort((one, other) => one - other);
+  const most = Math.max(1, ...p.content.lines.map(line => line[2]));
   let last = 0;
-  const add = (/** @type {number} */ number, /** @type {string} */ text) => {
-    const sums = /** @type {any} */ (p.sums.get(`${file}:${number}`));
-    const near = used[Math.min(used.length - 1, firstOver(used.length, at => used[at], number - 4))];
-    const to = make("button", {type: "button", class: "to", "data-profile": p.index, "data-line": `${file}:${number}`}, String(number));
+  const skip = (first, end) => first < end && body.append(make("tr", {class: "skipped"},
+    make("td", {colspan: 6}, `lines ${first} to ${end - 1}, far from any instruction, are left out`)));
+  const add = (number, text) => {
+    const sums = p.sums.get(`${file}:${number}`), near = used[firstOver(used.length, at => used[at], number - 4)];
     const heat = make("td", {class: "figure heat"}, sums ? us(sums[2], 1) : "");
     if (sums) heat.style.setProperty("--heat", String(sums[2] / most));
-    const busy = sums ? Object.entries(sums[5]).map(([engine, ps]) => `${engine} ${us(/** @type {number} */ (ps), 1)}`).join(", ") : "";
-    body.append(make("tr", {"data-number": number, "aria-selected": "false", class: Math.abs((near || -9) - number) > 3 ? "far" : ""},
-      make("td", {class: "figure"}, sums ? to : String(number)), heat, make("td", {}, make("code", {}, text)), make("td", {}, busy),
-      make("td", {class: "figure"}, sums ? whole(sums[3]) : ""), make("td", {class: "figure"}, sums && sums[4] ? whole(sums[4]) : "")));
+    const busy = sums ? Object.entries(sums[5]).map(([engine, ps]) => `${engine} ${us(ps, 1)}`).join(", ") : "";
+    const [count, bytes] = sums ? [whole(sums[3]), sums[4] ? whole(sums[4]) : ""] : ["", ""];
+    const figure = text => make("td", {class: "figure"}, text);
+    body.append(make("tr", {"data-number": number, "aria-selected": "false", class: near <= number + 3 ? "" : "far"},
+      figure(sums ? link(String(number), () => selectLine(p, file, number)) : String(number)), heat,
+      make("td", {}, make("code", {}, text)), make("td", {}, busy), figure(count), figure(bytes)));
   };
   for (const [first, lines] of parts) {
-    if (first > last + 1) body.append(make("tr", {class: "skipped"}, make("td", {colspan: 6}, `lines ${last + 1} to ${first - 1} are left out, far from any instruction`)));
-    lines.forEach((/** @type {string} */ text, /** @type {number} */ at) => add(first + at, text));
+    skip(last + 1, first);
+    lines.forEach((text, at) => add(first + at, text));
     last = first + lines.length - 1;
   }
-  if (!size) for (const number of used) add(number, "(the text of this file is not at hand)");
-  else if (last < size) body.append(make("tr", {class: "skipped"}, make("td", {colspan: 6}, `lines ${last + 1} to ${size} are left out, far from any instruction`)));
-  const heads = ["line", "path us", "", "busy us", "count", "bytes"].map((text, at) => make("th", {scope: "col", class: [0, 1, 4, 5].includes(at) ? "figure" : ""}, text));
-  at("files").children[p.index].querySelector(".lines").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
+  if (size) skip(last + 1, size + 1);
+  else for (const number of used) add(number, "(the text of this file is not at hand)");
+  const heads = ["line", "path us", "text", "busy us", "count", "bytes"];
+  at("files").children[p.index].querySelector(".lines").replaceChildren(table(heads, [0, 1, 4, 5], body));
 }
 
 /** Make the panel of the source of a profile. @param {Profile} p */
@@ -878,68 +911,83 @@ function addSource(p) {
   const spent = new Map();
   for (const [file, , path, count] of p.content.lines) spent.set(file, (spent.get(file) || 0) + path + count * 1e-3);
   const files = [...p.content.files.keys()].sort((one, other) => (spent.get(other) || 0) - (spent.get(one) || 0));
-  const choice = make("select", {onchange: (/** @type {any} */ event) => fillSource(p, +event.target.value)},
-    ...files.map(file => make("option", {value: file}, p.content.files[file].name)));
-  const title = profiles.length > 1 ? (p.index ? "Other: " : "This: ") : "";
-  at("files").append(make("div", {}, make("label", {}, `${title}File `, choice), make("div", {class: "lines", tabindex: "0"})));
+  const options = files.map(file => make("option", {value: file}, p.content.files[file].name));
+  const choice = make("select", {onchange: event => fillSource(p, +event.target.value)}, ...options);
+  const lines = make("div", {class: "lines", tabindex: "0"});
+  at("files").append(make("div", {}, make("label", {}, `${which(p)}file `, choice), lines));
   if (files.length) fillSource(p, files[0]);
 }
+/** @param {Profile} p */
+const which = p => profiles.length < 2 ? "" : p.index ? "other profile: " : "this profile: ";
 
-/** Fill the table of the instructions in view, of the marked ones if some are. */
+/** Fill the table of the instructions in view; of the marked ones, if some are. */
 function fillTable() {
   const body = make("tbody");
   let count = 0;
-  for (const p of profiles) {
-    const order = p.order || (p.order = Int32Array.from(p.core.keys()).sort((one, other) => p.start[one] - p.start[other]));
-    for (const i of order) {
-      if (p.end[i] < axis.from || p.start[i] > axis.to || (p.marks && !p.marked[i]) || (isAlone && !p.path[i])) continue;
+  for (const p of profiles)
+    for (const i of p.inOrder()) {
+      if (p.end[i] < axis.from || p.start[i] > axis.to) continue;
+      if ((isMarking && !p.marked[i]) || (isAlone && !p.path[i])) continue;
       if (++count > MOST_IN_TABLE) continue;
-      const cells = [`${p.content.cores[p.core[i]].core}`, p.content.sites[p.site[i]][0], p.name[p.site[i]], us(p.start[i]), us(p.end[i]), p.content.waited[p.waited[i]], p.line(i)];
-      body.append(make("tr", {}, make("td", {}, make("button", {type: "button", class: "to", onclick: () => select(p, i, true)}, `${profiles.length > 1 ? (p.index ? "other " : "this ") : ""}${whole(p.number[i])}`)),
-        ...cells.map((text, at) => make("td", {class: at === 3 || at === 4 ? "figure" : ""}, text))));
+      const [engine] = p.content.sites[p.site[i]], waited = p.content.waited[p.waited[i]];
+      const number = link(which(p) + whole(p.number[i]), () => select(p, i, true));
+      const core = String(p.content.cores[p.core[i]].core), times = [us(p.start[i]), us(p.end[i])];
+      const cells = [core, engine, p.name[p.site[i]], ...times, waited, p.line(i)];
+      body.append(make("tr", {}, ...[number, ...cells].map((cell, at) =>
+        make("td", {class: at === 4 || at === 5 ? "figure" : ""}, cell))));
     }
-  }
-  const heads = ["number", "core", "engine", "name", "start us", "end us", "waited for", "line"].map((text, at) => make("th", {scope: "col", class: at === 4 || at === 5 ? "figure" : ""}, text));
-  at("rows").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
-  at("range").textContent = `${whole(count)} instructions from ${us(axis.from)} to ${us(axis.to)} us` +
-    (count > MOST_IN_TABLE ? `; the first ${MOST_IN_TABLE} are listed: zoom or search to see others` : "") + ".";
+  const heads = ["number", "core", "engine", "name", "start us", "end us", "waited for", "line"];
+  at("rows").replaceChildren(table(heads, [4, 5], body));
+  const more = count > MOST_IN_TABLE ? `; the first ${MOST_IN_TABLE} are listed: zoom or search to see others` : "";
+  at("range").textContent = `${whole(count)} instructions from ${us(axis.from)} to ${us(axis.to)} us${more}.`;
 }
-fillTable.timer = 0;
 /** Fill the table when nothing has changed for a while. */
-fillTable.later = () => {
-  clearTimeout(fillTable.timer);
-  fillTable.timer = setTimeout(fillTable, 250);
-};
+fillTable.later = () => { clearTimeout(fillTable.timer); fillTable.timer = setTimeout(fillTable, 250); };
+fillTable.timer = 0;
 
-function addLegend() {
-  const names = [...new Set(profiles.flatMap(p => p.names || []))].slice(0, 12);
-  for (const name of names) {
-    const p = profiles.find(one => (one.names || []).includes(name)), hue = HUES[Math.min(HUES.length - 1, p ? (p.names || []).indexOf(name) : 0)][0];
-    const mark = document.createElementNS("http://www.w3.org/2000/svg", "svg"), square = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-    for (const [key, value] of [["width", "11"], ["height", "11"]]) { mark.setAttribute(key, value); square.setAttribute(key, value); }
-    square.setAttribute("fill", hue);
+/** Give each name of an instruction a hue, those with most time first, and list them below the timeline. */
+function addHues() {
+  /** @type {Map<string, number>} */ const spent = new Map();
+  for (const p of profiles)
+    for (let i = 0; i < p.count; i++) {
+      const name = p.content.sites[p.site[i]][1];
+      spent.set(name, (spent.get(name) || 0) + p.end[i] - p.start[i]);
+    }
+  const names = [...spent].sort((one, other) => other[1] - one[1]).map(([name]) => name);
+  const hue = name => Math.min(HUES.length - 1, names.indexOf(name));
+  for (const p of profiles) p.hue = p.content.sites.map(site => hue(site[1]));
+  for (const name of names.slice(0, MOST_IN_LEGEND)) {
+    const [mark, square] = ["svg", "rect"].map(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
+    for (const element of [mark, square])
+      for (const side of ["width", "height"]) element.setAttribute(side, "11");
+    square.setAttribute("fill", HUES[hue(name)][0]);
     mark.append(square);
-    at("legend").append(make("button", {type: "button", class: "chip", onclick: () => { at("search").value = name; search(); }}, mark, name));
+    const find = () => { at("search").value = name; search(); };
+    at("legend").append(make("button", {type: "button", class: "chip", onclick: find}, mark, name));
   }
 }
 
 /** @param {KeyboardEvent} event */
 function keyDown(event) {
-  const target = /** @type {HTMLElement} */ (event.target);
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
-  const picture = pictures.find(one => one.canvas === document.activeElement) || pictures.find(one => one.canvas.matches(":hover"));
-  if (!picture) return;
-  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const isField = event.target instanceof Element && event.target.matches("input, select, textarea");
+  const picture = pictures.find(one => one.canvas === document.activeElement) ||
+    pictures.find(one => one.canvas.matches(":hover"));
+  if (event.ctrlKey || event.metaKey || event.altKey || isField || !picture) return;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key, middle = (axis.from + axis.to) / 2;
   const timeline = pictures.find(one => one instanceof Timeline && one.p === picture.p);
-  const step = (/** @type {number} */ along, /** @type {number} */ across) => { if (timeline instanceof Timeline) timeline.step(along, across); };
-  if ("wasd".includes(key)) { if (!held.size) requestAnimationFrame(time => steer(time, time)); held.add(key); }
-  else if (key === "ArrowLeft" || key === "ArrowRight") step(key === "ArrowLeft" ? -1 : 1, 0);
-  else if (key === "ArrowUp" || key === "ArrowDown") step(0, key === "ArrowUp" ? -1 : 1);
-  else if (key === "f" && selected) { const {p, i} = selected, about = Math.max(1000, p.end[i] - p.start[i]); axis.show(p.start[i] - about, p.end[i] + about); }
-  else if (key === "Enter" && selected) { const row = document.querySelector('#files [aria-selected="true"] button'); if (row instanceof HTMLElement) row.focus(); }
+  const row = document.querySelector('#files [aria-selected="true"] button');
+  const steps = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+  if ("wasd".includes(key)) {
+    if (!held.size) requestAnimationFrame(time => steer(time, time));
+    held.add(key);
+  } else if (steps[key] && timeline instanceof Timeline) timeline.step(steps[key][0], steps[key][1]);
+  else if (key === "f" && selected) {
+    const {p, i} = selected, about = Math.max(1000, p.end[i] - p.start[i]);
+    axis.show(p.start[i] - about, p.end[i] + about);
+  } else if (key === "Enter" && row instanceof HTMLElement) row.focus();
   else if (key === "Escape") clear();
   else if (key === "0") axis.show(0, axis.end);
-  else if (key === "+" || key === "-") axis.zoom(key === "+" ? 0.7 : 1 / 0.7, (axis.from + axis.to) / 2);
+  else if (key === "+" || key === "-") axis.zoom(key === "+" ? 0.7 : 1 / 0.7, middle);
   else return;
   event.preventDefault();
 }
@@ -948,38 +996,42 @@ function keyDown(event) {
 function steer(now, last) {
   if (!held.size) return;
   const by = Math.min(0.1, Math.max(0.016, (now - last) / 1000)), middle = (axis.from + axis.to) / 2;
-  if (held.has("w")) axis.zoom(Math.exp(-2.5 * by), middle);
-  if (held.has("s")) axis.zoom(Math.exp(2.5 * by), middle);
-  if (held.has("a")) axis.pan(-1.2 * by);
-  if (held.has("d")) axis.pan(1.2 * by);
+  for (const key of held)
+    if (key === "w" || key === "s") axis.zoom(Math.exp(key === "w" ? -2.5 * by : 2.5 * by), middle);
+    else axis.pan(key === "a" ? -1.2 * by : 1.2 * by);
   requestAnimationFrame(next => steer(next, now));
 }
 
+/** @param {MouseEvent} event */
+function follow(event) {
+  const button = event.target instanceof Element ? event.target.closest("[data-line]") : null;
+  if (!(button instanceof HTMLElement)) return;
+  const [file, line] = (button.dataset.line || "0:0").split(":").map(Number);
+  const p = profiles[Number(button.dataset.profile)];
+  selectLine(p, file, line);
+  const first = p.marked.indexOf(1);
+  if (first >= 0) reveal(p.start[first], p.end[first]);
+  at("timeline").scrollIntoView();
+}
+
 function listen() {
+  const zoom = factor => axis.zoom(factor, (axis.from + axis.to) / 2);
+  const print = () => { readColours(); for (const picture of pictures) picture.draw(); };
+  const enter = event => { if (event.key === "Enter") nextMarked(event.shiftKey ? -1 : 1); };
   document.addEventListener("keydown", keyDown);
   document.addEventListener("keyup", event => held.delete(event.key.toLowerCase()));
+  document.addEventListener("click", follow);
   window.addEventListener("blur", () => held.clear());
   window.addEventListener("resize", redraw);
+  for (const name of ["beforeprint", "afterprint"]) window.addEventListener(name, print);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", readColours);
-  for (const name of ["beforeprint", "afterprint"]) window.addEventListener(name, () => { readColours(); for (const picture of pictures) picture.draw(); });
   at("search").addEventListener("input", search);
-  at("search").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") nextMarked(event.shiftKey ? -1 : 1); });
-  at("previous").addEventListener("click", () => nextMarked(-1));
-  at("next").addEventListener("click", () => nextMarked(1));
+  at("search").addEventListener("keydown", enter);
   at("alone").addEventListener("change", () => { isAlone = at("alone").checked; redraw(); });
   at("capacity").addEventListener("change", redraw);
-  at("closer").addEventListener("click", () => axis.zoom(0.6, (axis.from + axis.to) / 2));
-  at("wider").addEventListener("click", () => axis.zoom(1 / 0.6, (axis.from + axis.to) / 2));
-  at("whole").addEventListener("click", () => axis.show(0, axis.end));
-  document.addEventListener("click", event => {
-    const button = event.target instanceof Element ? event.target.closest("[data-line]") : null;
-    if (!(button instanceof HTMLElement)) return;
-    const [file, line] = (button.dataset.line || "0:0").split(":").map(Number), p = profiles[+(button.dataset.profile || 0)];
-    selectLine(p, file, line);
-    const first = p.marked.indexOf(1);
-    if (first >= 0) reveal(p.start[first], p.end[first]);
-    if (button.closest(".summary, #comparison ~ *")) at("timeline").scrollIntoView();
-  });
+  const acts = {previous: () => nextMarked(-1), next: () => nextMarked(1), closer: () => zoom(0.6),
+    wider: () => zoom(1 / 0.6), whole: () => axis.show(0, axis.end)};
+  for (const [id, act] of Object.entries(acts)) at(id).addEventListener("click", act);
 }
 
 async function start() {
@@ -987,19 +1039,19 @@ async function start() {
   const texts = [...document.querySelectorAll(".nkilib-profile")].map(block => block.textContent || "");
   profiles = (await Promise.all(texts.map(decoded))).map((content, index) => new Profile(content, index));
   axis.end = axis.to = Math.max(1, ...profiles.map(p => p.content.time));
+  addHues();
   document.documentElement.classList.add("ready");
   for (const p of profiles) {
-    const which = profiles.length > 1 ? (p.index ? "Other profile: " : "This profile: ") : "";
-    if (which) at("lanes").append(make("p", {}, which + p.content.title));
-    pictures.push(new Timeline(p, at("lanes"), `${which}timeline of ${p.content.kernel}; arrow keys select instructions`));
-    if (which) at("tiles").append(make("p", {}, which + p.content.title));
-    pictures.push(new Memory(p, at("tiles"), `${which}on-chip memory of ${p.content.kernel} over time; the summary lists its peaks`));
+    for (const id of which(p) ? ["lanes", "tiles"] : []) at(id).append(make("p", {}, which(p) + p.content.title));
+    const name = which(p) + p.content.kernel;
+    pictures.push(new Timeline(p, at("lanes"), `Timeline, ${name}: arrow keys select instructions`));
+    pictures.push(new Memory(p, at("tiles"), `On-chip memory over time, ${name}: the figures list its peaks`));
     addSource(p);
   }
-  addLegend();
   listen();
   readColours();
-  requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.drawn = String(Math.round(performance.now() - begun)); }));
+  const done = () => { document.documentElement.dataset.drawn = String(Math.round(performance.now() - begun)); };
+  requestAnimationFrame(() => requestAnimationFrame(done));
 }
 
 start().catch(error => {

@@ -16,7 +16,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from os import PathLike, fspath
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from .comparison import compared
 from .content import FORMAT, Content
-from .fragments import comparison, small, static, summary
+from .fragments import comparison, figures, small, static, summary
 
 _FOLDER = Path(__file__).parent
 _DATA = re.compile(r'<script type="text/plain" class="nkilib-profile">([A-Za-z0-9+/=]*)</script>')
@@ -50,17 +50,22 @@ def _encoded(content: Content) -> str:
 
 
 def _sections(contents: Sequence[Content]) -> str:
-    """Return the summaries, and the comparison of two profiles."""
-    names = ("This profile", "Other profile") if len(contents) > 1 else ("Summary",)
-    parts = [
-        f'<section class="summary"><h2 id="summary-{index}">{name}</h2>{summary(content, index)}</section>'
-        for index, (name, content) in enumerate(zip(names, contents, strict=True))
-    ]
+    """Return the comparison of two profiles, and the summary of each."""
+    comparing = ""
     if len(contents) > 1:
         this, other = contents
         changes = comparison(this, other, compared(other, this))
-        parts.insert(0, f'<section><h2 id="comparison">Comparison</h2>{changes}</section>')
-    return "".join(parts)
+        comparing = f'<section><h2 id="comparison">Comparison</h2>{changes}</section>'
+    return comparing + _of_each("summary", "Summary", contents, summary)
+
+
+def _of_each(name: str, title: str, contents: Sequence[Content], shown: Callable[[Content, int], str]) -> str:
+    """Return a section for each profile."""
+    which = (f"{title} of this profile", f"{title} of the other profile") if len(contents) > 1 else (title,)
+    return "".join(
+        f'<section class="{name}"><h2 id="{name}-{index}">{heading}</h2>{shown(content, index)}</section>'
+        for index, (heading, content) in enumerate(zip(which, contents, strict=True))
+    )
 
 
 def page_of(contents: Sequence[Content], *, is_small: bool = False) -> str:
@@ -85,6 +90,7 @@ def page_of(contents: Sequence[Content], *, is_small: bool = False) -> str:
         "script": script,
         "comparison": '<a href="#comparison">Comparison</a>' if len(contents) > 1 else "",
         "summary": "" if is_small else _sections(contents),
+        "figures": _of_each("figures", "Figures", contents, figures),
         "static": "".join(map(static, contents)),
         "data": "".join(
             f'<script type="text/plain" class="nkilib-profile">{_encoded(content)}</script>\n' for content in contents
