@@ -156,12 +156,11 @@ def _loops_of(record: CoreRecord) -> Iterator[LoopSpan]:
         if not note.first:
             continue
         loop, start_ns = note.loop, log.span_of(note.first).start_ns
-        # A repeat moves the last iteration, which did run, to the end of the loop.
+        # The last iteration ran, after those that were left out.
         end_ns = log.span_of(note.last).end_ns
         for later_ns in (0.0, *log.again(note.first, note.last)):
             start, end = (start_ns + later_ns) / NS_PER_US, (end_ns + later_ns) / NS_PER_US
-            iterations = loop.count + note.left_out
-            yield LoopSpan(record.core, loop.what, loop.place, loop.depth, start, end, iterations, note.left_out)
+            yield LoopSpan(record.core, loop.what, loop.place, loop.depth, start, end, loop.count, note.left_out)
 
 
 def _meetings(cores: Sequence[AnalysedCore]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -264,7 +263,5 @@ def details_of(cores: Sequence[CoreRecord], launch: AnalysedLaunch, links: Seque
         left_out += sum(1 for _ in spans)
     is_known = all(core.is_whole and core.program.steps for core in launch.cores)
     unused = tuple(spans for record in cores for spans in _unused_of(record)) if is_known else None
-    busy = {
-        record.core: {name: busy_ns / NS_PER_US for name, busy_ns in record.busy_ns.items()} for record in cores
-    }
+    busy = {record.core: {name: busy_ns / NS_PER_US for name, busy_ns in record.busy_ns.items()} for record in cores}
     return Details(lines, tuple(loops), left_out, dict(_meetings(launch.cores)), unused, busy)

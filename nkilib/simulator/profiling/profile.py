@@ -328,7 +328,9 @@ class Profile:
         from .page.writer import page_against, page_of
 
         if against is not None and not isinstance(against, Profile | str | PathLike):
-            raise TypeError(f"Profile.to_html: against must be a Profile, or the path of a page of one, got {against!r}")
+            raise TypeError(
+                f"Profile.to_html: against must be a Profile, or the path of a page of one, got {against!r}"
+            )
         content = self._content()
         if against is None:
             page = page_of([content])

@@ -77,8 +77,8 @@ def _same_lines(before: Content, after: Content) -> dict[Line, Line]:
     same: dict[Line, Line] = {}
     for own, other in _pairs_of_files(before, after):
         first, second = _numbered(before, own), _numbered(after, other)
-        texts = [[text for _, text in lines] for lines in (first, second)]
-        for block in SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks():
+        own_texts, other_texts = ([text for _, text in lines] for lines in (first, second))
+        for block in SequenceMatcher(None, own_texts, other_texts, autojunk=False).get_matching_blocks():
             for at in range(block.size):
                 same[own, first[block.a + at][0]] = other, second[block.b + at][0]
     return same

@@ -227,7 +227,13 @@ def _path_of(recorded: ProfiledLaunch, cores: Mapping[int, _Columns]) -> dict[st
     shown = {core: set(columns.number) for core, columns in cores.items() if columns.gap}
     kinds = _Index()
     rows = [
-        (link.core, link.number, kinds.of(link.kind), round(link.start_ns * _PS_PER_NS), round(link.end_ns * _PS_PER_NS))
+        (
+            link.core,
+            link.number,
+            kinds.of(link.kind),
+            round(link.start_ns * _PS_PER_NS),
+            round(link.end_ns * _PS_PER_NS),
+        )
         for link in recorded.report.links
         if link.core not in shown or link.number in shown[link.core]
     ]
@@ -337,7 +343,13 @@ def content_of(profiled: Profiled, sentences: Sequence[str], most: int = MOST_SH
         share = most
     cores = {core: _core_of(recorded, core, total, share, sites, files) for core, total in counts.items()}
     lines = [
-        (*files.line(place), _ps(total.path_us), total.count, total.nbytes, {e: _ps(us) for e, us in total.busy_us.items()})
+        (
+            *files.line(place),
+            _ps(total.path_us),
+            total.count,
+            total.nbytes,
+            {e: _ps(us) for e, us in total.busy_us.items()},
+        )
         for place, total in details.lines.items()
     ]
     loops = [

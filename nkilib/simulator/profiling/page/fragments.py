@@ -3,9 +3,9 @@
 
 """The parts of a page that are readable without a script: sentences, tables, and a picture of the timeline.
 
-:func:`summary` and :func:`figures` are about one profile, :func:`comparison` about two; :func:`picture` is the timeline as an
-SVG image, :func:`static` what a page shows where no script runs, and :func:`small` the form for a cell of a notebook. Everything from a kernel is escaped: its names and texts
-are not ours.
+:func:`summary` and :func:`figures` are about one profile, :func:`comparison` about two; :func:`picture` is the timeline
+as an SVG image, :func:`static` what a page shows where no script runs, and :func:`small` the form for a cell of a
+notebook. Everything from a kernel is escaped: its names and texts are not ours.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _hbm(content: Content) -> str:
     rows = [(escape(str(name)), f"{read:,}", f"{written:,}") for name, read, written in content["hbm"][:_MOST_ROWS]]
     more = len(content["hbm"]) - _MOST_ROWS
     rows += [(f"and {more} more", "", "")] if more > 0 else []
-    rows.append(("all", *(f"{sum(row[at] for row in content['hbm']):,}" for at in (1, 2))))
+    read, written = (sum(row[at] for row in content["hbm"]) for at in (1, 2))
+    rows.append(("all", f"{read:,}", f"{written:,}"))
     return _table("HBM bytes by tensor", ("tensor", "read", "written"), rows)
 
 
@@ -100,9 +101,8 @@ def _peak(content: Content, region: str, show: _Shower) -> str:
     if not peak["bytes"]:
         return f"<p>{region.upper()} is not used.</p>"
     share = peak["bytes"] / peak["capacity"]
-    caption = (
-        f"{region.upper()} peak: {peak['bytes']:,} bytes of a partition, {share:.0%} of the {peak['capacity']:,} there are"
-    )
+    taken, capacity = f"{peak['bytes']:,} bytes of a partition", f"{peak['capacity']:,}"
+    caption = f"{region.upper()} peak: {taken}, {share:.0%} of {capacity}"
     tensors = peak["tensors"]
     rows = [
         (escape(str(tensor)), show(content, line), f"{count:,}", f"{nbytes:,}")
@@ -269,7 +269,13 @@ def picture(content: Content) -> str:
 
 def _lines(content: Content, most: int) -> str:
     rows = [
-        (_as_text(content, line[:2]), us(line[2]), f"{line[2] / (content['time'] or 1):.1%}", f"{line[3]:,}", f"{line[4]:,}")
+        (
+            _as_text(content, line[:2]),
+            us(line[2]),
+            f"{line[2] / (content['time'] or 1):.1%}",
+            f"{line[3]:,}",
+            f"{line[4]:,}",
+        )
         for line in sorted(content["lines"], key=lambda line: -line[2])[:most]
     ]
     heads = ("line", "critical path us", "share", "instructions", "bytes moved")

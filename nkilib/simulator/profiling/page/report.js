@@ -4,7 +4,6 @@
 // The page of a profile: timeline, memory, source and table. Times are picoseconds. Texts of a kernel only ever become
 // textContent. Everything that is shown comes from `content.py`, whose names the content has here.
 "use strict";
-
 /** @typedef {{label: string, core: number, kind: string, rows: Int32Array[], y: number, row: number}} Lane */
 
 const US = 1e6;
@@ -17,7 +16,7 @@ const WAITED = {
   reuse: "others that still used what it overwrites", trigger: "its queue, which triggers one transfer after another",
   meeting: "the other core, at a barrier or an exchange", loop: "a loop of the device, at which all engines wait",
 };
-const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 100, MOST_IN_TABLE = 200, MOST_IN_LEGEND = 12;
+const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 25, MOST_IN_TABLE = 200, MOST_IN_LEGEND = 12;
 const RULER = 20, GAP = 5, LETTER = 6.3, SLOW = 8;
 /** @param {string} id @returns {any} */
 const at = id => document.getElementById(id);
@@ -32,7 +31,6 @@ function make(tag, set = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(set))
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "class") element.className = value;
     else element.setAttribute(name, value);
   element.append(...children);
   return element;
@@ -52,8 +50,8 @@ function table(heads, figures, body) {
  * @param {number} count @param {(at: number) => number} of @param {number} limit */
 function firstOver(count, of, limit) {
   let low = 0;
-  for (let high = count, middle; low < high;) {
-    middle = (low + high) >> 1;
+  for (let high = count; low < high;) {
+    const middle = (low + high) >> 1;
     if (of(middle) > limit) high = middle; else low = middle + 1;
   }
   return low;
@@ -253,7 +251,7 @@ const axis = {
 /** @type {Picture[]} */ let pictures = [];
 /** @type {{p: Profile, i: number} | null} */ let selected = null;
 let isAlone = false, isMarking = false, isAsked = false;
-/** @type {Set<string>} */ const held = new Set();
+/** @type {Set<string>} */ const held = new Set();  // keys
 /** @type {Object<string, string>} */ let colours = {};
 
 /** Draw everything once before the next frame, however often this is called. */
@@ -298,13 +296,12 @@ class Picture {
 
   /** Draw. What takes long moves its last drawing instead, and draws when nothing has changed for a while. */
   refresh(isAtRest = false) {
-    const {image, from, to} = this.last, begun = performance.now(), {width, height} = this.canvas;
+    const {image, from, to} = this.last, begun = performance.now(), {width} = this.canvas;
     clearTimeout(this.timer);
     if (!isAtRest && this.cost > SLOW && image.width === width) {
       this.begin();
       this.g.drawImage(image, this.x(from), 0, this.x(to) - this.x(from), this.height);
-      this.timer = setTimeout(() => this.refresh(true), 150);
-      return;
+      return void (this.timer = setTimeout(() => this.refresh(true), 150));
     }
     this.draw();
     this.cost = performance.now() - begun;
@@ -321,7 +318,7 @@ class Picture {
   /** @param {number} x */
   time(x) { return axis.from + (x - this.left) / this.scale; }
 
-  /** Give the canvas its size, and clear it. */
+  /** Give the canvas its size, clear it, and draw the ruler. */
   begin() {
     const width = this.canvas.parentElement ? this.canvas.parentElement.clientWidth : 300, height = this.wanted;
     const ratio = window.devicePixelRatio || 1;
@@ -334,6 +331,7 @@ class Picture {
     this.g.fillStyle = colours.paper;
     this.g.fillRect(0, 0, width, height);
     [this.g.font, this.g.textBaseline] = ["11px system-ui, sans-serif", "middle"];
+    this.ruler();
   }
 
   /** The times at the top, with lines down to the bottom. */
@@ -381,8 +379,7 @@ class Picture {
   /** @param {PointerEvent} event */
   down(event) {
     this.canvas.setPointerCapture(event.pointerId);
-    this.pointers.set(event.pointerId, event);
-    this.moved = 0;
+    this.pointers.set(event.pointerId, event); this.moved = 0;
     this.canvas.focus({preventScroll: true});
   }
   /** @param {PointerEvent} event */
@@ -426,7 +423,6 @@ class Timeline extends Picture {
 
   draw() {
     this.begin();
-    this.ruler();
     const g = this.g, p = this.p;
     g.save();
     g.beginPath(); g.rect(this.left, 0, this.width - this.left, this.height); g.clip();
@@ -458,8 +454,7 @@ class Timeline extends Picture {
       if (start[i] > axis.to) break;
       const x = left + start[i] * scale, width = (end[i] - start[i]) * scale, isDim = this.isDim(i);
       if (width >= 1) {
-        flush();
-        pixel = -1;
+        flush(); pixel = -1;
         if (isAlone && isDim) continue;
         g.fillStyle = isDim ? colours.dim : HUES[hue[site[i]]][0];
         const from = Math.max(Math.floor(x), -9), wide = Math.min(Math.floor(x + width), this.width + 9) - from;
@@ -667,7 +662,6 @@ class Memory extends Picture {
 
   draw() {
     this.begin();
-    this.ruler();
     let y = RULER;
     for (const band of this.bands) {
       [band.y, band.height] = [y + 20, this.room(band) - 26];
@@ -730,8 +724,7 @@ class Memory extends Picture {
     g.strokeStyle = colours.muted; g.lineWidth = 1;
     g.beginPath();
     for (let x = from - height; x < to; x += 6) { g.moveTo(x, y + height); g.lineTo(x + height, y); }
-    g.stroke();
-    g.restore();
+    g.stroke(); g.restore();
   }
   /** @param {number} x @param {number} y */
   hit(x, y) {
@@ -804,6 +797,7 @@ function select(p, i, isFound = false) {
   at("details").replaceChildren(listed(facts(p, i)), all,
     ...chain.length ? [make("p", {}, "The chain of what it waited for:"), make("ol", {}, ...chain)] : [],
     ...rest > 0 ? [make("p", {}, `and ${whole(rest)}${more} before these`)] : []);
+  at("status").textContent = `${p.what(i)}, number ${whole(p.number[i])}`;
   if (isFound) reveal(p.start[i], p.end[i]);
   showLine(p, file, line);
   redraw();
@@ -917,7 +911,6 @@ function addSource(p) {
   at("files").append(make("div", {}, make("label", {}, `${which(p)}file `, choice), lines));
   if (files.length) fillSource(p, files[0]);
 }
-/** @param {Profile} p */
 const which = p => profiles.length < 2 ? "" : p.index ? "other profile: " : "this profile: ";
 
 /** Fill the table of the instructions in view; of the marked ones, if some are. */
@@ -1036,8 +1029,9 @@ function listen() {
 
 async function start() {
   const begun = performance.now();
-  const texts = [...document.querySelectorAll(".nkilib-profile")].map(block => block.textContent || "");
-  profiles = (await Promise.all(texts.map(decoded))).map((content, index) => new Profile(content, index));
+  const blocks = [...document.querySelectorAll(".nkilib-profile")];
+  const contents = await Promise.all(blocks.map(block => decoded(block.textContent || "")));
+  profiles = contents.map((content, index) => new Profile(content, index));
   axis.end = axis.to = Math.max(1, ...profiles.map(p => p.content.time));
   addHues();
   document.documentElement.classList.add("ready");
@@ -1050,8 +1044,8 @@ async function start() {
   }
   listen();
   readColours();
-  const done = () => { document.documentElement.dataset.drawn = String(Math.round(performance.now() - begun)); };
-  requestAnimationFrame(() => requestAnimationFrame(done));
+  const {dataset} = document.documentElement, taken = () => String(Math.round(performance.now() - begun));
+  requestAnimationFrame(() => requestAnimationFrame(() => { dataset.drawn = taken(); }));
 }
 
 start().catch(error => {
