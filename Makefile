@@ -13,7 +13,7 @@ unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 .PHONY: help demo dev test test-slow test-all test-core test-torch lint docs docs-serve dist sweep fuzz bench profile clean
 
 help:
-	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
+	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them: about a minute"
 	@echo "make dev      install what tests and linters need into $(VENV); run nothing"
 	@echo "make test     what make lint does, and the fast tests: about 4 minutes"
 	@echo "make test-slow   the other tests, and the share of Any; make test-all   both, no test twice: about 20 minutes"

@@ -7,9 +7,9 @@ Modelled, not measured.
 
     python -m benchmarks.softmax_table [--one-queue] [--axis last|middle|short]
 
-Each row is a launch on two cores of trn2. The last columns are the time as a multiple of the bound (each tensor over
-HBM once; an exponential for each element) and of the larger one of that bound and two passes of Scalar over all
-elements, which a softmax needs that keeps no exponentials.
+Each row is a launch on two cores of trn2, with the tiling of ``choose_softmax_tiling``. The last columns are the time
+as a multiple of the bound (each tensor over HBM once; an exponential for each element) and of the larger one of that
+bound and two passes of Scalar over all elements, which a softmax needs that keeps no exponentials.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from math import prod
 
+from nkilib.experimental.softmax import choose_softmax_tiling
 from nkilib.experimental.softmax.profiling import profile_softmax_launch
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.simulator import ModelParameters
@@ -28,6 +29,8 @@ LAST_AXIS = (
     ((512, 262144), -1),
     ((131072, 128), -1),
     ((4096, 1024), -1),
+    ((32, 32000), -1),
+    ((32, 50257), -1),
 )
 MIDDLE_AXIS = (((8, 12, 1024, 1024), 2), ((64, 1000, 512), 1))
 SHORT_AXIS = (((8, 21, 65536), 1), ((16, 21, 512, 512), 1), ((131072, 64, 2), 1), ((32, 64, 4096), 1))
@@ -56,7 +59,8 @@ def main() -> None:
 def _print_row(
     shape: tuple[int, ...], axis: int, dtype: str, kind: Kind, direction: str, parameters: ModelParameters
 ) -> None:
-    profiled = profile_softmax_launch(shape, axis, dtype, kind, direction, parameters=parameters)
+    tiling = choose_softmax_tiling(shape, axis, dtype, direction, kind=kind)._asdict()
+    profiled = profile_softmax_launch(shape, axis, dtype, kind, direction, parameters=parameters, **tiling)
     fraction = profiled.fraction_of_bound
     assert fraction is not None
     bound = profiled.time_us / fraction

@@ -96,6 +96,7 @@ navigation = {
         "reference/simulator_readings_cores",
         "reference/model_constants",
         "reference/cli",
+        "reference/probes",
         "reference/public_api",
         "reference/api/index",
     ],
@@ -114,6 +115,7 @@ navigation = {
         "explanation/replay",
         "explanation/simulator_speed",
         "explanation/performance_model",
+        "explanation/verify",
         "explanation/profiling_cost",
     ],
     "Evidence": [

@@ -15,6 +15,7 @@ from rich.table import Table
 
 # Lines of the loss curve.
 CURVE_LINES = 10
+_BAR_WIDTH = 20
 
 
 def shown_steps(steps: int) -> frozenset[int]:
@@ -48,6 +49,6 @@ def curve_line(step: int, losses: Mapping[str, float], most: float) -> Renderabl
     """
     line = Table.grid(padding=(0, 2))
     first = next(iter(losses.values()))
-    bar = ProgressBar(total=most, completed=first, width=30, style="default", complete_style="cyan")
+    bar = ProgressBar(total=most, completed=first, width=_BAR_WIDTH, style="default", complete_style="cyan")
     line.add_row(f"  step {step:4d}", *(f"{name} {loss:.6f}" for name, loss in losses.items()), bar)
     return line

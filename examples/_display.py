@@ -13,12 +13,29 @@ from rich.text import Text
 
 # A log has no width of its own; rich would fold the tables to 80 columns there.
 LOG_WIDTH = 120
+EXAMPLE_WIDTH = 88
+_MINUTE = 60.0
 
 
-def make_console() -> Console:
-    """A console as wide as the terminal, or ``LOG_WIDTH`` wide where there is none."""
+def make_console(most: int | None = None) -> Console:
+    """A console as wide as the terminal, or ``LOG_WIDTH`` wide where there is none; at most ``most`` columns wide."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
+    width = console.width if console.is_terminal else LOG_WIDTH
+    if most is not None and most < width:
+        return Console(highlight=False, width=most)
+    return console if console.is_terminal else Console(highlight=False, width=width)
+
+
+def rounded_time(seconds: float) -> str:
+    """The time that a program takes, as far as anybody can tell for another machine: "1 s", "20 s", "3 minutes"."""
+    if seconds >= 1.5 * _MINUTE:
+        return f"{round(seconds / _MINUTE)} minutes"
+    return f"{5 * max(round(seconds / 5), 1)} s" if seconds > 2.5 else f"{max(round(seconds), 1)} s"
+
+
+def takes(seconds: float) -> str:
+    """The line with which a program says how long it takes."""
+    return f"Takes about {rounded_time(seconds)} on two cores without other load."
 
 
 def heading(title: str, *lines: str) -> RenderableType:

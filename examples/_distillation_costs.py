@@ -75,12 +75,12 @@ class Costs(NamedTuple):
     hidden: Cost
 
     def line(self) -> str:
-        """A line of text with both costs."""
+        """A line of text with both costs, the times as modelled."""
         forms = (
             f"{name} {cost.mebibytes:,.0f} MiB, {cost.milliseconds:.1f} ms"
             for name, cost in (("from logits", self.logits), ("from hidden states", self.hidden))
         )
-        return f"{self.vocabulary:,} classes: {'; '.join(forms)} (modelled, two cores of trn2)."
+        return f"{self.vocabulary:,} classes: {'; '.join(forms)}."
 
 
 def costs_of(problem: Problem) -> list[Costs]:

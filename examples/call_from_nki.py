@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from examples._arithmetic import Float64Arithmetic
-from examples._display import heading, make_console, plain_table
+from examples._display import EXAMPLE_WIDTH, heading, make_console, plain_table, takes
 from nkilib.experimental.loss.inline import cross_entropy_backward, cross_entropy_forward
 from nkilib.nki import backend, nisa, nki, nl
 
@@ -28,6 +28,8 @@ _BANK_COLUMNS = 512
 # Bounds, both included. The kernels take up to 2^30 words, but here weights and logits are in the memory of a computer,
 # and in float64 too: 2.7 GB and 13 s for the most words, at full width and positions.
 _PARTITIONS, _WORDS = (1, 128), (2, 1 << 19)
+# Seconds on two cores: of the start, and of the largest problem.
+_START, _LARGEST = 1.0, 12.0
 # Largest error that float32 leaves, as a share of the largest value: a product of 128 terms is good to some 1e-6 of it.
 LARGEST_ERROR = 1e-5
 
@@ -86,7 +88,7 @@ def make_inputs(width: int, positions: int, vocabulary: int) -> tuple[np.ndarray
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.call_from_nki",
         description="Run a kernel that multiplies by an output layer and calls the cross-entropy of nkilib inside NKI "
@@ -108,6 +110,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
+def seconds_of(options: argparse.Namespace) -> float:
+    """The time that the program takes on the simulator."""
+    share = options.width * options.positions * options.vocabulary / (_PARTITIONS[1] ** 2 * _WORDS[1])
+    return _START + share * _LARGEST
+
+
 def compare(results: dict[str, tuple[Any, np.ndarray]], console: Console) -> bool:
     """Show how far each result is from its exact value; returns whether all are near enough."""
     table = plain_table("Largest errors")
@@ -125,13 +133,15 @@ def compare(results: dict[str, tuple[Any, np.ndarray]], console: Console) -> boo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kernel once; return 0, or 1 if a result differs from numpy's."""
     options = parse_arguments(arguments)
-    console = make_console()
+    console = make_console(EXAMPLE_WIDTH)
     hidden, weight, targets = make_inputs(options.width, options.positions, options.vocabulary)
     console.print(
         heading(
             "Cross-entropy inside a kernel of your own",
+            "Shows NKI code that calls ours: output layer, loss and gradient in one launch.",
             f"hidden [{options.width}, {options.positions}], weight [{options.width}, {options.vocabulary}], float32.",
             f"NKI: {backend.name} ({backend.reason}).",
+            *([takes(seconds_of(options))] if backend.name == "simulator" else []),
         )
     )
     loss, gradient = output_layer_loss(hidden, weight, targets)

@@ -25,7 +25,7 @@ from rich.console import Console
 from torch import Tensor
 
 from examples._corpus import QUICK_WORDS, Corpus, read_corpus
-from examples._display import counted, heading, make_console
+from examples._display import EXAMPLE_WIDTH, counted, heading, make_console, takes
 from examples._distillation_costs import QUICK_SHAPE, SHAPE, costs_of, draw_costs
 from examples._language_training import Learner, LossFunction, Plan
 from examples._learning import LAST_STEPS
@@ -35,6 +35,8 @@ from nkilib.torch import cross_entropy, distillation_loss, linear_cross_entropy,
 
 TEMPERATURE = 2.0
 TEACHER, FROM_TEXT, FROM_TEACHER = "teacher", "student, from text", "student, from the teacher"
+# Seconds on two cores: of the start, of a step of all three trainings, of a step with --quick, and of --costs.
+_START, _STEP, _QUICK_STEP, _COSTS, _QUICK_COSTS = 5.0, 2.1, 0.8, 270.0, 5.0
 STUDENT_SIZE = Size(width=64, heads=2, blocks=1)
 QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, width=32, heads=2, blocks=1))
 QUICK_STUDENT_SIZE = Size(context=32, width=16, heads=2, blocks=1)
@@ -102,7 +104,7 @@ FUSED = Losses("linear_distillation_loss", fused_text_loss, fused_loss_of_teache
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.distil_language_model",
         description="Distil a transformer into a smaller one with nkilib.torch.distillation_loss.",
@@ -127,6 +129,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The sizes of the teacher, and the steps of each training."""
+    plan = QUICK if options.quick else Plan()
+    return plan if options.steps is None else replace(plan, steps=options.steps)
+
+
+def seconds_of(options: argparse.Namespace) -> float:
+    """The time that the program takes on the simulator."""
+    if options.costs:
+        return _QUICK_COSTS if options.quick else _COSTS
+    return _START + plan_of(options).steps * (_QUICK_STEP if options.quick else _STEP)
+
+
 def train(corpus: Corpus, plan: Plan, loss_function: LossFunction) -> tuple[LanguageModel, list[float]]:
     """Train a model; return it with its cross-entropy on the text at every step, before the step."""
     learner = Learner(loss_function, corpus.vocabulary_size, plan, torch.device("cpu"))
@@ -146,34 +161,41 @@ def report(console: Console, losses: dict[str, list[float]]) -> None:
         console.print(f"{name}: {mean:.4f} nats of cross-entropy, mean of the last {counted(len(last), 'step')}.")
 
 
-def show_costs(console: Console, path: Path, is_quick: bool) -> None:
+def show_costs(console: Console, options: argparse.Namespace) -> None:
     """Draw the costs of both forms, and print a line for each vocabulary."""
-    costs = costs_of(QUICK_SHAPE if is_quick else SHAPE)
+    console.print(
+        heading(
+            "A loss of distillation from logits and from hidden states: modelled, not measured",
+            "Shows memory and time of loss and gradients on two cores of trn2; trains nothing.",
+            takes(seconds_of(options)),
+        )
+    )
+    costs = costs_of(QUICK_SHAPE if options.quick else SHAPE)
     for cost in costs:
         console.print(cost.line(), highlight=False)
-    draw_costs(path, costs)
-    console.print(f"Wrote {path}.")
+    draw_costs(options.costs, costs)
+    console.print(f"Wrote {options.costs}.", soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train all three, or draw what a loss costs; returns 0."""
     options = parse_arguments(arguments)
-    console = make_console()
+    console = make_console(EXAMPLE_WIDTH)
     if options.costs:
-        show_costs(console, options.costs, options.quick)
+        show_costs(console, options)
         return 0
     losses_from = FUSED if options.fused else FROM_LOGITS
-    plan = QUICK if options.quick else Plan()
-    if options.steps is not None:
-        plan = replace(plan, steps=options.steps)
+    plan = plan_of(options)
     of_student = replace(plan, size=QUICK_STUDENT_SIZE if options.quick else STUDENT_SIZE)
     corpus = read_corpus(limit=QUICK_WORDS if options.quick else None)
     console.print(
         heading(
             f"A transformer learns from a larger one with nkilib.torch.{losses_from.name}",
+            "Shows a student that learns from a teacher, beside one that learns from the text.",
             f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
             f"Teacher: width {plan.size.width}; students: width {of_student.size.width}; temperature {TEMPERATURE}.",
             "Device: cpu, kernels simulated, not hardware.",
+            takes(seconds_of(options)),
         )
     )
     start = time.perf_counter()
@@ -188,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "unigram entropy": corpus.unigram_entropy(),
         }
         draw_losses(options.plot, losses, marks)
-        console.print(f"Wrote {options.plot}.")
+        console.print(f"Wrote {options.plot}.", soft_wrap=True)
     console.print(f"{time.perf_counter() - start:.1f} s in all.")
     return 0
 

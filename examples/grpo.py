@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 
 from examples._curve import curve_line, progress_bar, shown_steps
-from examples._display import counted, heading, make_console
+from examples._display import EXAMPLE_WIDTH, counted, heading, make_console, takes
 from examples._loss_plot import draw_losses, fault_of, has_matplotlib
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
@@ -39,6 +39,8 @@ PROMPTS, ANSWERS, BATCH = 64, 8, 24
 LEARNING_RATE = 1e-2
 SEED = 0
 STEPS, QUICK_STEPS = 40, 20
+# Seconds on two cores: of the start, and of a step.
+_START, _STEP = 10.0, 0.25
 # How many steps at either end are compared, and by how much the later reward has to be larger.
 ENDS, GROWTH = 10, 2.0
 NO_TRL = "examples.grpo needs TRL, which needs Python 3.11: pip install 'trl==1.16.*' in the checkout's environment"
@@ -120,6 +122,11 @@ def make_trainer(steps: int, directory: Path) -> Any:
     )
 
 
+def seconds_of(steps: int) -> float:
+    """The time that the training takes on the simulator."""
+    return _START + steps * _STEP
+
+
 def train(console: Console, steps: int, directory: Path) -> list[float]:
     """Train on the kernels, show reward and entropy, and return the mean reward of every step."""
     from transformers import PrinterCallback, TrainerCallback
@@ -161,7 +168,7 @@ def report(console: Console, rewards: Sequence[float]) -> bool:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.grpo",
         description="Train a small language model by rewards, with TRL's GRPO trainer and scores from the kernels.",
@@ -184,7 +191,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; returns 0, 1 if the reward does not grow, or 2 where there is no TRL or no simulator."""
     options = parse_arguments(arguments)
-    console = make_console()
+    console = make_console(EXAMPLE_WIDTH)
     missing = NO_TRL if find_spec("trl") is None else None if SIMULATED else NOT_SIMULATED
     if missing is not None:
         console.print(missing, markup=False)
@@ -192,8 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(
         heading(
             "A language model that is rewarded for good words: simulated, not hardware",
+            "Shows TRL's GRPOTrainer with token scores of nkilib, by nkilib.torch.trl.install.",
             f"{WORDS} words of which one in {GOOD_SHARE} is good; {counted(options.steps, 'step')} of {BATCH} answers.",
-            "TRL's GRPOTrainer, with token scores by nkilib.torch.trl.install; the bar is the reward, 1 at most.",
+            "The bar is the reward, 1 at most.",
+            takes(seconds_of(options.steps)),
         )
     )
     start = time.perf_counter()
@@ -204,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     learned = report(console, rewards)
     if options.plot:
         draw_losses(options.plot, {"reward": rewards}, {"at random": 1 / GOOD_SHARE}, "mean reward")
-        console.print(f"Wrote {options.plot}.")
+        console.print(f"Wrote {options.plot}.", soft_wrap=True)
     console.print(f"{time.perf_counter() - start:.1f} s in all.")
     return 0 if learned else 1
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples._curve import curve_line, progress_bar, shown_steps
-from examples._display import counted, heading, make_console
+from examples._display import EXAMPLE_WIDTH, counted, heading, make_console, takes
 from examples._steps import parse_steps
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.torch import TokenScores, token_scores
@@ -41,6 +41,8 @@ ENTROPY_BONUS = 1e-3
 LEARNING_RATE = 10.0
 SEED = 0
 STEPS, QUICK_STEPS = 20, 3
+# Seconds on two cores: of the start, and of a step.
+_START, _STEP = 4.0, 0.05
 # Nats that losses and entropies may be apart: both are float32, and a step moves the weights by what rounding leaves.
 LARGEST_DIFFERENCE = 1e-4
 
@@ -107,16 +109,23 @@ def _repeated(logits: Tensor) -> Tensor:
     return logits[:, None].expand(-1, ANSWERS, -1).contiguous()
 
 
+def seconds_of(steps: int) -> float:
+    """The time that the training takes on the simulator."""
+    return _START + steps * _STEP
+
+
 def train(steps: int) -> bool:
     """Train both policies on the same answers, show reward and entropy, and return whether the two agree."""
-    console, generator = make_console(), torch.Generator().manual_seed(SEED)
+    console, generator = make_console(EXAMPLE_WIDTH), torch.Generator().manual_seed(SEED)
     good = (torch.rand(QUESTIONS, WORDS, generator=generator) < 1.0 / GOOD_SHARE).float()
     policy, twin = Policy(), Policy()
     console.print(
         heading(
             "A policy that is rewarded for good words: simulated, not hardware",
-            f"{QUESTIONS} questions, {WORDS} words of which one in {GOOD_SHARE} is good, {ANSWERS} answers a question.",
+            "Shows log-probabilities and entropies of nkilib.torch.token_scores in PPO's loss.",
+            f"{QUESTIONS} questions, {ANSWERS} answers to each, of {WORDS} words; one word in {GOOD_SHARE} is good.",
             f"{counted(steps, 'step')} of {UPDATES} updates; the bar is the entropy, of nkilib beside PyTorch.",
+            takes(seconds_of(steps)),
         )
     )
     differences, rewards, shown, uniform = [], [], shown_steps(steps), math.log(WORDS)
@@ -141,7 +150,7 @@ def train(steps: int) -> bool:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     return parse_steps(
         arguments,
         "python -m examples.policy_gradient",
@@ -156,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; returns 0, 1 if it does not agree with PyTorch, or 2 where there is no simulator."""
     options = parse_arguments(arguments)
     if not SIMULATED:
-        make_console().print(NOT_SIMULATED)
+        make_console(EXAMPLE_WIDTH).print(NOT_SIMULATED)
         return 2
     return 0 if train(options.steps) else 1
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from examples._corpus import QUICK_WORDS, Corpus, read_corpus
 from examples._curve import curve_line, progress_bar, shown_steps
-from examples._display import counted, heading, make_console
+from examples._display import EXAMPLE_WIDTH, counted, heading, make_console, takes
 from examples._language_training import Learner, LossFunction, Plan
 from examples._learning import LAST_STEPS
 from examples._loss_plot import draw_losses, fault_of, has_matplotlib
@@ -36,6 +36,9 @@ OURS, PYTORCH = "loss", "F.cross_entropy"
 # Nats that two trainings may be apart at any step. Float32 losses differ by some 1e-6, and do so over the 200 steps of
 # the default; at learning rates above 1e-3, or over thousands of steps, training amplifies rounding.
 LARGEST_DIFFERENCE = 1e-3
+# Seconds on two cores: of the start, of a step, of a step with --quick; and how many times as long a step is with
+# --compare.
+_START, _STEP, _QUICK_STEP, _COMPARED = 4.0, 0.9, 0.05, 1.5
 QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, width=32, heads=2, blocks=1))
 
 
@@ -55,7 +58,7 @@ def pytorch_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tens
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.train_language_model",
         description="Train a small transformer on English text with nkilib.torch.cross_entropy.",
@@ -80,6 +83,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if options.plot and (fault := fault_of(options.plot)):
         parser.error(f"--plot {fault}")
     return options
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The sizes and the steps of the training."""
+    plan = QUICK if options.quick else Plan()
+    return plan if options.steps is None else replace(plan, steps=options.steps)
+
+
+def seconds_of(options: argparse.Namespace) -> float:
+    """The time that the training takes on the simulator."""
+    step = _QUICK_STEP if options.quick else _STEP
+    return _START + plan_of(options).steps * step * (_COMPARED if options.compare else 1.0)
 
 
 def open_device(name: str) -> tuple[torch.device, Callable[[], object]]:
@@ -147,15 +162,13 @@ def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train; return 0, or 1 if the losses differ from those of F.cross_entropy, or 2 if the device is missing."""
     options = parse_arguments(arguments)
-    console = make_console()
+    console = make_console(EXAMPLE_WIDTH)
     try:
         device, end_step = open_device(options.device)
     except (ImportError, RuntimeError) as error:
         console.print(f"{error}", style="bold red", markup=False)
         return 2
-    plan = QUICK if options.quick else Plan()
-    if options.steps is not None:
-        plan = replace(plan, steps=options.steps)
+    plan = plan_of(options)
     functions = {OURS: fused_loss if options.fused else our_loss}
     if options.compare:
         functions[PYTORCH] = pytorch_loss
@@ -168,10 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(
         heading(
             f"A transformer learns English with nkilib.torch.{'linear_' if options.fused else ''}cross_entropy",
+            "Shows a training loop: only its loss function is not PyTorch's.",
             f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
             f"Model: {model}; {counted(plan.steps, 'step')} of {counted(plan.batch_size, 'window')}, AdamW, float32.",
             "Device: " + ("cpu, kernels simulated, not hardware." if options.device == "cpu" else options.device),
             *(f"To compare, {name}: {level:.4f} nats." for name, level in marks.items()),
+            takes(seconds_of(options)) if options.device == "cpu" else "Nobody has timed it there.",
         )
     )
     start = time.perf_counter()
@@ -179,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     agrees = report(console, losses)
     if options.plot:
         draw_losses(options.plot, losses, marks)
-        console.print(f"Wrote {options.plot}.")
+        console.print(f"Wrote {options.plot}.", soft_wrap=True)
     console.print(f"{time.perf_counter() - start:.1f} s in all.")
     return 0 if agrees else 1
 

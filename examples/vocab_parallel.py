@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from examples._corpus import Corpus, read_corpus
 from examples._curve import curve_line, progress_bar, shown_steps
-from examples._display import counted, heading, make_console
+from examples._display import EXAMPLE_WIDTH, counted, heading, make_console, takes
 from examples._steps import parse_steps
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.torch import vocab_parallel_cross_entropy
@@ -36,6 +36,8 @@ HIDDEN = 32
 LEARNING_RATE = 10.0
 SEED = 0
 STEPS, QUICK_STEPS = 20, 3
+# Seconds on two cores: of the start, and of a step.
+_START, _STEP = 4.0, 0.05
 # Nats that the two losses may be apart: both are float32, and a step moves the weights by what rounding leaves.
 LARGEST_DIFFERENCE = 1e-4
 
@@ -118,7 +120,12 @@ def learn(model: nn.Module, loss_of: Loss, previous: Tensor, following: Tensor) 
 
 def console_of_rank(rank: int) -> Console:
     """Return a console that prints on one rank only; the others print nothing, not even a live bar."""
-    return make_console() if rank == 0 else Console(quiet=True, force_terminal=False)
+    return make_console(EXAMPLE_WIDTH) if rank == 0 else Console(quiet=True, force_terminal=False)
+
+
+def seconds_of(steps: int) -> float:
+    """The time that the training takes on the simulator."""
+    return _START + steps * _STEP
 
 
 def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
@@ -130,12 +137,14 @@ def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
         return vocab_parallel_cross_entropy(logits, target, num_classes=words, inplace=True)
 
     rows, processes = len(sharded.output), "1 process" if ranks == 1 else f"{ranks} processes"
+    padding = ranks * rows - words
     console.print(
         heading(
             "A vocabulary over processes: simulated, not hardware",
-            f"{processes}, {words:,} words, {rows} rows of the output layer on each, {ranks * rows - words} of them "
-            "padding.",
-            f"{counted(steps, 'step')} of {size} words; the loss of nkilib beside torch.nn.functional.cross_entropy.",
+            "Shows an output layer that is spread over processes, and the loss over its shards.",
+            f"{processes}, {words:,} words; {rows} rows of the output layer on each, {padding} of padding.",
+            f"{counted(steps, 'step')} of {size} words; beside it the model in one piece, with F.cross_entropy.",
+            takes(seconds_of(steps)),
         )
     )
     differences, shown, uniform = [], shown_steps(steps), math.log(words)
@@ -156,7 +165,7 @@ def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``None`` means that of this process."""
+    """Parse the command line; None for the command line of this process."""
     return parse_steps(
         arguments,
         "torchrun --nproc_per_node 2 -m examples.vocab_parallel",
@@ -170,7 +179,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; returns 0, 1 if the losses differ, or 2 if it cannot run like this."""
     options = parse_arguments(arguments)
-    console = make_console()
+    console = make_console(EXAMPLE_WIDTH)
     if not SIMULATED:
         console.print(NOT_SIMULATED)
         return 2

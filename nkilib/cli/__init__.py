@@ -11,7 +11,7 @@ The commands, put together in ``main``:
 
 What they share:
 
-- ``arguments``: the parser, names of types, the arguments of a launch, and checks of output files;
+- ``arguments``: the parser, names of types, the arguments of a launch, checks of output files, and folded lines;
 - ``named_kernel``: a kernel of a user's file, with its arguments;
 - ``modelled``: the families of this library's kernels.
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments that commands share: the parser, names of types, the arguments of a modelled launch, and output files.
+"""Arguments and output that commands share: the parser, types, arguments of a launch, output files, and folded lines.
 
-:class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code.
+:class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code, and
+:func:`folded` folds prose into lines of :data:`MOST_COLUMNS`.
 :func:`dtype_name` and :func:`positive` read single values: a type, also by a short name (:data:`SHORT_DTYPES`), and a
 positive integer. :func:`add_launch_arguments` adds the arguments of a launch, among them its type (:data:`DTYPES`), and
 :func:`reason_against_profiles` tells whether one can be modelled. :func:`output_file` and :func:`picture_file` check
@@ -14,11 +15,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+MOST_COLUMNS = 88
+"""The width of tables and prose that commands print; long names, such as those of files, may be wider."""
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
 # The types of the tensors of a launch.
 DTYPES = ("bfloat16", "float32", "float16")
@@ -44,8 +49,18 @@ SHORT_DTYPES = {
 _DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
 
 
+class _Formatter(argparse.HelpFormatter):
+    """The formatter of argparse in lines of at most :data:`MOST_COLUMNS`, also on a wider terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, MOST_COLUMNS))
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that prints an error and names ``--help``, where argparse prints the usage, which has 20 lines here."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Formatter, **options})
 
     def error(self, message: str) -> NoReturn:
         """Print the error on stderr and end the process with 2.
@@ -90,7 +105,9 @@ def add_launch_arguments(
         "--direction",
         choices=_DIRECTIONS,
         default=_DIRECTIONS[0] if is_required else None,
-        help=f"default {_DIRECTIONS[0]}; forward_backward with --features, mixture with --family linear_distillation",
+        metavar="NAME",
+        help="forward (default), backward, forward_backward (with --features) or mixture (with --family "
+        "linear_distillation)",
     )
     command.add_argument(
         "--target", choices=targets, default="trn2" if is_required else None, help="hardware generation (default trn2)"
@@ -113,6 +130,23 @@ def fail(command: str, message: str) -> int:
     """Print an error of a command, and return the exit code with which it ends."""
     print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
     return 1
+
+
+def folded(text: str, head: str = "", indent: int | None = None) -> str:
+    """Return ``head`` and ``text`` in lines of at most :data:`MOST_COLUMNS`; words are never divided.
+
+    Args:
+        text: one line or several; each is folded by itself.
+        head: the begin of the first line.
+        indent: the spaces before the other lines; None: the width of ``head``.
+    """
+    space = " " * (len(head) if indent is None else indent)
+    lines: list[str] = []
+    for line in text.splitlines():
+        fold = textwrap.TextWrapper(MOST_COLUMNS, break_long_words=False, break_on_hyphens=False)
+        fold.initial_indent, fold.subsequent_indent = space if lines else head, space
+        lines += fold.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def output_file(text: str) -> str:

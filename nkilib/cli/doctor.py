@@ -21,7 +21,7 @@ from typing import NamedTuple
 from nkilib.base import lnc
 from nkilib.base.installation import HOME, mixture, other_copies, visible_devices
 
-from .arguments import fail
+from .arguments import fail, folded
 
 # Imported by the name on the left, installed under the one on the right.
 _PACKAGES = {
@@ -215,7 +215,7 @@ def main(options: argparse.Namespace) -> int:
     findings = list(examine())
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
-        print(f"{finding.what:<{width}}  {finding.found}")
+        print(folded(finding.found, f"{finding.what:<{width}}  "))
     return int(any(finding.is_wrong for finding in findings))
 
 

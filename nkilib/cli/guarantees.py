@@ -19,12 +19,11 @@ from itertools import groupby
 from typing import Final
 
 from nkilib.base.guarantee import Guarantee
+from nkilib.cli.arguments import MOST_COLUMNS, folded
 from nkilib.core.host.loss import Family
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.experimental.public_kernels import guarantee_of, public_kernels
 
-# Output of programs is at most as wide, and these parts of pages are printed.
-_COLUMNS: Final = 88
 _PROMISES: Final = ("kernel", "sums", "same on 1 and 2 cores", "in place")
 # A note on as many kernels or losses of a page stands there once.
 _SHARED: Final = 2
@@ -56,7 +55,7 @@ def item(label: str, text: str, level: int = 0) -> str:
     """
     indent, head = "  " * level, f"- **{label}:**"
     line = f"{indent}{head} {escaped(text)}"
-    if len(clauses(text)) == 1 or len(line) <= _COLUMNS:
+    if len(clauses(text)) == 1 or len(line) <= MOST_COLUMNS:
         return wrapped(line.strip(), indent)
     inner = (f"- {escaped(re.sub('^u = ', 'with u = ', clause))}" for clause in clauses(text))
     return "\n".join((f"{indent}{head}", *(wrapped(clause, f"{indent}  ") for clause in inner)))
@@ -67,7 +66,7 @@ def wrapped(text: str, indent: str) -> str:
     glued = re.sub(r" (?=(?:[-+=>#*]|\\\*|\d+[.)]) )", "\0", text)
     lines = textwrap.wrap(
         glued,
-        _COLUMNS,
+        MOST_COLUMNS,
         initial_indent=indent,
         subsequent_indent=f"{indent}  " if text.startswith("- ") else indent,
         break_long_words=False,
@@ -102,7 +101,7 @@ def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
     width = max(map(len, facts))
     for fact, text in facts.items():
         if text:
-            yield f"  {fact:<{width}}  {text}"
+            yield folded(text, f"  {fact:<{width}}  ")
 
 
 def as_text() -> str:

@@ -10,17 +10,19 @@ arithmetic, without a search; this command shows the alternatives to their choic
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from .arguments import add_launch_arguments, fail, reason_against_profiles
+from .arguments import MOST_COLUMNS, add_launch_arguments, fail, reason_against_profiles
 from .modelled.family import Family
 from .modelled.registry import add_family_arguments, kernels_of
 from .named_kernel import ValueRefusedError, arguments_of
 
 _LISTED = 10
 _CORES = 2
-_WIDTHS = (19, 10, 10)  # of the columns with sizes
+_HEAD_WIDTH = 13  # of a column with sizes if its name takes several lines
+_LEAST_WIDTH = 10
 
 
 class TriedTiling(NamedTuple):
@@ -34,6 +36,22 @@ class TriedTiling(NamedTuple):
 def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
     shown = ("default" if value is None else str(value) for value in values)
     return " ".join(f"{value:>{width}}" for value, width in zip(shown, widths, strict=True))
+
+
+def _folded(name: str) -> list[str]:
+    """Return a name in lines that end in underscores, no longer than ``_HEAD_WIDTH`` if its words are shorter."""
+    lines = [""]
+    for word in re.findall(r"[^_]+_?", name):
+        if lines[-1] and len(lines[-1] + word) > _HEAD_WIDTH:
+            lines.append("")
+        lines[-1] += word
+    return lines
+
+
+def _heads(names: Sequence[str], chooser: str) -> list[list[str]]:
+    """Return the lines of the head of each column with sizes: one, if the longest line of the table fits."""
+    longest = f"{_columns(names, map(len, names))} {'us':>12} {'times bound':>11}  {chooser}"
+    return [[name] if len(longest) <= MOST_COLUMNS else _folded(name) for name in names]
 
 
 def _profiles(
@@ -89,9 +107,12 @@ def main(options: argparse.Namespace) -> int:
     if not tilings & {entry.tiling for entry in tried}:
         return fail("tune", refused[0])
     print(f"{kernels.kernel} on {_CORES} cores of {options.target}: modelled, not measured")
-    names = type(chosen)._fields
-    widths = [max(len(name), width) for name, width in zip(names, _WIDTHS, strict=False)]
-    print(f"{_columns(names, widths)} {'us':>12} {'times bound':>11}")
+    heads = _heads(type(chosen)._fields, kernels.CHOOSER)
+    widths = [max(_LEAST_WIDTH, *map(len, head)) for head in heads]
+    *above, last = zip(*([""] * (max(map(len, heads)) - len(head)) + head for head in heads), strict=True)
+    for line in above:
+        print(_columns(line, widths).rstrip())
+    print(f"{_columns(last, widths)} {'us':>12} {'times bound':>11}")
     for place, entry in enumerate(tried):
         if place < _LISTED or entry.tiling == chosen:
             mark = f"  {kernels.CHOOSER}" if entry.tiling == chosen else ""

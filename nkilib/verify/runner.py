@@ -7,8 +7,10 @@ report.
 - :func:`run_steps` runs steps with :class:`Settings`, and :func:`run_limited` a process of a step, with all that it
   starts.
 - A run is at a :class:`LaunchPlace`, a device or the simulator, which :func:`chosen_place` chooses.
-- The :class:`Report`, with an :class:`Entry` for each step, is one JSON file that is complete after every step, from
-  which a run can be resumed.
+- The :class:`Report`, with an :class:`Entry` for each step, is one JSON file that is complete after every step, so that
+  the next run goes on from it (:meth:`Report.opened`), however the last one ended. One run at a time writes it
+  (:func:`writing_alone`).
+- A :class:`Watcher` is told of every step, with what remains (:class:`Remaining`).
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from nkilib.base import lnc
 from nkilib.base.installation import visible_devices
@@ -41,8 +44,11 @@ _WORKER: Final = "nkilib.verify.worker"
 _LOG: Final = "log"
 _LOG_LINES: Final = 30
 _PACKAGES: Final = Path(__file__).resolve().parents[2]
-# The keys of a report that must be equal to resume its run; the rest may change.
-_SAME: Final = ("place", "nkilib", "target")
+_SOURCES: Final = "sources"
+# The keys of a report that must be equal to go on with its run; the rest may change.
+_SAME: Final = ("place", "target", "nkilib", _SOURCES, "python", "packages", "devices")
+# The starts of a step after which it is not started again, because the run has ended during each.
+_STARTS: Final = 2
 # Seconds that a process has to end after it was asked to, so that the runtime can release the device.
 _GRACE: Final = 5.0
 
@@ -170,6 +176,15 @@ class ReportError(Exception):
     """Error for a file that is no report, or the report of another run; the message says what to do."""
 
 
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Turn errors of files inside the ``with`` block into ReportErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"the report must be writable: {error}; name another file with --report") from error
+
+
 @dataclass(frozen=True)
 class Entry:
     """A step in the report.
@@ -179,6 +194,7 @@ class Entry:
         status, text, details: the status, text and details of its verdict.
         seconds: the time that the processes of the step took.
         log: the end of the output of these processes, if something went wrong.
+        starts: the number of times that the step was started: more than one if a run ended while it was running.
     """
 
     kind: str
@@ -188,6 +204,17 @@ class Entry:
     details: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     log: str = ""
+    starts: int = 1
+
+
+def _differing(name: str, before: Any, now: Any) -> Iterator[str]:
+    """Yield a clause for each difference of a fact of two runs."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            yield from _differing(key, before.get(key), now.get(key))
+    elif before != now:
+        there, here = (", ".join(value) if isinstance(value, list) else value for value in (before, now))
+        yield "nkilib has other code" if name == _SOURCES else f"{name} was {there or 'none'} and is {here or 'none'}"
 
 
 @dataclass
@@ -210,54 +237,105 @@ class Report:
         self.save()
 
     def save(self) -> None:
-        """Write the file atomically."""
+        """Write the file atomically, so that it is complete after any end of this process or machine.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
         steps = {name: {**asdict(entry), "status": entry.status.value} for name, entry in self.entries.items()}
         text = json.dumps({**self.header, "summary": self.counts(), "steps": steps}, indent=1, allow_nan=False)
         beside = self.path.with_name(f"{self.path.name}.new")
-        beside.write_text(text + "\n", encoding="utf-8")
-        os.replace(beside, self.path)
+        with _writing(), beside.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(beside, self.path)
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of steps by status."""
-        statuses = [entry.status for entry in self.entries.values()]
+    def drop(self, name: str) -> None:
+        """Remove the entry of a step, so that it runs again, and write the file."""
+        del self.entries[name]
+        self.save()
+
+    def counts(self, names: Collection[str] | None = None) -> dict[str, int]:
+        """Return the number of steps by status: of all steps, or of those named."""
+        statuses = [entry.status for name, entry in self.entries.items() if names is None or name in names]
         return {status.value: statuses.count(status) for status in Status if status in statuses}
 
-    @property
-    def has_differences(self) -> bool:
-        """Whether a step has a status for which the command exits with 1."""
-        return any(entry.status.is_difference for entry in self.entries.values())
+    def has(self, name: str) -> bool:
+        """Whether the step with this name has ended."""
+        return name in self.entries and self.entries[name].status is not Status.RUNNING
 
     def without_bad_ends(self) -> None:
         """Remove the steps that gave no information, so that they run again."""
         self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
 
+    def differences(self, header: Mapping[str, Any]) -> list[str]:
+        """Return a clause for each fact of this run that is another one in ``header``, such as a version."""
+        return [clause for name in _SAME for clause in _differing(name, self.header.get(name), header.get(name))]
+
     @classmethod
-    def resumed(cls, path: Path, header: Mapping[str, Any]) -> Report:
-        """Return the report of a run to resume. A step that was running when the run ended counts as crashed.
+    def opened(cls, path: Path) -> Report:
+        """Return the report in a file. A step during which two runs have ended counts as crashed.
 
         Raises:
-            ReportError: if there is no report, it cannot be read, or it belongs to another run.
+            ReportError: if the file cannot be read, or is no report.
         """
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
             entries = {
-                name: Entry(**{**entry, "status": Status(entry["status"])}) for name, entry in read["steps"].items()
+                name: Entry(**{**entry, "status": Status(entry["status"])}) for name, entry in read.pop("steps").items()
             }
-            for name in _SAME:
-                if read[name] != header[name]:
-                    raise ReportError(
-                        f"{path} is of another run: {name} was {read[name]!r} there and is {header[name]!r} here; name "
-                        "another file with --report"
-                    )
+            del read["summary"]
         except OSError as error:
-            raise ReportError(f"cannot go on: {error}; run without --resume first") from error
+            raise ReportError(f"the report must be readable: {error}; name another file with --report") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReportError(f"{path} is no report of nkilib verify; name another file with --report") from error
         for name, entry in entries.items():
-            if entry.status is Status.RUNNING:
-                text = "the run ended while this step was running"
-                entries[name] = Entry(entry.kind, entry.what, Status.CRASHED, text)
-        return cls(path, dict(header), entries)
+            if entry.status is Status.RUNNING and entry.starts >= _STARTS:
+                text = f"{entry.starts} runs ended while this step was running; --again starts it once more"
+                entries[name] = replace(entry, status=Status.CRASHED, text=text)
+        return cls(path, read, entries)
+
+    def put_aside(self) -> Path:
+        """Rename the file to a name that no file has, and return the new name.
+
+        Raises:
+            ReportError: if it cannot be renamed.
+        """
+        numbered = (self.path.with_name(f"{self.path.stem}.{number}{self.path.suffix}") for number in count(1))
+        aside = next(path for path in numbered if not path.exists())
+        with _writing():
+            self.path.rename(aside)
+        return aside
+
+
+@contextmanager
+def writing_alone(path: Path) -> Iterator[None]:
+    """Keep other runs from writing the same report inside the ``with`` block, by a lock on a file beside it.
+
+    The system releases the lock of a process that is killed.
+
+    Raises:
+        ReportError: if another run writes it now, or the folder cannot be written.
+    """
+    import fcntl  # which not every system has, while the rest of this module can be imported
+
+    lock = path.with_name(f".{path.name}.lock")
+    with _writing():
+        file = lock.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ReportError(
+                f"another run is writing {path}; wait until it has ended, or name another file with --report"
+            ) from error
+        except OSError:  # of a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -327,17 +405,61 @@ def _entry(kind: str, step: Step, settings: Settings) -> Entry:
     return Entry(kind, step.what, verdict.status, verdict.text, verdict.details, time.monotonic() - start, log)
 
 
-def run_steps(
-    steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
-) -> None:
+class Remaining(NamedTuple):
+    """The rest of a run.
+
+    Attributes:
+        steps: the number of steps that have not ended.
+        seconds: the time that they may take, if each takes as long as the finished ones took on average; None if none
+            has finished.
+    """
+
+    steps: int
+    seconds: float | None
+
+
+def remaining(steps: Collection[str], report: Report) -> Remaining:
+    """Return what remains of a run of the steps with these names."""
+    # A step that reached its limit says nothing about the others.
+    took = [
+        entry.seconds
+        for name, entry in report.entries.items()
+        if report.has(name) and entry.status is not Status.TIMED_OUT
+    ]
+    left = sum(not report.has(name) for name in steps)
+    return Remaining(left, left * sum(took) / len(took) if took else None)
+
+
+class Watcher(Protocol):
+    """The methods that :func:`run_steps` calls, so that somebody sees how far a run is."""
+
+    def begin(self, name: str, rest: Remaining) -> None:
+        """Take note that the step ``name`` begins; ``rest`` includes it."""
+
+    def end(self, name: str, entry: Entry, rest: Remaining) -> None:
+        """Take note that the step ``name`` has ended with ``entry``; ``rest`` is what remains after it."""
+
+
+def run_steps(steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, watcher: Watcher) -> None:
     """Run the steps that are not in the report yet; each step is put into the report before it starts and after it has
     ended.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C; the report then lacks the step that was running, so that it runs again.
     """
     pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
+    names = [step.name for _, step in pairs]
     for kind, step in sorted(pairs, key=lambda pair: pair[1].runs_last):
-        if step.name in report.entries:
+        name = step.name
+        if report.has(name):
             continue
-        report.put(step.name, Entry(kind, step.what, Status.RUNNING))
-        entry = _entry(kind, step, settings)
-        report.put(step.name, entry)
-        show(step.name, entry)
+        starts = report.entries[name].starts + 1 if name in report.entries else 1
+        report.put(name, Entry(kind, step.what, Status.RUNNING, starts=starts))
+        watcher.begin(name, remaining(names, report))
+        try:
+            entry = _entry(kind, step, settings)
+        except KeyboardInterrupt:
+            report.drop(name)
+            raise
+        report.put(name, entry)
+        watcher.end(name, entry, remaining(names, report))

@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -18,6 +21,8 @@ from nkilib.verify.registry import step_named
 from nkilib.verify.step import Observation, Stage, Status, Verdict
 
 _VERDICT: Final = "verdict.json"
+# Of linux/prctl.h: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def _save(verdict: Verdict, directory: Path) -> None:
@@ -48,5 +53,14 @@ def read_verdict(directory: Path) -> Verdict:
     return Verdict(Status(read["status"]), read["text"], read["details"])
 
 
+def end_with_parent() -> None:
+    """Let Linux end this process when its parent is killed: a process that stays would keep the device from the next
+    run.
+    """
+    with suppress(OSError, AttributeError):  # of another system
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    end_with_parent()
     main(*sys.argv[1:])

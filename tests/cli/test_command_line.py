@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nkilib import __version__
-from nkilib.cli.arguments import output_file, picture_file, picture_formats
+from nkilib.cli.arguments import MOST_COLUMNS, folded, output_file, picture_file, picture_formats
 from nkilib.cli.main import main
 from nkilib.nki import NOT_SIMULATED
 from tests.fresh_python import CHECKOUT, with_checkout
@@ -35,11 +35,21 @@ def ended(arguments: tuple[str, ...]) -> int:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_what_it_does_and_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_help_says_what_it_does_and_what_the_exit_codes_mean(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert ended((command, "--help")) == 0
     shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= MOST_COLUMNS
     assert f"python -m nkilib {command}: " in shown and "Exit code: 0; 1 " in shown
     assert ("Modelled, not measured." in shown) == (command in ("profile", "tune"))
+
+
+def test_text_is_folded_between_words() -> None:
+    path = f"/{'x' * MOST_COLUMNS}/nki-0.7"
+    assert folded(f"at {path} is one\n\nand more", "head ") == f"head at\n     {path}\n     is one\n\n     and more"
+    assert [len(line) for line in folded("word " * 40, "  ", 4).splitlines()] == [86, 88, 33]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from nkilib.cli.arguments import MOST_COLUMNS
 from nkilib.cli.doctor import Finding, _cores_of_a_launch, _devices
+from nkilib.cli.main import main
 from tests.fresh_python import CHECKOUT, with_checkout
 from tests.hangs import HANG_SECONDS
 
@@ -43,10 +45,14 @@ def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
     )
     assert process.stderr == ""
     lines = process.stdout.splitlines()
-    width = max(line.index("  ") for line in lines if "  " in line)
-    results = (line.partition("  ") for line in lines)
-    assert width > 0
-    return process.returncode, {what: text.strip() for what, _, text in results}
+    report: dict[str, str] = {}
+    for line in lines:
+        what, _, text = line.partition("  ")
+        if what:
+            report[what] = text.strip()
+        else:  # the rest of a folded line
+            report[[*report][-1]] += f" {text.strip()}"
+    return process.returncode, report
 
 
 def package(root: Path, name: str, source: str, *parts: str) -> Path:
@@ -72,6 +78,13 @@ def test_where_there_is_no_neuron_software() -> None:
         assert report[name] == (metadata.version(name) if find_spec(name) else "not installed")
     assert report["jax-neuronx"] == report["libneuronxla"] == "not installed"
     assert not set(VARIABLES) & report.keys()
+
+
+def test_long_lines_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    main(("doctor",))
+    lines = capsys.readouterr().out.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("cores of a launch  "))
+    assert lines[place + 1].startswith(" " * len("cores of a launch  ")) and len(lines[place]) <= MOST_COLUMNS
 
 
 def test_the_cores_of_a_launch_and_a_disagreement_about_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.cli import guarantees as printed
+from nkilib.cli.arguments import MOST_COLUMNS
 from nkilib.cli.guarantees import error_lists, guarantees, item, promise_tables, shared_notes
 from nkilib.cli.main import main
 from tests.fresh_python import with_checkout
@@ -73,7 +74,9 @@ def test_notes_of_several_things_stand_once() -> None:
 
 def test_the_doctor_prints_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("doctor", "--kernels")) == 0
-    paragraphs = capsys.readouterr().out.strip().split("\n\n")
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= MOST_COLUMNS
+    paragraphs = shown.strip().split("\n\n")
     assert [paragraph.splitlines()[0] for paragraph in paragraphs] == list(guarantees())
     backward = next(paragraph for paragraph in paragraphs if paragraph.startswith("cross_entropy_backward\n"))
     assert "  workspace, bytes       0\n  in place               logits_hbm\n" in backward

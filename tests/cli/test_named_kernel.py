@@ -98,7 +98,7 @@ def test_a_decorated_kernel_with_its_arguments(capsys: pytest.CaptureFixture[str
     assert (code, errors) == (0, "")
     assert printed.startswith("scaled on 1 core of trn2: ")
     assert f"{'activation':<28} {2:>8}" in printed
-    assert f"{'x':<28} {2 * 128 * 64 * 2:>16,}" in printed
+    assert f"{'x':<36} {2 * 128 * 64 * 2:>16,}" in printed
 
 
 def test_cores_and_target(capsys: pytest.CaptureFixture[str], file: str) -> None:

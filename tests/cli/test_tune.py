@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from nkilib.cli.arguments import MOST_COLUMNS
 from nkilib.cli.main import main
+from nkilib.cli.tune import _heads
 from nkilib.experimental.loss import Tiling, choose_linear_tiling, choose_tiling, cross_entropy_forward
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nl
@@ -22,7 +24,8 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, l
 
 
 def rows(lines: list[str]) -> list[list[str]]:
-    return [line.split() for line in lines[2:-1]]
+    (first,) = (number for number, line in enumerate(lines, 1) if line.endswith(" us times bound"))
+    return [line.split() for line in lines[first:-1]]
 
 
 def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +40,25 @@ def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.Capture
     arguments = spec((512, 32128), nl.bfloat16), spec((512,), nl.int32)
     profiled = profile(cross_entropy_forward[2], *arguments, **chosen._asdict())
     assert marked[2] == f"{profiled.time_us:,.1f}" and marked[3] == f"{profiled.fraction_of_bound:.3f}"
+
+
+def test_the_longest_names_fit_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--family", "linear_distillation", "--features", "128", "--teacher-features", "128")
+    sizes = ("--position-block", "128", "--class-block", "256")
+    code, lines, _ = command(capsys, "--positions", "128", "--vocab", "256", *options, *sizes)
+    assert code == 0 and any(line.endswith("  choose_linear_distillation_tiling") for line in lines)
+    assert max(map(len, lines)) <= MOST_COLUMNS
+
+
+def test_names_of_sizes_take_several_lines_if_one_is_too_long() -> None:
+    names = ("positions_per_batch", "chunk_size", "partitions_per_position", "positions_per_partition")
+    assert _heads(names[:2], "choose_tiling") == [[name] for name in names[:2]]
+    assert _heads(names, "choose_tiling") == [
+        ["positions_", "per_batch"],
+        ["chunk_size"],
+        ["partitions_", "per_position"],
+        ["positions_", "per_partition"],
+    ]
 
 
 def test_every_tiling_that_is_asked_for_is_tried(capsys: pytest.CaptureFixture[str]) -> None:

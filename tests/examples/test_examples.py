@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shlex
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from examples import _arithmetic, _measure, call_from_nki, demo
-from examples._display import LOG_WIDTH
+from examples._display import EXAMPLE_WIDTH, make_console, rounded_time, takes
 from nkilib.nki import nl
 from tests.fresh_python import CHECKOUT, run_fresh
 
@@ -22,7 +23,7 @@ from tests.fresh_python import CHECKOUT, run_fresh
 def test_quick_demo_shows_both_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--quick"]) == 0
     shown = capsys.readouterr().out
-    assert "simulated, not hardware" in shown
+    assert "simulated, not hardware" in shown and takes(1.0) in shown
     for model, vocabulary in (("Llama-2", 32000), ("GPT-2", 50257)):
         assert re.search(rf"{model}: N = \d+, V = {vocabulary}", shown)
         for dtype in ("bf16", "fp32"):
@@ -36,7 +37,23 @@ def test_a_log_has_neither_escape_codes_nor_long_lines(capsys: pytest.CaptureFix
     demo.main(["--quick"])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and "\r" not in shown
-    assert max(map(len, shown.splitlines())) <= LOG_WIDTH
+    assert max(map(len, shown.splitlines())) <= EXAMPLE_WIDTH
+
+
+@pytest.mark.parametrize(("columns", "of_example", "of_benchmark"), [(60, 60, 60), (200, EXAMPLE_WIDTH, 200)])
+def test_the_lines_of_an_example_are_short_on_a_wide_terminal_too(
+    columns: int, of_example: int, of_benchmark: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert (make_console(EXAMPLE_WIDTH).width, make_console().width) == (of_example, of_benchmark)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.3, "1 s"), (2.4, "2 s"), (4.6, "5 s"), (17.6, "20 s"), (89, "90 s"), (100, "2 minutes")]
+)
+def test_times_are_rounded(seconds: float, said: str) -> None:
+    assert takes(seconds) == f"Takes about {said} on two cores without other load."
 
 
 def test_quick_cases_measure_what_the_long_ones_do() -> None:
@@ -92,7 +109,7 @@ def test_without_the_simulator_it_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(demo, "SIMULATED", False)
     assert demo.main(["--quick"]) == 2
-    assert "set NKILIB_BACKEND=simulator" in capsys.readouterr().out
+    assert "set NKILIB_BACKEND=simulator" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_and_a_bad_argument(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,6 +197,18 @@ def test_an_example_takes_the_command(command: str, monkeypatch: pytest.MonkeyPa
     example = importlib.import_module(words[module])
     # It leaves with an error for what it does not take.
     assert example.parse_arguments(words[module + 1 :]) is not None
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if f"| `{command}` |" in PAGE])
+def test_the_page_has_the_time_that_an_example_says(command: str) -> None:
+    words = shlex.split(command)
+    module = words.index("-m") + 1
+    example = importlib.import_module(words[module])
+    options = example.parse_arguments(words[module + 1 :])
+    only_steps = "steps" in inspect.signature(example.seconds_of).parameters
+    seconds = example.seconds_of(options.steps if only_steps else options)
+    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{command}` |"))
+    assert row.split("|")[-2].strip() == rounded_time(seconds)
 
 
 def test_every_example_is_on_the_page() -> None:

@@ -123,9 +123,8 @@ def test_every_item_that_was_never_run_on_hardware_has_a_probe(page: str, headin
 
 
 def test_the_page_lists_every_probe() -> None:
-    text = (DOCS / "how_to" / "verify_on_a_device.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("## Questions of the probes\n")
-    listed = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table.partition("\n## ")[0], re.MULTILINE)[1:]
+    text = (DOCS / "reference" / "probes.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)[1:]
     assert listed == [
         (probe.name, f"{probe.question}: {probe.readings[0].name}", probe.rests_on_it) for probe in PROBES
     ]

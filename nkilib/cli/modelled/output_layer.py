@@ -49,7 +49,7 @@ class SoftmaxKernels(Family):
     """Softmax and log-softmax of a matrix, along its last or its first axis."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax")
-    SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
+    SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C", "partitions_per_row": "F"}
     OPTIONS: ClassVar[tuple[str, ...]] = (*SIZES, "axis")
     CHOOSER: ClassVar[str] = "choose_softmax_tiling"
     CONDITION: ClassVar[str] = "with --family softmax: "
@@ -73,9 +73,13 @@ class SoftmaxKernels(Family):
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.softmax import SoftmaxTiling
 
-        size = self.shape[self._axis]
-        equal = {div_ceil(size, chunks) for chunks in range(1, _MOST_CHUNKS_OF_SOFTMAX + 1)}
-        return {SoftmaxTiling(chunk_size) for chunk_size in self.options.chunk_size or equal}
+        chosen, size = self.chosen().partitions_per_row, self.shape[self._axis]
+        result = set()
+        for parts in self.options.partitions_per_row or {None, chosen}:
+            columns = div_ceil(size, parts or 1)
+            equal = {div_ceil(columns, chunks) for chunks in range(1, _MOST_CHUNKS_OF_SOFTMAX + 1)}
+            result |= {SoftmaxTiling(chunk_size, parts) for chunk_size in self.options.chunk_size or equal}
+        return result
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Profile a launch. It has no loop that ``--trips`` could name."""

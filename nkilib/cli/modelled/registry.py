@@ -53,7 +53,9 @@ FAMILIES: Final[Sequence[type[Family]]] = (
 def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> None:
     """Add the options that select a kernel and its tiling; ``several`` allows several values of each size, to try."""
     named = command.add_argument(
-        "--family", help="the kernels (default: cross_entropy; linear_cross_entropy with --features)"
+        "--family",
+        metavar="NAME",
+        help="the kernels: %(choices)s (default: cross_entropy; linear_cross_entropy with --features)",
     )
     # Set afterwards: add_argument would go through the choices, which loads the kernels.
     named.choices = LaterNames(lambda: tuple(name for family in FAMILIES for name in family.NAMES))

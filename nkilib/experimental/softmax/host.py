@@ -18,6 +18,12 @@ result of the backward.
   relative error of d is an absolute error of log d: 16 u max(1, m - x, log d).
 - softmax: y = exp(x - m) * (1 / d). The argument is rounded, which adds u / 2 * (m - x) of the exponential; exp, 1 / d
   and the product add 4 u: 16 u y max(1, m - x).
+- softmax of 16-bit rows that keeps the exponentials of pieces, of maximum m_k: y = exp(x - m_k) * (exp(m_k - m) / d);
+  on several partitions the factor has two exponentials. A difference of 16-bit numbers is exact unless one is more than
+  2^16 times the other; then it is rounded by at most u / 2 of it, which is u / 2 * (m - x) for all arguments of y. Up
+  to three exponentials in y and three in d, of 1.8 u each, and six more roundings, of weights, 1 / d and products, make
+  13.8 u; 2.2 u are left for the additions of d: 16 u y max(1, m - x) again. Where an exponential or a factor
+  underflows, y is smaller still, as all others are at most 1: ``SMALLEST_NORMAL``.
 - s = sum(dy) of log-softmax, or sum(y dy) of softmax: 16 u sum |dy|, or 16 u sum |y dy|, at most, for independent
   roundings of up to 2^18 additions, as in ``cross_entropy/bounds.py``; along another axis than the last one at most
   1,024 elements are added at a time, and then those sums.
@@ -49,8 +55,8 @@ ROW_UNITS: Final = 16.0
 TERM_UNITS: Final = 2.0
 
 _NOTES = (
-    "the exact bits of a row depend on the size of the axis, on whether it is the last axis, on the types and on "
-    "chunk_size, but not on other rows"
+    "the exact bits of a row depend on the size of the axis, on whether it is the last axis, on the types, on "
+    "chunk_size and on partitions_per_row, but not on other rows"
 )
 
 SOFTMAX_FORWARD = Guarantee(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from math import prod
 
-from nkilib.core.hardware import HbmTensor
+from nkilib.core.hardware import PARTITIONS, HbmTensor
 from nkilib.core.host.options import is_integer
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.softmax.columns.backward import backward_of_columns
@@ -76,6 +76,19 @@ def require_chunk_size(function: str, chunk_size: int | None) -> None:
     )
 
 
+def require_partitions_per_row(function: str, partitions_per_row: int | None) -> None:
+    """Check that ``partitions_per_row`` is a number of partitions, or None.
+
+    Raises:
+        AssertionError: if it is not; the message has function, requirement, value and remedy.
+    """
+    require(
+        partitions_per_row is None or (is_integer(partitions_per_row) and 1 <= partitions_per_row <= PARTITIONS),
+        f"{function}: partitions_per_row must be an integer from 1 to {PARTITIONS} or None, got {partitions_per_row}; "
+        f"pass None for as few partitions as hold a row",
+    )
+
+
 def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor) -> None:
     """Check that a gradient and an output have the same shape and accepted types.
 
@@ -106,19 +119,26 @@ def validate_inplace(function: str, inplace: bool, grad_hbm: nl.NkiTensor, dtype
 
 
 def _forward(
-    function: str, kind: Kind, x_hbm: nl.NkiTensor, axis: int, dtype: nl.DType | None, chunk_size: int | None
+    function: str,
+    kind: Kind,
+    x_hbm: nl.NkiTensor,
+    axis: int,
+    dtype: nl.DType | None,
+    chunk_size: int | None,
+    partitions_per_row: int | None,
 ) -> nl.NkiTensor:
     axis = validated_axis(function, "x_hbm", x_hbm, axis)
     require_softmax_type(function, "x_hbm.dtype", x_hbm.dtype)
     dtype = x_hbm.dtype if dtype is None else dtype
     require_softmax_type(function, "dtype", dtype)
     require_chunk_size(function, chunk_size)
+    require_partitions_per_row(function, partitions_per_row)
     if prod(x_hbm.shape) == 0:  # NKI has no tensors without elements
         return x_hbm
     y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
     parts = around_axis((x_hbm, y_hbm), axis)
     if parts[0].tensors[0].shape[2] == 1:
-        forward_of_rows(parts, kind, chunk_size)
+        forward_of_rows(parts, kind, chunk_size, partitions_per_row)
         return y_hbm
     for part in parts:
         x_part_hbm, y_part_hbm = part.tensors
@@ -132,6 +152,7 @@ def softmax_forward(
     *,
     dtype: nl.DType | None = None,
     chunk_size: int | None = None,
+    partitions_per_row: int | None = None,
 ) -> nl.NkiTensor:
     """Compute softmax along an axis: ``exp(x - m) / sum(exp(x - m))`` with m the maximum.
 
@@ -146,8 +167,11 @@ def softmax_forward(
             memory, a row stays on chip: it has at most 7,852,032 elements of 16 bits, or 4,442,112 of float32.
         dtype: the type of the result; None means the type of ``x_hbm``.
         chunk_size: the maximum number of elements per partition that an instruction processes; None means the number
-            that is modelled to be fastest. The last bits of a result may depend on ``chunk_size``, on the size of the
-            axis and on the types, and on nothing else.
+            that is modelled to be fastest. The last bits of a result may depend on ``chunk_size``, on
+            ``partitions_per_row``, on the size of the axis and on the types, and on nothing else.
+        partitions_per_row: the fewest partitions that a row lies on, 1 to 128, if the axis is the last one in memory;
+            for other axes it has no effect. None means as few as hold the row. With few rows, more partitions take less
+            time: :func:`~nkilib.experimental.softmax.choose_softmax_tiling` chooses how many.
 
     Returns:
         y_hbm: the result, of the shape of ``x_hbm`` and of type ``dtype``; ``x_hbm`` itself if it has no elements. NaN
@@ -156,7 +180,7 @@ def softmax_forward(
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
-    return _forward("softmax_forward", Kind.SOFTMAX, x_hbm, axis, dtype, chunk_size)
+    return _forward("softmax_forward", Kind.SOFTMAX, x_hbm, axis, dtype, chunk_size, partitions_per_row)
 
 
 def log_softmax_forward(
@@ -165,6 +189,7 @@ def log_softmax_forward(
     *,
     dtype: nl.DType | None = None,
     chunk_size: int | None = None,
+    partitions_per_row: int | None = None,
 ) -> nl.NkiTensor:
     """Compute log-softmax along an axis: ``(x - m) - log(sum(exp(x - m)))`` with m the maximum.
 
@@ -172,8 +197,8 @@ def log_softmax_forward(
     no elements and the rows with NaN are as for :func:`softmax_forward`.
 
     Args:
-        x_hbm, axis, dtype, chunk_size: see :func:`softmax_forward`, except the longest row that stays on chip: it has
-            9,424,896 elements of 16 bits, or 4,835,328 of float32.
+        x_hbm, axis, dtype, chunk_size, partitions_per_row: see :func:`softmax_forward`, except the longest row that
+            stays on chip: it has 9,424,896 elements of 16 bits, or 4,835,328 of float32.
 
     Returns:
         y_hbm: the result in nats, of the shape of ``x_hbm`` and of type ``dtype``.
@@ -181,7 +206,7 @@ def log_softmax_forward(
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
-    return _forward("log_softmax_forward", Kind.LOG_SOFTMAX, x_hbm, axis, dtype, chunk_size)
+    return _forward("log_softmax_forward", Kind.LOG_SOFTMAX, x_hbm, axis, dtype, chunk_size, partitions_per_row)
 
 
 def _backward(
@@ -193,6 +218,7 @@ def _backward(
     dtype: nl.DType | None,
     inplace: bool,
     chunk_size: int | None,
+    partitions_per_row: int | None,
 ) -> nl.NkiTensor:
     axis = validated_axis(function, "grad_hbm", grad_hbm, axis)
     validate_pair(function, grad_hbm, output_hbm)
@@ -200,6 +226,7 @@ def _backward(
     require_softmax_type(function, "dtype", dtype)
     validate_inplace(function, inplace, grad_hbm, dtype)
     require_chunk_size(function, chunk_size)
+    require_partitions_per_row(function, partitions_per_row)
     if prod(grad_hbm.shape) == 0:
         return grad_hbm
     grad_x_hbm = grad_hbm
@@ -207,7 +234,7 @@ def _backward(
         grad_x_hbm = nl.ndarray(grad_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_x_hbm")
     parts = around_axis((grad_hbm, output_hbm, grad_x_hbm), axis)
     if parts[0].tensors[0].shape[2] == 1:
-        backward_of_rows(parts, kind, chunk_size)
+        backward_of_rows(parts, kind, chunk_size, partitions_per_row)
         return grad_x_hbm
     for part in parts:
         grad_part_hbm, output_part_hbm, grad_x_part_hbm = part.tensors
@@ -223,6 +250,7 @@ def softmax_backward(
     dtype: nl.DType | None = None,
     inplace: bool = False,
     chunk_size: int | None = None,
+    partitions_per_row: int | None = None,
 ) -> nl.NkiTensor:
     """Compute the gradient of softmax from the saved output: ``y * (dy - sum(y * dy))``.
 
@@ -236,6 +264,7 @@ def softmax_backward(
         dtype: the type of the result; None means the type of ``grad_hbm``.
         inplace: write the result over ``grad_hbm``, in its type; else into a new tensor.
         chunk_size: the maximum number of elements per partition of an instruction, see :func:`softmax_forward`.
+        partitions_per_row: the fewest partitions of a row, see :func:`softmax_forward`.
 
     Returns:
         grad_x_hbm: the gradient, of the shape of ``grad_hbm`` and of type ``dtype``; with ``inplace``, ``grad_hbm``
@@ -244,7 +273,9 @@ def softmax_backward(
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
     """
-    return _backward("softmax_backward", Kind.SOFTMAX, grad_hbm, output_hbm, axis, dtype, inplace, chunk_size)
+    return _backward(
+        "softmax_backward", Kind.SOFTMAX, grad_hbm, output_hbm, axis, dtype, inplace, chunk_size, partitions_per_row
+    )
 
 
 def log_softmax_backward(
@@ -255,14 +286,15 @@ def log_softmax_backward(
     dtype: nl.DType | None = None,
     inplace: bool = False,
     chunk_size: int | None = None,
+    partitions_per_row: int | None = None,
 ) -> nl.NkiTensor:
     """Compute the gradient of log-softmax from the saved output: ``dy - exp(y) * sum(dy)``.
 
     Equivalent to ``torch.ops.aten._log_softmax_backward_data(dy, y, axis, dtype)``. Launch it like the forward.
 
     Args:
-        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size: see :func:`softmax_backward`, except the longest row
-            that stays on chip: it has 4,444,160 elements of 16 bits, or 3,131,392 of float32.
+        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size, partitions_per_row: see :func:`softmax_backward`, except
+            the longest row that stays on chip: it has 4,444,160 elements of 16 bits, or 3,131,392 of float32.
 
     Returns:
         grad_x_hbm: the gradient, of the shape of ``grad_hbm`` and of type ``dtype``; with ``inplace``, ``grad_hbm``
@@ -271,4 +303,14 @@ def log_softmax_backward(
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
     """
-    return _backward("log_softmax_backward", Kind.LOG_SOFTMAX, grad_hbm, output_hbm, axis, dtype, inplace, chunk_size)
+    return _backward(
+        "log_softmax_backward",
+        Kind.LOG_SOFTMAX,
+        grad_hbm,
+        output_hbm,
+        axis,
+        dtype,
+        inplace,
+        chunk_size,
+        partitions_per_row,
+    )

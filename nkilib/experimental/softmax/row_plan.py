@@ -8,8 +8,8 @@ processes a piece (:class:`RowPiece`). A plan (:class:`RowPlan`) holds for all r
 (:class:`RowBatch`) has the rows of a core that are in SBUF together, and loads and stores them. :func:`row_plan` makes
 the plan, from the bytes that a loop keeps on chip (:class:`Streams`), and :func:`batches_of_core` the batches.
 
-What may affect the rounding of a row depends on the length of a row and the types only. The number of rows per
-partition is decided where the number of rows is known, because it does not affect any bit.
+What may affect the rounding of a row depends on the length of a row, the types and the caller's sizes only. The number
+of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
 Rows stay in SBUF between the two passes over them, so HBM is read once and written once. A row of C elements that is
 too long for a partition lies on F of them, 2 to 128: its parts are W = floor(C / F) columns wide, and the last one has
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.nki import nisa, nl
@@ -42,6 +42,19 @@ _LEAST_BATCHES, _MOST_BATCHES = 3, 8
 _LEAST_PIECES, _LEAST_PIECES_OF_PARTS = 4, 8
 # The maximum number of pieces of a batch of whole rows: the first load and the last store of larger ones take longer.
 MOST_PIECES = 2
+# Exponentials that are kept: rows of up to so many bytes, in the widest type of a piece, have one piece; longer ones
+# have pieces of up to so many elements, and up to so many of them.
+_LARGEST_KEPT_ROW_BYTES, _LARGEST_KEPT_PIECE, _MOST_KEPT_PIECES = 8192, 2048, 16
+# Pieces that have such tiles besides those of one row, for rows of one piece, of several, and on several partitions: as
+# many as are processed while the statistics of a row are combined, and until its first piece is finished.
+_KEPT_AHEAD_OF_ONE, _KEPT_AHEAD, _KEPT_AHEAD_OF_PARTS = 3, 7, 10
+# The least number of batches on chip then, and of further pieces that are loaded or stored meanwhile; and that of large
+# pieces of rows on several partitions, from so many elements on.
+_LEAST_KEPT_BATCHES, _KEPT_MARGIN = 2, 4
+_KEPT_MARGIN_OF_LARGE, _LARGE_KEPT_PIECE = 8, 1025
+# Rows that are spread over more partitions than they need have up to so many pieces, of so many elements or more: a
+# core has few of them, and its loads overlap with nothing but other pieces of the same rows.
+_MOST_SPREAD_PIECES, _LEAST_SPREAD_PIECE = 8, 384
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,7 @@ class RowPlan:
         rows_of_piece: the maximum number of rows of a piece; 1 if a row has several pieces.
         rows_each: the maximum number of rows per partition.
         batches_on_chip: the number of batches that have tiles.
+        kept_pieces: the number of pieces that have tiles for values that are kept beside the rows; 0 if none are.
     """
 
     row_size: int
@@ -113,6 +127,7 @@ class RowPlan:
     rows_of_piece: int
     rows_each: int
     batches_on_chip: int
+    kept_pieces: int = 0
 
     @property
     def tail(self) -> int:
@@ -128,6 +143,11 @@ class RowPlan:
     def pieces_per_row(self) -> int:
         """The number of pieces of a row in a partition."""
         return div_ceil(self.columns, self.piece_size)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a piece has all elements of a row, so that nothing is combined."""
+        return self.parts == 1 and self.pieces_per_row == 1
 
     @property
     def is_short(self) -> bool:
@@ -181,6 +201,7 @@ def row_plan(
     chunk_size: int | None,
     most_pieces: int = MOST_PIECES,
     piece_bytes: int | None = None,
+    least_parts: int | None = None,
 ) -> RowPlan:
     """Divide rows of ``row_size`` elements, for loops that keep ``streams`` on chip.
 
@@ -191,6 +212,7 @@ def row_plan(
         chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
         most_pieces: the maximum number of pieces of a batch of whole rows.
         piece_bytes: the bytes of a piece; None means the default for rows of that length.
+        least_parts: the fewest partitions that a row of so many elements is spread over; None means as few as fit.
 
     Raises:
         AssertionError: if a row does not fit on chip.
@@ -206,20 +228,84 @@ def row_plan(
     usual = piece_bytes // streams.element
     piece_size = max(1, min(usual if chunk_size is None else chunk_size, fitting // 3 // streams.scratch))
     on_chip = (fitting - streams.scratch * max(usual, piece_size)) // streams.resident
-    parts = _parts(row_size, on_chip // _LEAST_BATCHES)
+    parts = max(_parts(row_size, on_chip // _LEAST_BATCHES), min(least_parts or 1, row_size))
     width = row_size // parts
     columns = row_size - (parts - 1) * width
+    if chunk_size is None and least_parts is not None:
+        piece_size = min(piece_size, _spread_piece(columns))
     if columns > piece_size:
         least = _LEAST_PIECES_OF_PARTS if parts > 1 else _LEAST_PIECES
-        if chunk_size is None:
+        if chunk_size is None and least_parts is None:
             piece_size = min(piece_size, div_ceil(columns, least))
         return RowPlan(row_size, parts, width, piece_size, 1, 1, min(_MOST_BATCHES, on_chip // columns))
-    rows_of_piece = max(1, min(piece_size, on_chip) // columns)
+    rows_of_piece = 1 if parts > 1 else max(1, min(piece_size, on_chip) // columns)
     pieces_on_chip = on_chip // (rows_of_piece * columns)
     pieces = max(1, min(most_pieces, pieces_on_chip // _LEAST_BATCHES)) if parts == 1 else 1
     rows_each = 1 if parts > 1 else rows_of_piece * pieces
     batches = min(_MOST_BATCHES, pieces_on_chip // pieces)
     return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, batches)
+
+
+def _spread_piece(columns: int) -> int:
+    """Return the size of the pieces of few rows, of so many columns of a partition."""
+    return div_ceil(columns, max(1, min(_MOST_SPREAD_PIECES, columns // _LEAST_SPREAD_PIECE)))
+
+
+def kept_plan(
+    row_size: int, streams: Streams, chunk_size: int | None, least_parts: int | None = None
+) -> RowPlan | None:
+    """Divide rows of ``row_size`` elements into pieces whose exponentials stay on chip until the row's sum is known.
+
+    Args:
+        row_size: C, the number of elements of a row.
+        streams: the bytes that the loop keeps in a partition; ``scratch`` without the values that are kept.
+        chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
+            The number of partitions of a row does not depend on it.
+        least_parts: the fewest partitions of a row, as for :func:`row_plan`.
+
+    Returns:
+        The plan, or None if there is none that fits: the kept values of a row, and several batches.
+    """
+    fastest = _fastest_kept_plan(row_size, streams, least_parts)
+    if fastest is None or chunk_size is None:
+        return fastest
+    asked = _kept_on(row_size, fastest.parts, streams, min(chunk_size, fastest.columns))
+    return fastest if asked is None and fastest.piece_size <= chunk_size else asked
+
+
+def _fastest_kept_plan(row_size: int, streams: Streams, least_parts: int | None) -> RowPlan | None:
+    parts = min(least_parts or 1, row_size)
+    while parts <= PARTITIONS:
+        columns = row_size - (parts - 1) * (row_size // parts)
+        for piece_size in _kept_sizes(columns, streams) if least_parts is None else [_spread_piece(columns)]:
+            plan = _kept_on(row_size, parts, streams, piece_size)
+            if plan is not None:
+                return plan
+        parts *= 2
+    return None
+
+
+def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> RowPlan | None:
+    """Return the plan with so many partitions of a row and pieces of that size, or None if it does not fit."""
+    width = row_size // parts
+    columns = row_size - (parts - 1) * width
+    pieces = div_ceil(columns, piece_size)
+    ahead = _KEPT_AHEAD_OF_PARTS if parts > 1 else _KEPT_AHEAD if pieces > 1 else _KEPT_AHEAD_OF_ONE
+    kept = pieces + ahead
+    left = limited_sbuf_bytes(SBUF_BYTES) - (FLOAT32_BYTES * kept + streams.scratch) * piece_size
+    batches = min(_MOST_BATCHES, left // (streams.resident * columns))
+    margin = _KEPT_MARGIN_OF_LARGE if parts > 1 and piece_size >= _LARGE_KEPT_PIECE else _KEPT_MARGIN
+    if batches < _LEAST_KEPT_BATCHES or batches * pieces < kept + margin:
+        return None
+    return RowPlan(row_size, parts, width, piece_size, 1, 1, batches, kept)
+
+
+def _kept_sizes(columns: int, streams: Streams) -> list[int]:
+    """Return the sizes of pieces to try, from the largest one."""
+    if columns * streams.element <= _LARGEST_KEPT_ROW_BYTES:
+        return [columns]
+    fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)
+    return [div_ceil(columns, pieces) for pieces in range(fewest, _MOST_KEPT_PIECES + 1)]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ class Stages(Protocol):
     def combining_stages(self) -> int:
         """The number of stages that combine the statistics of a batch."""
 
+    @property
+    def most_taken(self) -> int | None:
+        """The maximum number of pieces between :meth:`take` and :meth:`finish`; None if there is none."""
+
     def load(self, number: int, piece: RowPiece) -> None:
         """Issue the load of a piece."""
 
@@ -126,7 +130,8 @@ class _Run:
             self.opened += 1
 
     def _take(self) -> None:
-        if self.taken >= self.opened:
+        most = self.stages.most_taken
+        if self.taken >= self.opened or (most is not None and self.taken - self.finished >= most):
             return
         number, piece = self.pieces[self.taken]
         self.stages.take(number, piece)

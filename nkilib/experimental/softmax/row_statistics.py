@@ -72,7 +72,8 @@ class Lines:
         weights_sbuf: exp(m of a partition - m of its row).
         row_neg_max_sbuf: -m of rows.
         divisor_sbuf: d of rows, and then log d or, for softmax, 1 / d.
-        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until :meth:`spread`.
+        back_psum: on the partitions of each row, [partitions, 1] each: -m and the divisor after :meth:`spread`, or the
+            factor of :meth:`spread_scale`; empty before.
     """
 
     kind: Kind
@@ -103,8 +104,9 @@ class Lines:
 
     def sum_parts(self) -> None:
         """Compute d of rows."""
-        nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
-        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
+        products_sbuf = _float32(self.weights_sbuf.shape)
+        nisa.tensor_tensor(dst=products_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=products_sbuf, axis=2)
 
     def divide(self) -> None:
         """Compute log d, or 1 / d for softmax, of rows."""
@@ -115,21 +117,32 @@ class Lines:
         parts = self.weights_sbuf.shape[2]
         self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
 
+    def spread_scale(self) -> None:
+        """Bring exp(m of a partition - m of its row) times the divisor to each partition, as its factor."""
+        _, rows, parts = self.weights_sbuf.shape
+        scales_sbuf, divisor_sbuf = self.weights_sbuf, self.divisor_sbuf.expand_dim(2).broadcast(2, parts)
+        nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
+        column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=column_psum, data=scales_sbuf.reshape((1, rows * parts)))
+        self.back_psum = [column_psum]
+
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
     one.
     """
-    if plan.parts == 1 and plan.pieces_per_row == 1:
+    if plan.is_whole:
         return [RowStatistics.divide]
     of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
+    keeps = plan.kept_pieces > 0
     if plan.parts == 1:
-        return [*of_pieces, RowStatistics.divide]
-    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
+        return [*of_pieces, RowStatistics.divide, *([RowStatistics.take_scales] if keeps else [])]
+    spread = Lines.spread_scale if keeps else Lines.spread
+    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, spread)
     return [
         *of_pieces,
         *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
-        RowStatistics.bring_back,
+        RowStatistics.take_scales if keeps else RowStatistics.bring_back,
     ]
 
 
@@ -145,7 +158,8 @@ class RowStatistics:
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
         batch: the batch of rows.
-        neg_max_sbuf: -m_k, then m_k - m, then its exponential, [partitions, rows per partition, pieces of a row].
+        neg_max_sbuf: -m_k, then m_k - m, then its exponential, [partitions, rows per partition, pieces of a row]; at
+            last, where the exponentials of pieces are kept, their factors (:meth:`take_scales`).
         sums_sbuf: s_k, then s_k * exp(m_k - m), of the same shape.
         row_neg_max_sbuf: -m, [partitions, rows per partition].
         divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
@@ -168,9 +182,8 @@ class RowStatistics:
         rows = (batch.partitions, batch.rows_each)
         pieces = (*rows, batch.plan.pieces_per_row)
         neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
-        is_single = batch.plan.pieces_per_row == 1
-        row_neg_max_sbuf = neg_max_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
-        total_sbuf = sums_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
+        row_neg_max_sbuf = neg_max_sbuf.reshape(rows) if batch.plan.is_whole else _float32(rows)
+        total_sbuf = sums_sbuf.reshape(rows) if batch.plan.is_whole else _float32(rows)
         return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
 
     def neg_max_of(self, piece: RowPiece) -> nl.NkiTensor:
@@ -214,6 +227,13 @@ class RowStatistics:
         """Issue a stage of those that combine the partitions of a row."""
         if self.lines is not None:
             stage(self.lines)
+
+    def take_scales(self) -> None:
+        """Compute exp(m_k - m) / d of each piece, the factor of the exponentials exp(x - m_k) that are kept."""
+        factor = self.divisor_sbuf if self.lines is None else self.lines.back_psum[0]
+        scales_sbuf = self.neg_max_sbuf
+        divisor_sbuf = factor.expand_dim(2).broadcast(2, scales_sbuf.shape[2])
+        nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
 
     def bring_back(self) -> None:
         """Copy -m and the divisor of the rows from PSUM, where :meth:`Lines.spread` put them, to SBUF."""

@@ -9,7 +9,10 @@ With m the maximum of a row x, and d the sum of exp(x - m), the computation depe
 
 - log-softmax keeps x, and computes ``(x - m) - log d`` from it;
 - softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
-- softmax of longer rows keeps x, and recomputes exp(x - m): Scalar processes it twice;
+- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32, with the maximum m_k of a piece, and multiplies
+  it by exp(m_k - m) / d;
+- softmax of longer rows in float32, or of rows that leave no room for these, keeps x, and recomputes exp(x - m): Scalar
+  processes them twice;
 - tiny rows keep x - m, or its exponentials, in float32: an instruction processes many rows.
 """
 
@@ -29,6 +32,7 @@ from nkilib.experimental.softmax.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
+    kept_plan,
     row_plan,
 )
 from nkilib.experimental.softmax.row_schedule import run
@@ -56,18 +60,30 @@ _KEPT_PIECE_BYTES = 6144
 _HALVES = 3
 # The share of the products of softmax that Scalar does instead of Vector.
 _SCALAR_SHARE = 0.35
+# The shares of the products of kept exponentials of pieces that GpSimd and Scalar do instead of Vector.
+_KEPT_SHARES = (0.2, 0.35)
 # The share that GpSimd does instead of Vector: of the products of recomputed exponentials, of short and of tiny rows.
 _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
     """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
-    is_single = plan.parts == 1 and plan.pieces_per_row == 1
-    return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+    return (
+        plan.is_whole
+        and plan.kept_pieces == 0
+        and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+    )
 
 
-def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None) -> RowPlan:
-    """Return the plan by which the forward divides rows."""
+def forward_plan(
+    row_size: int,
+    kind: Kind,
+    x_dtype: nl.DType,
+    y_dtype: nl.DType,
+    chunk_size: int | None,
+    least_parts: int | None = None,
+) -> RowPlan:
+    """Return the plan by which the forward divides rows; :func:`.row_plan` has the last two arguments."""
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
     again = 2 if kind is Kind.LOG_SOFTMAX else 2 * FLOAT32_BYTES  # exponentials
@@ -75,7 +91,9 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     has_many_logs = kind is Kind.LOG_SOFTMAX and row_size <= SHORT_ROW
     most_pieces = _PIECES_OF_LOGS if has_many_logs else MOST_PIECES
     function = f"{kind.value}_forward"
-    plan = row_plan(function, row_size, streams, chunk_size, most_pieces)
+    plan = row_plan(function, row_size, streams, chunk_size, most_pieces, least_parts=least_parts)
+    if kind is Kind.SOFTMAX and x_dtype != nl.float32 and (row_size > _KEPT_ROW or plan.parts > 1):
+        return kept_plan(row_size, Streams(of_x, scratch, max(of_x, of_y)), chunk_size, least_parts) or plan
     if forward_keeps_float32(plan, kind) and x_dtype != nl.float32:
         kept = Streams(of_x + FLOAT32_BYTES, scratch + FLOAT32_BYTES, FLOAT32_BYTES)
         if kind is Kind.SOFTMAX and plan.is_short and not plan.is_tiny:
@@ -113,6 +131,13 @@ def _with_row_scalar(
     nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=broadcast_psum, op=op)
 
 
+def _load_table_of_exponentials() -> None:
+    """Compute one exponential, so that Scalar loads its table while the first rows are loaded, and not after that."""
+    zero_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zero_sbuf, value=0.0)
+    nisa.activation(dst=zero_sbuf, op=nl.exp, data=zero_sbuf)
+
+
 @dataclass
 class _Forward:
     """The loop of a core; see :class:`.row_schedule.Stages`.
@@ -125,12 +150,14 @@ class _Forward:
         x_buffers_sbuf: tiles for x, and for results of its type.
         kept_buffers_sbuf: tiles for values that are kept in float32; the tiles of x if x is float32; empty if nothing
             is kept.
+        kept: tiles for exponentials of pieces, exp(x - m_k), that are kept in float32 beside x.
         results: tiles for results whose type is that of no tile that stays on chip.
         junk: tiles for exponentials of which only the sums are used.
         halves: tiles for the results of :func:`.halved`.
         exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite float32 number, [128, 1].
         statistics: the statistics of the batches in flight, by the number of the batch.
+        kept_sbuf: the exponentials of pieces that are not finished, in tiles of ``kept``.
         halved_sbuf: the results of :func:`.halved` for pieces whose maxima are not computed yet.
         results_sbuf: the results of pieces that are not stored yet.
     """
@@ -141,12 +168,14 @@ class _Forward:
     batches: list[RowBatch]
     x_buffers_sbuf: list[nl.NkiTensor]
     kept_buffers_sbuf: list[nl.NkiTensor]
+    kept: Ring
     results: Ring
     junk: Ring
     halves: Ring
     exponentials: Ring
     ceiling_sbuf: nl.NkiTensor
     statistics: dict[int, RowStatistics] = field(default_factory=dict)
+    kept_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
     halved_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
     results_sbuf: dict[tuple[int, RowPiece], nl.NkiTensor] = field(default_factory=dict)
 
@@ -164,10 +193,12 @@ class _Forward:
             kept_buffers_sbuf = x_buffers_sbuf if is_float32 else ring_of(count, size, nl.float32)
         is_stored_from_chip = y_hbm.dtype == x_hbm.dtype or (keeps and y_hbm.dtype == nl.float32)
         junk_dtype = nl.float32 if plan.is_tiny else nl.bfloat16
-        has_junk = kind is Kind.LOG_SOFTMAX or not keeps
+        keeps_pieces = plan.kept_pieces > 0
+        has_junk = kind is Kind.LOG_SOFTMAX or not (keeps or keeps_pieces)
         ceiling_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
-        second_pass = not keeps and kind is Kind.SOFTMAX
+        _load_table_of_exponentials()
+        second_pass = not (keeps or keeps_pieces) and kind is Kind.SOFTMAX
         return cls(
             matrices,
             kind,
@@ -175,6 +206,7 @@ class _Forward:
             batches,
             x_buffers_sbuf,
             kept_buffers_sbuf,
+            kept=Ring(ring_of(plan.kept_pieces, of_piece if keeps_pieces else 0, nl.float32)),
             results=Ring(ring_of(0 if is_stored_from_chip else RING, of_piece, y_hbm.dtype)),
             junk=Ring(ring_of(1 if has_junk else 0, of_piece, junk_dtype)),
             halves=Ring(ring_of(_HALVES, of_piece // 2 + PARTITIONS, x_hbm.dtype)),
@@ -189,6 +221,10 @@ class _Forward:
     @property
     def combining_stages(self) -> int:
         return num_stages(self.plan)
+
+    @property
+    def most_taken(self) -> int | None:
+        return self.plan.kept_pieces or None
 
     def load(self, number: int, piece: RowPiece) -> None:
         x_hbm = self.matrices[self.batches[number].matrix].tensors[0]
@@ -225,7 +261,11 @@ class _Forward:
         if self.plan.is_tiny and kept_sbuf is not None:
             self._take_tiny(number, piece, x_sbuf, kept_sbuf)
             return
-        dst_sbuf = self.junk.next_shaped(x_sbuf.shape) if kept_sbuf is None else kept_sbuf
+        dst_sbuf = kept_sbuf
+        if self.plan.kept_pieces > 0:
+            dst_sbuf = self.kept_sbuf[number, piece] = self.kept.next_shaped(x_sbuf.shape)
+        elif dst_sbuf is None:
+            dst_sbuf = self.junk.next_shaped(x_sbuf.shape)
         for row in range(piece.rows):
             nisa.activation(
                 dst=dst_sbuf[:, row],
@@ -255,7 +295,10 @@ class _Forward:
         result_sbuf = self._result(number, piece, x_sbuf, kept_sbuf)
         neg_max_sbuf = statistics.row_neg_max_sbuf[:, piece.first : piece.end]
         divisor_sbuf = statistics.divisor_sbuf[:, piece.first : piece.end]
-        if kept_sbuf is not None and (self.plan.is_short or self.kind is Kind.LOG_SOFTMAX):
+        if self.plan.kept_pieces > 0:
+            scales_sbuf = divisor_sbuf if self.plan.is_whole else statistics.neg_max_of(piece)[:, 0]
+            self._scale(result_sbuf, self.kept_sbuf.pop((number, piece)), scales_sbuf)
+        elif kept_sbuf is not None and (self.plan.is_short or self.kind is Kind.LOG_SOFTMAX):
             self._finish_rows_at_once(result_sbuf, kept_sbuf, divisor_sbuf)
         elif kept_sbuf is not None:
             self._multiply(result_sbuf, kept_sbuf, divisor_sbuf)
@@ -293,6 +336,27 @@ class _Forward:
             nisa.tensor_scalar(
                 dst=result_sbuf[:, row, split:], data=kept_sbuf[:, row, split:], op0=nl.multiply, operand0=scale_sbuf
             )
+
+    def _scale(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, scale_sbuf: nl.NkiTensor) -> None:
+        """Multiply the exponentials of a piece by its factor, on GpSimd, Scalar and Vector, which round alike."""
+        columns = kept_sbuf.shape[2]
+        of_gpsimd, of_scalar = _KEPT_SHARES
+        first, second = int(columns * of_gpsimd), int(columns * (of_gpsimd + of_scalar))
+        if first > 0:
+            nisa.tensor_tensor(
+                dst=result_sbuf[:, 0, 0:first],
+                data1=kept_sbuf[:, 0, 0:first],
+                data2=scale_sbuf.broadcast(1, first),
+                op=nl.multiply,
+                engine=nisa.engine.gpsimd,
+            )
+        if second > first:
+            nisa.activation(
+                dst=result_sbuf[:, 0, first:second], op=nl.copy, data=kept_sbuf[:, 0, first:second], scale=scale_sbuf
+            )
+        nisa.tensor_scalar(
+            dst=result_sbuf[:, 0, second:], data=kept_sbuf[:, 0, second:], op0=nl.multiply, operand0=scale_sbuf
+        )
 
     def _exponentials_again(
         self,
@@ -357,17 +421,18 @@ class _Forward:
         return self.results.next_shaped(x_sbuf.shape)
 
 
-def forward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None) -> None:
+def forward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None, least_parts: int | None) -> None:
     """Compute the results of the rows of this core.
 
     Args:
         matrices: pairs of x and y, [O, C, 1], of one shape.
         kind: softmax or log-softmax.
         chunk_size: the argument of the kernel.
+        least_parts: the argument ``partitions_per_row`` of the kernel.
     """
     matrices = [pair.squeezed() for pair in matrices]
     x_hbm, y_hbm = matrices[0].tensors
-    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, chunk_size)
+    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, chunk_size, least_parts)
     batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
     if batches:
         run(_Forward.make(matrices, kind, plan, batches))

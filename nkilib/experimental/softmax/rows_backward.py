@@ -61,12 +61,15 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
     return Streams(of_grad, scratch + _OUTPUTS * of_output, widest)
 
 
-def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
-    """Return the plan by which the backward divides rows."""
+def backward_plan(
+    row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, least_parts: int | None = None
+) -> RowPlan:
+    """Return the plan by which the backward divides rows; :func:`.row_plan` has the last two arguments."""
     streams = backward_streams(kind, dtypes)
     is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
     piece_bytes = _WIDE_PIECE_BYTES if is_wide else None
-    return row_plan(f"{kind.value}_backward", row_size, streams, chunk_size, piece_bytes=piece_bytes)
+    function = f"{kind.value}_backward"
+    return row_plan(function, row_size, streams, chunk_size, piece_bytes=piece_bytes, least_parts=least_parts)
 
 
 @dataclass
@@ -193,6 +196,10 @@ class _Backward:
     @property
     def combining_stages(self) -> int:
         return len(_stages(self.plan))
+
+    @property
+    def most_taken(self) -> int | None:
+        return None
 
     @property
     def loads_again(self) -> bool:
@@ -335,18 +342,19 @@ class _Backward:
         return self.results.next_shaped(grad_sbuf.shape)
 
 
-def backward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None) -> None:
+def backward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None, least_parts: int | None) -> None:
     """Compute the gradient of the rows of this core.
 
     Args:
         matrices: triples of dy, y and dx, [O, C, 1], of one shape; dx may be dy.
         kind: softmax or log-softmax.
         chunk_size: the argument of the kernel.
+        least_parts: the argument ``partitions_per_row`` of the kernel.
     """
     matrices = [triple.squeezed() for triple in matrices]
     grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
-    plan = backward_plan(grad_hbm.shape[1], kind, dtypes, chunk_size)
+    plan = backward_plan(grad_hbm.shape[1], kind, dtypes, chunk_size, least_parts)
     batches = batches_of_core(plan, len(matrices), grad_hbm.shape[0], nl.num_programs(), nl.program_id())
     if batches:
         run(_Backward.make(matrices, kind, plan, batches))

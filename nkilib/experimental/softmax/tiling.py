@@ -9,12 +9,16 @@ For host code; arithmetic only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import Any, Final, NamedTuple
 
+from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.host.sizes import dtype_name
+from nkilib.core.plan_limits import PlanLimits, limits_in_force
 from nkilib.experimental.softmax.kernels import RANK_MAX
+from nkilib.experimental.softmax.row_plan import RowPlan
 from nkilib.experimental.softmax.rows import forward_plan
 from nkilib.experimental.softmax.rows_backward import backward_plan
 from nkilib.experimental.softmax.tensors import BackwardTypes, Kind
@@ -24,6 +28,11 @@ __all__ = ["SoftmaxTiling"]
 
 _TYPES: Final = {"bfloat16": nl.bfloat16, "float16": nl.float16, "float32": nl.float32}
 _DIRECTIONS: Final = ("forward", "backward")
+# The cores that share the rows of a launch: results must not depend on how many there are.
+_CORES: Final = 2
+# The shortest row that is spread over partitions that would be idle, and the fewest elements of its parts.
+_LEAST_SPREAD_ROW: Final = {"forward": 2048, "backward": 1000}
+_LEAST_WIDTH: Final = 192
 
 
 class SoftmaxTiling(NamedTuple):
@@ -32,19 +41,27 @@ class SoftmaxTiling(NamedTuple):
     Attributes:
         chunk_size: the maximum number of elements per partition that an instruction processes; None means the number
             that is modelled to be fastest.
+        partitions_per_row: the fewest partitions that a row along the last axis lies on; None means as few as hold it.
     """
 
     chunk_size: int | None = None
+    partitions_per_row: int | None = None
 
 
 def choose_softmax_tiling(
     shape: Sequence[int], axis: int, dtype: Any, direction: str, *, kind: Kind = Kind.SOFTMAX
 ) -> SoftmaxTiling:
-    """Return the tiling that the kernels use by default, for tensors of one type.
+    """Return the tiling for tensors of one type that is modelled to be fastest: the default of the kernels, except for
+    few rows.
 
-    The rounding of results depends on the tiling. The tiling therefore depends only on the type, on the size of the
-    axis, and on whether the sizes after the axis hold more than one element. If they and the axis do, the result is
-    ``chunk_size=None``: the kernel then chooses the tiling of its columns itself.
+    The rounding of results depends on the tiling, and that on the type, the size of the axis, and whether the sizes
+    after the axis hold more than one element. If they and the axis do, the result is ``SoftmaxTiling()``: the kernel
+    then chooses the tiling of its columns itself.
+
+    Otherwise it also depends on the number of rows, where these are few: a core, one of two, whose rows would leave
+    partitions idle spreads each over 2, 4, ... or 128 of them, as many as hold all its rows at once and have at least
+    192 elements each. Rows of a forward have at least 2,048 elements then, rows of a backward at least 1,000. Pass
+    ``partitions_per_row=None`` for bits that do not depend on the number of rows.
 
     Example::
 
@@ -80,7 +97,32 @@ def choose_softmax_tiling(
     axis = index(axis) % rank
     if prod(sizes) == 0 or (prod(sizes[axis + 1 :]) > 1 and sizes[axis] > 1):
         return SoftmaxTiling()
+    return _chosen(prod(sizes) // sizes[axis], sizes[axis], name, direction, kind, limits_in_force())
+
+
+@lru_cache(maxsize=1024)
+def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, limits: PlanLimits) -> SoftmaxTiling:
+    """Return the tiling of rows along the last axis, under the limits in force, which are a key of the cache."""
     element = _TYPES[name]
-    if direction == "forward":
-        return SoftmaxTiling(forward_plan(sizes[axis], kind, element, element, None).piece_size)
-    return SoftmaxTiling(backward_plan(sizes[axis], kind, BackwardTypes(element, element, element), None).piece_size)
+
+    def plan(parts: int | None) -> RowPlan:
+        if direction == "forward":
+            return forward_plan(row_size, kind, element, element, None, parts)
+        return backward_plan(row_size, kind, BackwardTypes(element, element, element), None, parts)
+
+    chosen, parts = plan(None), _parts_of_few(rows, row_size, direction)
+    if parts <= chosen.parts:
+        return SoftmaxTiling(chosen.piece_size)
+    return SoftmaxTiling(plan(parts).piece_size, parts)
+
+
+def _parts_of_few(rows: int, row_size: int, direction: str) -> int:
+    """Return the number of partitions over which each of ``rows`` rows is spread, so that a core has one batch; 1 if
+    that takes longer than what it saves, mostly for the combination of the parts.
+    """
+    if row_size < _LEAST_SPREAD_ROW[direction]:
+        return 1
+    parts, share = 1, div_ceil(rows, _CORES)
+    while 2 * parts * share <= PARTITIONS and row_size >= 2 * parts * _LEAST_WIDTH:
+        parts *= 2
+    return parts

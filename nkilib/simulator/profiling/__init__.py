@@ -7,5 +7,5 @@
 - ``bounds``: the least time that the hardware needs for the same work;
 - ``profiled_launch``: the instructions and on-chip tensors of the launch, worked out on request;
 - ``export``: a picture, and a trace for Perfetto;
-- ``why``: the critical path, and findings in sentences.
+- ``why``: the critical path, changes that make the kernel faster in the model, and facts, in sentences.
 """

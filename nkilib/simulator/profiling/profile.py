@@ -36,9 +36,8 @@ from ..timing.trace import Collection, Trace, collecting
 from .bounds import bounds_us, counted_bounds_us
 from .export import draw, write_trace
 from .profiled_launch import ProfiledLaunch, TensorLife, listed
-from .texts import fitted, wrapped
 from .why.critical_path import TimeModel
-from .why.facts import Facts, Finding
+from .why.facts import Facts, Finding, fitted, wrapped
 from .why.report import NEAR_BOUND
 
 MODELLED = "modelled, not measured"

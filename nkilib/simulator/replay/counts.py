@@ -20,6 +20,10 @@ MOST_KERNELS, MOST_REASONS = 1024, 16
 OTHERS = "(others)"
 
 
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class LaunchCounts:
     """Counts of launches by how they ran.
@@ -42,12 +46,26 @@ class LaunchCounts:
     failed: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def launches(self) -> int:
+        """The number of all launches."""
+        return self.as_today + self.recorded + self.replayed
+
+    @property
+    def summary(self) -> str:
+        """The number of launches, and how many of them were replayed, in a line."""
+        if not self.launches:
+            return "no launch ran in the simulator"
+        replayed = f"{self.replayed} of them" if self.replayed else "none of them"
+        return f"{_counted(self.launches, 'launch', 'es')} ran in the simulator, {replayed} replayed"
+
     def __str__(self) -> str:
-        text = (
-            f"{self.replayed} replayed, {self.recorded} recorded, {self.as_today} as without replay; "
-            f"{self.planned} plans made, {self.failed} failures"
-        )
-        return "".join([text, *(f"\n    {count} x {reason}" for reason, count in self.reasons.items())])
+        lines = [self.summary, *(f"{number} not replayed: {reason}" for reason, number in self.reasons.items())]
+        if self.recorded or self.planned:
+            lines.append(f"{_counted(self.planned, 'plan')} for replay, made from {self.recorded} recorded launches")
+        if self.failed:
+            lines.append(f"{self.failed} not replayed: the values fitted no plan")
+        return "\n    ".join(lines)
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,10 @@ class ReplayCounts:
     kernels: Mapping[str, LaunchCounts]
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {counts}" for name, counts in (*self.kernels.items(), ("total", self.total)))
+        """Return a paragraph for each kernel, and a line for all."""
+        return "\n".join(
+            [*(f"{name}: {counts}" for name, counts in self.kernels.items()), f"total: {self.total.summary}"]
+        )
 
 
 class Tally:
@@ -129,9 +150,10 @@ TALLIES = Tallies()
 
 
 def replay_counts() -> ReplayCounts:
-    """Return how many launches of this process were replayed so far, by kernel, and why others were not.
+    """Return how many launches of each kernel ran in this process so far, how many of them were replayed, and why the
+    others were not.
 
-    Example::
+    Printed, it shows which kernels ran::
 
         print(nkilib.simulator.replay_counts())
     """

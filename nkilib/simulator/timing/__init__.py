@@ -11,6 +11,7 @@ From an issued instruction to its time:
 - ``settling``: the time of each instruction, and the places of tiles in PSUM;
 - ``timeline``: the engines and queues of a core: when each is free, and what an instruction waited for;
 - ``instruction_log``: the timed instructions, in little memory, and events made from them;
+- ``recording``: what each instruction touched, from which a changed launch can be timed;
 - ``repetition``: loops whose iterations only repeat earlier ones, which need not run.
 
 What times depend on:

@@ -17,9 +17,9 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ..isa.definition import Definition
-from ..isa.operators import Operator
+from .dependencies import Tracked
 from .footprints import Footprint, Views
-from .instruction import InstructionKind, PendingInstruction, TensorAccess
+from .instruction import InstructionKind, PendingInstruction, roles_of
 from .instruction_log import InstructionLog
 
 # A core with more instructions is not recorded, which bounds the memory of a profile.
@@ -29,7 +29,6 @@ MOST_RECORDED = 100_000
 CONSTANTS_OF = frozenset(
     {"activation", "activation_reduce", "tensor_scalar", "tensor_reduce", "tensor_tensor", "scalar_tensor_tensor"}
 )
-_PLAIN = (int, float, bool, str, tuple, type(None), Operator)
 
 
 class Access(NamedTuple):
@@ -45,13 +44,13 @@ class Access(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What instructions that do the same have in common.
+    """An instruction on some parts of tensors, without its place in the program.
 
     Attributes:
         definition: the instruction.
         kind: its kind on the engine that ran it.
         operands: the parts of its tensors, in the order of its roles; None where a parameter is no tensor.
-        index_reads, index_writes: what it touches besides, because of indices that are read at run time.
+        index_reads, index_writes: further parts that it touches, because of indices that are read at run time.
         deciding: the values of its parameters of ``instruction.DECIDING``, in the order of its roles.
         constants: its parameters that are no tensors, by name, for :data:`CONSTANTS_OF`.
         choices: its kinds on the engines among which the model chooses, if the kernel leaves the engine open.
@@ -74,7 +73,7 @@ class Step(NamedTuple):
 
     Attributes:
         number: its number on its core; changed programs may have several with one number.
-        action: what it does.
+        action: the instruction, and the parts of tensors that it touches.
         register: the number of the instruction that loaded the address of an operand; 0 if none.
         code, position: the call in the kernel.
     """
@@ -122,103 +121,183 @@ class CoreProgram(NamedTuple):
     storages: Mapping[int, tuple[Views, bool]]
 
 
+# What stands at a position of the tensors of an instruction: no tensor, a tensor, or the index of the one before.
+_NO_TENSOR, _OPERAND, _INDEX = range(3)
+
+
+class _Call(NamedTuple):
+    """The parts of an action that do not depend on which tensors it touches.
+
+    Attributes:
+        definition, kind, deciding, constants, choices, meets: the fields of :class:`Action`.
+        places: for each position of the tensors, whether there is no tensor, a tensor, or the index of the one before.
+        writes_besides: for each part of tensor indirection, whether the instruction writes it.
+    """
+
+    definition: Definition
+    kind: InstructionKind
+    places: tuple[int, ...]
+    writes_besides: tuple[bool, ...]
+    deciding: tuple[Any, ...]
+    constants: tuple[tuple[str, Any], ...]
+    choices: tuple[InstructionKind, ...]
+    meets: bool
+
+    def action(self, accesses: tuple[Access, ...]) -> Action:
+        """Return the action on some parts of tensors: those at the positions, and those of tensor indirection."""
+        touched = iter(accesses)
+        operands: list[Access | None] = []
+        reads: list[Access] = []
+        writes: list[Access] = []
+        for place in () if self.kind.dropped_by else self.places:
+            if place == _INDEX:
+                reads.append(next(touched))
+            else:
+                operands.append(next(touched) if place == _OPERAND else None)
+        for is_write, access in zip(self.writes_besides, touched, strict=False):
+            (writes if is_write else reads).append(access)
+        if self.definition.is_untimed:  # it waits for all of its tensors, and all wait for it
+            operands, reads, writes = [], list(accesses), list(accesses)
+        found = tuple(operands), tuple(reads), tuple(writes)
+        return Action(self.definition, self.kind, *found, self.deciding, self.constants, self.choices, self.meets)
+
+
+def _call_of(instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> _Call:
+    """Return the parts of the action of an instruction that do not depend on its tensors."""
+    places: list[int] = []
+    for access in instruction.operands:
+        places.append(_NO_TENSOR if access is None else _OPERAND)
+        if access is not None and access[4] is not None and instruction.definition.is_transfer:
+            places.append(_INDEX)
+    return _Call(
+        instruction.definition,
+        kind,
+        tuple(places),
+        tuple([is_write for *_, is_output, _ in instruction.besides for is_write in (False, is_output)]),
+        tuple(instruction.deciding),
+        _named(instruction.definition, tuple(places), instruction.constants),
+        choices,
+        instruction.met_ns is not None,
+    )
+
+
 class Recording:
     """The actions of a core, in the order in which its instructions ran.
 
+    Most profiles never look at them, so that only numbers are kept of each instruction: containers of their own would
+    make the collection of garbage slower in the rest of the launch.
+
     Attributes:
         storages: by the number of each storage, its views, and whether its place in PSUM is given.
+        is_whole: whether all instructions so far are recorded, because they are few enough.
     """
 
     def __init__(self) -> None:
         self.storages: dict[int, tuple[Views, bool]] = {}
-        self._at = array("I")
-        self._actions: list[Action] = []
+        self.is_whole = True
+        self._calls: list[_Call] = []
         self._known: dict[Hashable, int] = {}
+        self._footprints: dict[Footprint, int] = {}
+        # For each instruction the number of its call and the end of its touched parts: their storages and footprints.
+        self._call_at = array("I")
+        self._end_at = array("Q")
+        self._storage = array("q")
+        self._footprint = array("I")
         self._registers: dict[int, int] = {}
         self._drains: defaultdict[int, list[Drain]] = defaultdict(list)
-        self.is_whole = True
+
+    def begin(self) -> None:
+        """Begin the record of the next instruction: forget what was touched since the last one was added."""
+        end = self._end_at[-1] if self._end_at else 0
+        del self._storage[end:], self._footprint[end:]
+
+    def touch(self, known: Tracked, footprint: Footprint) -> None:
+        """Record a part that the next instruction touches, in the order of its tensors."""
+        if self.is_whole:
+            number, footprints = known.uses.storage, self._footprints
+            self._storage.append(number)
+            at = footprints.get(footprint)
+            if at is None:
+                at = footprints[footprint] = len(footprints)
+            self._footprint.append(at)
+            if number not in self.storages:
+                self.storages[number] = known.views, known.is_placed
 
     def add(self, instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> None:
         """Record the instruction that was put on the timeline last."""
         if not self.is_whole:
             return
-        if len(self._at) >= MOST_RECORDED:
-            self.is_whole = False
-            for kept in (self.storages, self._actions, self._known, self._registers, self._drains):
-                kept.clear()
-            self._at = array("I")
+        if len(self._call_at) >= MOST_RECORDED:
+            self._forget()
             return
-        reads: list[Access] = []
-        writes: list[Access] = []
-        operands = tuple([None if access is None else self._access(access, reads) for access in instruction.operands])
-        for index, base, is_output, _ in instruction.besides:
-            reads.append(self._access(index, reads))
-            (writes if is_output else reads).append(self._access(base, reads))
-        action = Action(
-            instruction.definition,
-            kind,
-            operands,
-            tuple(reads),
-            tuple(writes),
-            tuple(instruction.deciding),
-            _constants_of(instruction),
-            choices,
-            instruction.met_ns is not None,
-        )
-        key = (id(kind), operands, action.index_reads, action.constants, action.deciding)
+        key = id(kind), instruction.constants, instruction.met_ns is None
         try:
             known = self._known.get(key)
         except TypeError:  # a value without a hash
-            known = None
-        else:
-            if known is None:
-                self._known[key] = len(self._actions)
+            key, known = (len(self._calls), (), False), None
         if known is None:
-            known = len(self._actions)
-            self._actions.append(action)
+            known = self._known[key] = len(self._calls)
+            self._calls.append(_call_of(instruction, kind, choices))
         if instruction.register:
-            self._registers[len(self._at)] = instruction.register
-        self._at.append(known)
+            self._registers[len(self._call_at)] = instruction.register
+        self._call_at.append(known)
+        self._end_at.append(len(self._storage))
 
     def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
         """Record that the engines synchronise after the instruction that was added last."""
         if self.is_whole:
-            self._drains[len(self._at) - 1].append(Drain(after_us, register, is_between, is_wait))
+            self._drains[len(self._call_at) - 1].append(Drain(after_us, register, is_between, is_wait))
 
     def program(self, log: InstructionLog) -> Program:
         """Return the program of the core, from its log too; empty if there were too many instructions."""
         if not self.is_whole or len(log) > MOST_RECORDED:
             return []
+        actions = self._actions()
         steps: Program = list(self._drains.get(-1, ()))
         for position, shift, number, site in log.run_positions():
             register = self._registers.get(position, 0)
             if register and shift.floor and register >= shift.floor:
                 register += shift.numbers
-            steps.append(Step(number, self._actions[self._at[position]], register, site.code, site.position))
+            steps.append(Step(number, actions[position], register, site.code, site.position))
             steps += self._drains.get(position, ())
         return steps
 
-    def _access(self, access: TensorAccess, reads: list[Access]) -> Access:
-        """Return the part that a tensor occupies, and add that of the index that it is chosen by to ``reads``."""
-        known, layout, dtype, reach, index = access
-        if index is not None:
-            reads.append(self._access(index, reads))
-        number = known.uses.storage
-        if number not in self.storages:
-            self.storages[number] = known.views, known.is_placed
-        return Access(number, known.views.footprint(layout, dtype, reach))
+    def _actions(self) -> list[Action]:
+        """Return the action of each instruction that ran; equal ones are one object."""
+        footprints = list(self._footprints)
+        accesses: dict[tuple[int, int], Access] = {}
+        known: dict[tuple[int, tuple[Access, ...]], Action] = {}
+        actions: list[Action] = []
+        begin = 0
+        for number, end in zip(self._call_at, self._end_at, strict=True):
+            touched: list[Access] = []
+            for at in range(begin, end):
+                place = self._storage[at], self._footprint[at]
+                access = accesses.get(place)
+                if access is None:
+                    access = accesses[place] = Access(place[0], footprints[place[1]])
+                touched.append(access)
+            begin = end
+            key = number, tuple(touched)
+            action = known.get(key)
+            if action is None:
+                action = known[key] = self._calls[number].action(key[1])
+            actions.append(action)
+        return actions
+
+    def _forget(self) -> None:
+        """Drop all that was recorded, and record no more."""
+        self.is_whole = False
+        for kept in (self.storages, self._calls, self._known, self._footprints, self._registers, self._drains):
+            kept.clear()
+        for numbers in (self._call_at, self._end_at, self._storage, self._footprint):
+            del numbers[:]
 
 
-def _constants_of(instruction: PendingInstruction) -> tuple[tuple[str, Any], ...]:
+def _named(definition: Definition, places: tuple[int, ...], constants: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
     """Return the parameters of an instruction that are no tensors, by name; empty for most instructions."""
-    definition = instruction.definition
     if definition.name not in CONSTANTS_OF:
         return ()
-    tensors = {
-        at for at, access in zip(instruction.roles.tensors, instruction.operands, strict=True) if access is not None
-    }
+    tensors = {at for at, place in zip(roles_of(definition).tensors, places, strict=True) if place == _OPERAND}
     names = [name for at, name in enumerate(definition.names[:-1]) if at not in tensors]
-    return tuple(
-        (name, value if isinstance(value, _PLAIN) or value is ... else str(value))
-        for name, value in zip(names, instruction.constants, strict=True)
-    )
+    return tuple(zip(names, constants, strict=True))

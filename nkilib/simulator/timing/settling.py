@@ -128,7 +128,7 @@ class Settling:
 
     Attributes:
         log: a note for each instruction, in program order.
-        recording: what each instruction touched.
+        recording: the parts of tensors that each instruction touched.
         timeline: the timeline of the engines.
         hbm_read, hbm_written: the bytes that were read and written, by the name of the tensor in HBM.
         untimed: by name, the number of instructions whose time is not modelled.
@@ -180,6 +180,7 @@ class Settling:
         """Return when the core comes to a barrier on ``data``."""
         writes: Places = []
         self._touch(data, writes)
+        self.recording.begin()
         return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: TensorAccess, dst: TensorAccess, values: dict[str, Any]) -> float:
@@ -188,6 +189,7 @@ class Settling:
         writes: Places = []
         self._touch(src, reads)
         to_chip = self._touch(dst, writes).form.is_on_chip
+        self.recording.begin()
         return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)
 
     def _compute(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
@@ -316,6 +318,7 @@ class Settling:
         known = access[0]
         footprint = _footprint(access)
         part = footprint.part
+        self.recording.touch(known, footprint)
         if part is not None:
             places.append(known.uses[part])
             if self._banks is not None and known.views.region is _PSUM:

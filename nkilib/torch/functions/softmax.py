@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -56,8 +57,12 @@ def _dtype_of_result(call: Call) -> torch.dtype:
     return DTYPES[name]
 
 
-def _arguments(call: Call) -> dict[str, Any]:
-    return {"dtype": TILE_DTYPES[_dtype_of_result(call)]}
+def _arguments(call: Call, caller: Caller, direction: str) -> dict[str, Any]:
+    from nkilib.experimental.softmax.tensors import Kind
+
+    shape, axis = call.first.shape, call.group(SoftmaxOptions).axis
+    tiling = kernels.choose_softmax_tiling(shape, axis, call.first.dtype, direction, kind=Kind(str(caller)))
+    return {"dtype": TILE_DTYPES[_dtype_of_result(call)], "partitions_per_row": tiling.partitions_per_row}
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -79,7 +84,7 @@ def _differentiated(caller: Caller) -> Derivative:
         options=(SoftmaxOptions,),
         outputs=(Output("output", _dtype_of_result, as_first),),
         kernel=lambda: getattr(kernels, f"{caller}_forward"),
-        arguments=_arguments,
+        arguments=partial(_arguments, caller=caller, direction="forward"),
         instead=caller.instead,
     )
     of_backward = Operator(
@@ -88,7 +93,7 @@ def _differentiated(caller: Caller) -> Derivative:
         options=(SoftmaxOptions,),
         outputs=(Output("grad_input", _dtype_of_result, as_first),),
         kernel=lambda: getattr(kernels, f"{caller}_backward"),
-        arguments=_arguments,
+        arguments=partial(_arguments, caller=caller, direction="backward"),
         may_overwrite=True,
         instead=caller.instead,
     )

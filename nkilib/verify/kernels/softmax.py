@@ -26,6 +26,8 @@ from nkilib.verify.step import Array
 
 # Rows of several pieces, and a second batch; short rows, several of a partition; a row on several partitions.
 _LAST_AXIS: Final = ((130, 4100), (700, 100), (2, 40003))
+# Rows that are spread over partitions that would be idle.
+_FEW_ROWS: Final = (5, 4100)
 # Columns of several segments; columns that the DMA engines transpose, of 16-bit types; short ones, not transposed.
 _MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 
@@ -101,5 +103,7 @@ def cases() -> Iterator[Case]:
                 yield kernel.case(f"middle axis of {middle[1]}", type_name, middle, 2, axis=1)
             options = {"dtype": nl.float32, "chunk_size": 40}
             yield kernel.case("float32 result, small chunks", type_name, _LAST_AXIS[1], 2, **options)
+            options = {"partitions_per_row": 16}
+            yield kernel.case("few rows, 16 partitions each", type_name, _FEW_ROWS, 2, **options)
             if kernel.of_forward is not None:
                 yield kernel.case("in place", type_name, _LAST_AXIS[1], 2, inplace=True)

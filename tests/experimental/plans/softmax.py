@@ -477,6 +477,13 @@ def _batches_name(batches: list[RowBatch], plan: RowPlan) -> str:
     return count if is_alike else f"{count}, with a rest"
 
 
+def _keeps_name(plan: RowPlan, launched: Launched) -> str:
+    if plan.kept_pieces > 0:
+        return "exponentials of pieces"
+    is_kept = launched.is_forward and forward_keeps_float32(plan, launched.kind)
+    return "float32" if is_kept else "inputs"
+
+
 @cache
 def _branches_of_rows(launched: Launched, limits: PlanLimits) -> Branches:
     """Under the limits in force, which are a key of the cache."""
@@ -486,13 +493,12 @@ def _branches_of_rows(launched: Launched, limits: PlanLimits) -> Branches:
     of_batch = [batch.pieces for batch in batches]
     pieces = "one" if max(map(len, of_batch)) == 1 else "several"
     ragged = any(len({piece.size for piece in pieces_of}) > 1 for pieces_of in of_batch)
-    keeps = launched.is_forward and forward_keeps_float32(plan, launched.kind)
     on_chip = {dtypes.grad, *([] if launched.is_forward or launched.kind.value != "softmax" else [dtypes.output])}
     return {
         "kernel": launched.kernel,
         "direction": "forward" if launched.is_forward else "backward",
         "rows": _rows_name(plan),
-        "keeps": "float32" if keeps else "inputs",
+        "keeps": _keeps_name(plan, launched),
         "result": "tiles that are there" if dtypes.grad_x in on_chip else "tiles of its own",
         "pieces": f"{pieces}, one smaller" if ragged else pieces,
         "batches": _batches_name(batches, plan),
@@ -505,7 +511,7 @@ ROW_FAMILIES = families_of(
     _ROW_GRIDS,
     _branches_of_rows,
     {
-        "softmax_rows": ("kernel", "rows"),
+        "softmax_rows": ("kernel", "rows", "keeps"),
         "softmax_row_batches": ("pieces", "batches"),
         "softmax_row_results": ("kernel", "keeps", "result"),
         "softmax_row_cores": ("direction", "cores"),

@@ -23,6 +23,7 @@ class Noted:
     batches_on_chip: int = 2
     combining_stages: int = 1
     loads_again: bool = False
+    most_taken: int | None = None
     noted: list[tuple[str, int, Any]] = field(default_factory=list)
 
     def __getattr__(self, stage: str) -> Any:
@@ -39,3 +40,17 @@ def test_a_piece_is_loaded_once_the_one_in_its_place_is_stored(pieces: int) -> N
         for piece in of_batch:
             loaded, stored = stages.noted.index(("load", number, piece)), ("store", number - 2, piece)
             assert stored in stages.noted[:loaded]
+
+
+@pytest.mark.parametrize("most_taken", [4, 7])
+def test_no_more_pieces_are_taken_than_have_tiles(most_taken: int) -> None:
+    """Between a piece's statistics and its end there are as many others as tiles, and no more."""
+    of_batch = [RowPiece(0, 1, 64 * column, 64 * column + 64, column) for column in range(3)]
+    batches = [SimpleNamespace(rows_each=1, pieces=of_batch) for _ in range(6)]
+    stages = Noted(batches, batches_on_chip=4, combining_stages=5, most_taken=most_taken)
+    run(stages)
+    in_flight, most = 0, 0
+    for stage, _, _ in stages.noted:
+        in_flight += {"take": 1, "finish": -1}.get(stage, 0)
+        most = max(most, in_flight)
+    assert (in_flight, most) == (0, most_taken)

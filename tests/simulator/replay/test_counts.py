@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl, replayable
@@ -34,9 +35,31 @@ def test_launches_of_a_kernel_are_counted_under_its_name() -> None:
     )
     assert counts.total.replayed == before.replayed + 3
     assert str(counts.kernels["counted_copy"]) == (
-        "3 replayed, 2 recorded, 3 as without replay; 1 plans made, 0 failures\n    1 x replay is off"
+        "8 launches ran in the simulator, 3 of them replayed\n"
+        "    1 not replayed: replay is off\n"
+        "    1 plan for replay, made from 2 recorded launches"
     )
     assert f"counted_copy: {counts.kernels['counted_copy']}\n" in f"{counts}\n"
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        (LaunchCounts(), "no launch ran in the simulator"),
+        (LaunchCounts(as_today=1), "1 launch ran in the simulator, none of them replayed"),
+        (LaunchCounts(as_today=2), "2 launches ran in the simulator, none of them replayed"),
+        (
+            LaunchCounts(as_today=1, recorded=3, planned=2, failed=1),
+            "4 launches ran in the simulator, none of them replayed\n"
+            "    2 plans for replay, made from 3 recorded launches\n"
+            "    1 not replayed: the values fitted no plan",
+        ),
+    ],
+)
+def test_the_launches_are_told_first(counts: LaunchCounts, shown: str) -> None:
+    assert str(counts) == shown
+    first = shown.splitlines()[0]
+    assert str(ReplayCounts(counts, {"kernel": counts})) == f"kernel: {shown}\ntotal: {first}"
 
 
 def test_the_total_is_that_of_all_kernels() -> None:

@@ -257,4 +257,4 @@ def test_how_a_plan_is_written() -> None:
     for layout in Layout:
         assert described_plan(layout) == layout.value
     written: Any = described_plan(choose_softmax_tiling((3, 50), 1, "float32", "forward"))
-    assert written == {"chunk_size": 1024}
+    assert written == {"chunk_size": 1024, "partitions_per_row": None}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from examples import distil_language_model
+from examples._display import EXAMPLE_WIDTH
 from examples._distillation_costs import QUICK_SHAPE, costs_of
 from examples._language_training import Plan
 from examples._transformer import LanguageModel
@@ -24,6 +25,7 @@ def test_the_short_form_says_how_it_went(
     plot = tmp_path / "losses.png"
     assert main(["--quick", "--steps", "2", "--plot", str(plot), *options]) == 0
     printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if "Wrote" not in line) <= EXAMPLE_WIDTH
     for name in (distil_language_model.TEACHER, distil_language_model.FROM_TEXT, distil_language_model.FROM_TEACHER):
         assert f"{name}: " in printed
     assert plot.stat().st_size > 1000
@@ -71,6 +73,7 @@ def test_costs_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
     picture = tmp_path / "costs.png"
     assert main(["--quick", "--costs", str(picture)]) == 0
     printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if "Wrote" not in line) <= EXAMPLE_WIDTH
     assert all(f"{vocabulary:,} classes: from logits" in printed for vocabulary in QUICK_SHAPE.vocabularies)
     assert picture.stat().st_size > 1000
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from examples import grpo, policy_gradient
+from examples._display import EXAMPLE_WIDTH
 from examples.policy_gradient import Policy, answers_of
 from nkilib import simulator
 from nkilib.torch import TokenScores, token_scores
@@ -22,6 +23,7 @@ from nkilib.torch import trl as ours
 def test_it_learns_and_agrees_with_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     assert policy_gradient.main(["--steps", "4"]) == 0
     printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if "Wrote" not in line) <= EXAMPLE_WIDTH
     assert "4 steps of 2 updates" in printed and "Losses and entropies agree" in printed
     first, last = printed.rsplit("Reward ", 1)[1].strip().rstrip(".").split(" -> ")
     assert float(last) > float(first) + 0.05
@@ -68,6 +70,7 @@ def test_it_learns_on_the_kernels_and_draws_the_reward(capsys: pytest.CaptureFix
         assert grpo.main(["--quick", "--plot", str(picture)]) == 0
     assert sum(record.instruction_counts.values()) > 0
     printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if "Wrote" not in line) <= EXAMPLE_WIDTH
     assert "20 steps of 24 answers" in printed and "It learned" in printed
     first, last = printed.split("mean reward of 10 steps ")[1].split(".\n")[0].split(" -> ")
     assert float(last) >= 2.0 * float(first) > 0.0

@@ -16,7 +16,7 @@ import torch
 
 from examples import train_language_model
 from examples._corpus import read_corpus
-from examples._display import LOG_WIDTH, make_console
+from examples._display import EXAMPLE_WIDTH, make_console
 from examples._language_training import Learner, Plan
 from examples._transformer import LanguageModel, Size
 from nkilib import simulator
@@ -35,7 +35,7 @@ def test_the_quick_form_trains_with_the_kernels(capsys: pytest.CaptureFixture[st
     assert "Model: 1 block of width 32, context 32; 12 steps of 2 windows" in shown
     assert "uniform guess, ln V: " in shown and "unigram entropy: " in shown
     assert "not hardware" in shown and "F.cross_entropy" not in shown
-    assert max(map(len, shown.splitlines())) <= LOG_WIDTH and "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= EXAMPLE_WIDTH and "\x1b" not in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -88,7 +88,7 @@ def test_without_the_simulator_the_cpu_is_refused(
 ) -> None:
     monkeypatch.setattr(train_language_model, "SIMULATED", False)
     assert train_language_model.main(["--quick"]) == 2
-    assert "set NKILIB_BACKEND=simulator" in capsys.readouterr().out
+    assert "set NKILIB_BACKEND=simulator" in " ".join(capsys.readouterr().out.split())
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

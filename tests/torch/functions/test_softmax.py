@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nkilib.torch
+from nkilib.experimental import softmax as kernels
 from nkilib.experimental.softmax import host
 from tests.torch.inputs import make_logits
 from tests.torch.opinfo import (
@@ -375,3 +376,21 @@ def test_a_result_that_is_changed_in_place_has_no_backward() -> None:
     result.mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.sum().backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("shape", "partitions"), [((2, 3, 5000), 16), ((140, 2050), None)])
+def test_few_rows_lie_on_more_partitions(name: str, shape: tuple[int, ...], partitions: int | None) -> None:
+    """Forward and backward have the bits of kernels with that many partitions for each row, and not without."""
+    x = make_logits(*shape).requires_grad_()
+    dy = make_logits(*shape, seed=1)
+    y = CHECKED[name].ours(x, -1)
+    y.backward(dy)
+    forward, backward = getattr(kernels, f"{name}_forward")[2], getattr(kernels, f"{name}_backward")[2]
+    rows, grads, results = (tensor.detach().reshape(-1, shape[-1]) for tensor in (x, dy, y))
+    assert x.grad is not None
+    gradients = x.grad.reshape(rows.shape)
+    assert torch.equal(results, forward(rows, partitions_per_row=partitions))
+    assert torch.equal(gradients, backward(grads, results, partitions_per_row=partitions))
+    if partitions is not None:
+        assert not torch.equal(results, forward(rows)) and not torch.equal(gradients, backward(grads, results))

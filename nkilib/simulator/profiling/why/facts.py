@@ -5,7 +5,8 @@
 
 - :class:`Facts`: the sums, from which a :class:`Finding` takes its figures, and the waits (:class:`Wait`);
 - :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work;
-- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`summed`, :func:`largest`, :func:`joined`: texts.
+- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`wrapped`, :func:`fitted`, :func:`summed`,
+  :func:`largest`, :func:`joined`: texts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from textwrap import wrap
 from typing import NamedTuple, TypeVar
 
 from ...terms.layout import Layout
@@ -27,6 +29,8 @@ from .critical_path import AnalysedCore, AnalysedLaunch, Link, LinkKind, critica
 NS_PER_US = 1000.0
 
 _KIB = 1024.0
+# The most columns of a printed line.
+_WIDTH = 88
 _MOST_LISTED = 3
 
 Key = TypeVar("Key", bound=Hashable)
@@ -52,6 +56,24 @@ def nbytes(count: float) -> str:
 def times(count: int) -> str:
     """Format a count as "once" or "n times"."""
     return "once" if count == 1 else f"{count:,} times"
+
+
+def wrapped(sentence: str, first: str = "", others: str = "  ") -> list[str]:
+    """Return the lines of a sentence, of at most 88 columns where words and calls allow it.
+
+    Args:
+        sentence: the text.
+        first, others: the text at the beginning of the first line and of the others.
+    """
+    lines: list[str] = wrap(
+        sentence, _WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+    return lines
+
+
+def fitted(text: str, width: int) -> str:
+    """Return a text in a column of a width: filled with blanks, or without its beginning."""
+    return f"{text:<{width}}" if len(text) <= width else f"...{text[3 - width :]}"
 
 
 def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:

@@ -16,12 +16,17 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from ...machine.issue import REGISTRY
-from ...timing.footprints import OccupiedBytes
+from ...timing.footprints import OccupiedBytes, Views
 from ...timing.instruction import roles_of
 from ...timing.recording import Access, Action, CoreProgram, Drain, Step
 
 # The position of an access that is no operand: an index, or a tensor that an index chooses from.
 BESIDES = -1
+# The slot of a tile that a changed program has besides the tiles of the launch; see :func:`slot_of`.
+NEW_TILE = 1000
+
+# By the number of each storage, its views, and whether its place in PSUM is given.
+Storages = dict[int, tuple[Views, bool]]
 
 
 def written_operands(action: Action) -> int:
@@ -84,7 +89,7 @@ def accesses_of(action: Action) -> Iterator[tuple[int, Access]]:
 
 
 class Value:
-    """What one instruction writes to a part of an on-chip tensor.
+    """The data that one instruction writes to a part of an on-chip tensor.
 
     Attributes:
         access: the part.
@@ -205,6 +210,15 @@ def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
 def slot_of(storage: int, slot: int) -> int:
     """Return the number of a further storage like one of the launch; slot 0 is that storage itself."""
     return storage if not slot else -(abs(storage) * 1024 + slot)
+
+
+def add_new_tiles(storages: Storages, action: Action | None) -> None:
+    """Add the tiles that a changed action brings along: each is like another operand of the action."""
+    accesses = [access for access in (action.operands if action else ()) if access is not None]
+    for access in accesses:
+        if access.storage not in storages:
+            like = next(other for other in accesses if other.footprint is access.footprint and other is not access)
+            storages[access.storage] = storages[like.storage]
 
 
 def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[int, int, int, int]]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from ...terms.enums import MemoryRegion
 from ...timing.timeline import Waited
-from ..texts import fitted, wrapped
 from .changes.registry import candidates, candidates_together
 from .changes.transfers import choice_of_descriptors
 from .critical_path import AnalysedLaunch, Link, LinkKind
-from .facts import NS_PER_US, Facts, Finding, largest, summed
+from .facts import NS_PER_US, Facts, Finding, fitted, largest, summed, wrapped
 from .findings import OBSERVERS
 from .study import Study
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...terms.enums import MemoryRegion
 from ...timing.instruction import InstructionKinds, kinds_for
 from ...timing.recording import CoreProgram, Step
+from .critical_path import AnalysedCore
 from .facts import NS_PER_US, Facts, Finding, percent, us
 from .flow import Flow
 from .retiming import retimed_ns
@@ -39,7 +40,7 @@ class Candidate(NamedTuple):
     """A change that may save time.
 
     Attributes:
-        about: as in :class:`.facts.Finding`.
+        about: the kind of change; see :class:`.facts.Finding`.
         change: the function that makes the changed programs; it returns None where it does not apply.
         text: the sentence that asks for the change, without its full stop.
         sites: the calls in the kernel that it is about, the main one first.
@@ -94,11 +95,17 @@ class Study:
 
     @cached_property
     def first_steps(self) -> dict[Site, Step]:
-        """The first step of each call in the kernel, on the core that is done last."""
-        firsts: dict[Site, Step] = {}
-        for step in self.main.steps:
-            if isinstance(step, Step):
-                firsts.setdefault(step.site, step)
+        """The first step of each call in the kernel, on the core that is done last if that makes the call."""
+        return {site: step for site, (_, step) in self._firsts.items()}
+
+    @cached_property
+    def _firsts(self) -> dict[Site, tuple[AnalysedCore, Step]]:
+        firsts: dict[Site, tuple[AnalysedCore, Step]] = {}
+        last = self.facts.core
+        for core in (last, *(core for core in self.facts.launch.cores if core is not last)):
+            for step in core.program.steps:
+                if isinstance(step, Step):
+                    firsts.setdefault(step.site, (core, step))
         return firsts
 
     def flow(self, program: CoreProgram) -> Flow:
@@ -110,11 +117,13 @@ class Study:
 
     def place(self, site: Site) -> str:
         """Return ``file:line`` of a call."""
-        return self.facts.short(self.facts.core.place(self.first_steps[site].number))
+        core, step = self._firsts[site]
+        return self.facts.short(core.place(step.number))
 
     def line(self, site: Site) -> str:
         """Return ``file:line`` of a call and the name of the instruction."""
-        return self.facts.line(self.facts.core, self.first_steps[site].number)
+        core, step = self._firsts[site]
+        return self.facts.line(core, step.number)
 
     def advice(self, candidates: Iterable[Candidate]) -> Iterator[Finding]:
         """Try candidates, and yield a finding for each that saves enough, alternatives excepted."""

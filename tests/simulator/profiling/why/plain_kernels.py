@@ -18,7 +18,7 @@ class Step(NamedTuple):
     """A change of a kernel's text that does what an advice asks for.
 
     Attributes:
-        about: what the advice is about.
+        about: the kind of the advice.
         edits: pairs (old text, new text).
     """
 

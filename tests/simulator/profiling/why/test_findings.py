@@ -328,6 +328,34 @@ def test_transfers_of_both_cores_count() -> None:
     assert "of 128 transfers" in finding.text
 
 
+def test_transfers_of_a_tile_from_anywhere_are_not_one() -> None:
+    def kernel(x: Any) -> None:
+        for _ in range(8):
+            loaded, scaled = faulty.tile(2048), faulty.tile(2048)
+            for row, source in zip(range(0, 128, 16), (0, 64, 16, 512, 48, 256, 96, 32), strict=True):
+                nisa.dma_copy(loaded[row : row + 16], x[source : source + 16, 0:2048])
+            nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+
+    about = {finding.about for finding in _profile(kernel, parameters=AS_ISSUED).why}
+    assert "queues" in about and "transfers" not in about
+
+
+def test_calls_that_one_core_makes_alone_have_their_lines() -> None:
+    def kernel(x: Any) -> None:
+        if nl.program_id(0):
+            for first in range(0, 4096, 64):
+                nisa.dma_copy(nl.ndarray((128, 64), x.dtype), x[0:128, first : first + 64])
+        else:
+            for first in range(0, 4096, 32):
+                nisa.dma_copy(nl.ndarray((128, 32), x.dtype), x[0:128, first : first + 32])
+
+    line = kernel.__code__.co_firstlineno
+    (finding,) = _said(_profile(kernel, cores=2))
+    for number, count in ((line + 3, 64), (line + 6, 128)):
+        assert f"test_findings.py:{number} dma_copy ({count} times)" in finding.text
+    assert {place.rpartition(":")[2] for place in finding.places} == {str(line + 3), str(line + 6)}
+
+
 def test_the_model_without_kinds_of_descriptors_has_no_choice() -> None:
     assert not _said(_profile(faulty.many_triggers, parameters=AS_ISSUED))
 

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Who follows the first advice of each profile gets the saving that it states, the same results, and near the bound."""
+"""Who follows the first advice of each profile gets the saving that it states, the same results, and near the bound.
+
+Kernels of the table of measurements are changed by code: engines by patched calls, and fusions in their source.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.measurements import kernels
+from benchmarks.measurements.modelled import _argument as argument_of
+from benchmarks.measurements.table import Measurement, OwnKernel, measurements
 from nkilib.nki import nl
 from nkilib.simulator import Profile, profile, spec, using
+from nkilib.simulator.profiling.why.facts import Finding
 from tests.simulator.profiling.why.plain_kernels import KERNELS, PlainKernel
 
 ROWS, COLUMNS = 4096, 2048
@@ -79,3 +89,72 @@ def test_the_first_kernel_of_a_newcomer_gets_to_less_than_half_by_fusions(tmp_pa
     assert [finding.about for finding in plainly.why][:2] == ["fusion", "fusion"]
     assert "busiest engine" in [finding.about for finding in plainly.why]
     assert fused.time_us < 0.5 * plainly.time_us
+
+
+def advised(row: Measurement) -> Iterator[tuple[Finding, float]]:
+    """The advice that code can follow for a row of the table, with the time that it saves."""
+    assert isinstance(row.kernel, OwnKernel)
+    name = row.kernel.function
+    (call,) = row.calls
+    arguments, keywords = [argument_of(value) for value in call], {k: argument_of(v) for k, v in row.keywords.items()}
+
+    def time_us(module: ModuleType) -> float:
+        with using(target=row.hardware):
+            return profile(getattr(module, name), *arguments, **keywords).time_us
+
+    with using(target=row.hardware):
+        before = profile(getattr(kernels, name), *arguments, **keywords)
+    for finding in before.why:
+        if finding.about == "fusion" and "negative" not in "".join(finding.calls):
+            changed = with_lines(dict(zip(finding.places, (None, " ; ".join(finding.calls)), strict=True)))
+        elif finding.about == "engine" and not finding.calls:
+            changed = on_engine(finding)
+        else:
+            continue
+        yield finding, before.time_us - time_us(changed)
+
+
+def with_lines(calls: dict[str, str | None]) -> ModuleType:
+    """The module of the table's kernels with other calls in place of those at some lines; None stands for no call."""
+    path = Path(kernels.__file__)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        place = f"{path.name}:{node.lineno}" if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else ""
+        if place in calls:
+            assert isinstance(node, ast.Expr)
+            new = calls[place]
+            node.value = ast.Constant(None) if new is None else ast.parse(new, mode="eval").body
+    return module_of(tree)
+
+
+def module_of(tree: ast.Module) -> ModuleType:
+    module = ModuleType(kernels.__name__)
+    module.__file__ = kernels.__file__
+    exec(compile(ast.fix_missing_locations(tree), kernels.__file__, "exec"), module.__dict__)
+    return module
+
+
+def on_engine(finding: Finding) -> ModuleType:
+    """The module with the call of a finding on another engine; every second one by a counter for each core."""
+    path = Path(kernels.__file__)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    engine = re.search(r"engine=nisa\.engine\.(\w+)", finding.text)
+    assert engine is not None
+    chosen = f"nisa.engine.{engine[1]}"
+    if "every second call" in finding.text:
+        chosen = f"{chosen} if next(TURNS[nl.program_id(0)]) % 2 else nisa.engine.vector"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and f"{path.name}:{node.lineno}" == finding.place:
+            assert isinstance(node.value, ast.Call)
+            node.value.keywords.append(ast.keyword("engine", ast.parse(chosen, mode="eval").body))
+    tree.body += ast.parse("import itertools\nTURNS = [itertools.count(), itertools.count()]").body
+    return module_of(tree)
+
+
+@pytest.mark.parametrize("function", ["unfused_attention", "silu_by_parts"])
+def test_advice_for_kernels_of_the_measurements_saves_what_it_says(function: str) -> None:
+    rows = [row for row in measurements() if isinstance(row.kernel, OwnKernel) and row.kernel.function == function]
+    followed = list(advised(min(rows, key=lambda row: str(row.calls))))
+    assert followed
+    for finding, saved_us in followed:
+        assert saved_us == pytest.approx(finding.saved_us, rel=0.15), finding

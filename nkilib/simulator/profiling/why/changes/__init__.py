@@ -10,5 +10,6 @@ Each module yields the candidates of some kinds of changes:
 - ``transfers``: larger transfers, other queues and descriptors, loads that repeat others;
 - ``sizes``: larger instructions, and more work in an iteration of a device loop.
 
+- ``registry``: all of them;
 - ``calls``: the text of calls in the source of the kernel, in which recommended calls are written.
 """

@@ -18,11 +18,12 @@ from inspect import Parameter
 from types import CodeType
 from typing import Any, NamedTuple
 
+from ....hardware.generations import Generation
 from ....isa.checks import check_engine
 from ....isa.definition import Definition, Operand
 from ....isa.operators import OPERATORS, Operator
 from ....machine.issue import REGISTRY
-from ....terms.enums import Engine, MemoryRegion
+from ....terms.enums import Engine, MemoryRegion, nc_version
 from ....terms.errors import NkiValidationError
 from ....timing.footprints import Form
 from ....timing.instruction import InstructionKinds, roles_of
@@ -205,7 +206,7 @@ class NewCall(NamedTuple):
         forms = {name: value.footprint.form if isinstance(value, Access) else value for name, value in values.items()}
         if not all(_is_allowed(rule, forms[rule.name], forms) for rule in definition.operands):
             return None
-        if not _are_read_from_sbuf(definition, forms):
+        if not _are_read_from_sbuf(definition, forms) or not _has_bias_of(kinds.generation, definition, forms):
             return None
         engine = _engine_of(definition, forms)
         try:
@@ -238,6 +239,12 @@ def _is_allowed(rule: Operand, value: Any, values: Mapping[str, Any]) -> bool:
         like = values.get(rule.like)
         return value.free_size == 1 and (not isinstance(like, Form) or like.shape[0] == value.shape[0])
     return True
+
+
+def _has_bias_of(generation: Generation, definition: Definition, values: Mapping[str, Any]) -> bool:
+    """Tell whether the bias of an activation is one that the generation takes: on trn1 it is no number."""
+    is_activation = definition.name in ("activation", "activation_reduce")
+    return not is_activation or generation.version is not nc_version.gen2 or not isinstance(values["bias"], int | float)
 
 
 def _are_read_from_sbuf(definition: Definition, values: Mapping[str, Any]) -> bool:

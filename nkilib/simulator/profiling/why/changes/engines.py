@@ -11,7 +11,7 @@ from functools import partial
 from ....timing.recording import Access, Action, CoreProgram, Drain, Step
 from ..critical_path import ENGINES
 from ..facts import summed
-from ..flow import slot_of
+from ..flow import NEW_TILE, add_new_tiles, slot_of
 from ..study import Candidate, Site, Study, on_each_core
 from .calls import Argument, NewCall, OldCall, operator
 from .fusions import is_square
@@ -50,7 +50,7 @@ def _on_scalar(step: Step) -> NewCall | None:
         if call["negate"].value:
             return None
         data: Access = call["data"].value
-        scratch = Argument(data._replace(storage=slot_of(data.storage, 1001)), "scratch")
+        scratch = Argument(data._replace(storage=slot_of(data.storage, NEW_TILE)), "scratch")
         reduced = {"reduce_op": operator("add"), "reduce_res": call["dst"]}
         return NewCall("activation_reduce", {"dst": scratch, "op": operator("copy"), "data": call["data"]} | reduced)
     return None
@@ -68,10 +68,7 @@ def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> C
             if action is not None:
                 changed += 1
                 step = step._replace(action=action)
-                for access in action.operands:
-                    if access is not None and access.storage not in storages:
-                        source = next(one for one in program.storages if slot_of(one, 1001) == access.storage)
-                        storages[access.storage] = storages[source]
+                add_new_tiles(storages, action)
         steps.append(step)
     return CoreProgram(steps, storages) if changed else None
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ....numerics.operators import ARITHMETIC
 from ....terms.enums import reduce_cmd
 from ....timing.recording import Access, CoreProgram, Drain, Step
-from ..flow import BESIDES, Value, parameter_of, reads_of, slot_of, writes_of
+from ..flow import BESIDES, NEW_TILE, Value, add_new_tiles, parameter_of, reads_of, slot_of, writes_of
 from ..study import Candidate, Site, Study, on_each_core
 from .calls import Argument, NewCall, OldCall, number, operator
 
@@ -165,23 +165,39 @@ def into_activation(pair: Pair) -> Iterator[Calls]:
         if not isinstance(shift.value, Access):
             yield [second.with_operands(given | {"bias": number(-float(shift.value))})]
             return
-        negative = Argument(shift.value._replace(storage=slot_of(shift.value.storage, 1000)), "negative")
+        # There are as many of these tiles as of those that are not needed any more.
+        dropped: Access = first["dst"].value
+        negative = Argument(shift.value._replace(storage=slot_of(dropped.storage, NEW_TILE)), "negative")
         product = {"dst": negative, "data": shift, "op0": operator("multiply"), "operand0": number(-1.0)}
         yield [NewCall("tensor_scalar", product), second.with_operands(given | {"bias": negative})]
+
+
+def _stands_for(original: Argument, copy: Argument) -> bool:
+    """Tell whether a tile can take the place of its copy: equal shapes, partitions and, if not floats, types."""
+    if not isinstance(original.value, Access) or not isinstance(copy.value, Access):
+        return False
+    one, other = original.value.footprint, copy.value.footprint
+    are_floats = not one.form.dtype.is_integer and not other.form.dtype.is_integer
+    is_alike = one.form.shape == other.form.shape and (are_floats or one.form.dtype == other.form.dtype)
+    return is_alike and (one.side.first, one.side.step) == (other.side.first, other.side.step)
 
 
 def without_copy(pair: Pair) -> Iterator[Calls]:
     """Yield the reader of a copy, which can read the original; engines cast what they read."""
     first, second, roles, is_kept = pair
-    if not is_kept and _is_copy(first) and not second.step.action.kind.work and not second.step.action.meets:
+    if is_kept or not _is_copy(first) or second.step.action.meets:
+        return
+    if _stands_for(_source(first), first["dst"]):
         yield [second.with_operands(dict.fromkeys(roles, _source(first)))]
 
 
 def into_copy(pair: Pair) -> Iterator[Calls]:
     """Yield the writer of a tile that is only copied: it can write the copy; engines cast what they write."""
     first, second, _, is_kept = pair
-    is_computed = not first.step.action.kind.work and not first.step.action.definition.is_matmul
-    if not is_kept and _is_copy(second) and is_computed and not first.step.action.meets:
+    is_computed = first.step.action.kind.engine != "tensor" and not first.step.action.meets
+    if is_kept or not _is_copy(second) or not is_computed:
+        return
+    if _stands_for(_source(second), second["dst"]):
         yield [first.with_operands({"dst": second["dst"]})]
 
 
@@ -302,10 +318,7 @@ def _applied(study: Study, sites: _Sites, rule: Rule, which: int, program: CoreP
         replaced[found.writer] = replaced[found.reader] = []
         replaced[place] = [reader._replace(action=action) for action in actions if action is not None]
         for action in actions:
-            for access in action.operands if action else ():
-                if access is not None and access.storage not in storages:
-                    source = next(key for key in program.storages if slot_of(key, 1000) == access.storage)
-                    storages[access.storage] = storages[source]
+            add_new_tiles(storages, action)
     if not replaced:
         return None
     steps: list[Step | Drain] = []
@@ -316,7 +329,8 @@ def _applied(study: Study, sites: _Sites, rule: Rule, which: int, program: CoreP
 
 def fused(study: Study) -> Iterator[Candidate]:
     """Yield a candidate for each pair of calls in the kernel that other calls can replace."""
-    counts = Counter(step.site for step in study.main.steps if isinstance(step, Step))
+    steps = [step for step in study.main.steps if isinstance(step, Step)]
+    counts = Counter(step.site for step in steps if not step.action.kind.dropped_by)
     for sites, found in _pairs(study, study.main).items():
         # Each step of both calls belongs to a pair: else the calls cannot be changed in the kernel's source.
         if sites[0] == sites[1] or not counts[sites[0]] == counts[sites[1]] == len(found):

@@ -103,13 +103,27 @@ def _on_chip(step: Step) -> int | None:
     return next((access.storage for access in accesses if access.footprint.form.is_on_chip), None)
 
 
+def _goes_on(before: Step, step: Step) -> bool:
+    """Tell whether a transfer goes on in both tensors where the last one ended, so that one could move what both do."""
+    for (_, own), (_, other) in zip(accesses_of(before.action), accesses_of(step.action), strict=False):
+        part, following = own.footprint.part, other.footprint.part
+        if own.storage != other.storage or own.footprint.form is not other.footprint.form:
+            return False
+        if part is None or following is None:
+            return False
+        # The next columns of the same rows, or the next rows.
+        if following.first - part.first not in (part.length, part.step * part.count or part.length):
+            return False
+    return True
+
+
 def _runs(site: Site, program: CoreProgram) -> list[list[int]]:
     """Return the indices of the transfers of a call that move one tile, with nothing but transfers in between."""
     runs: list[list[int]] = []
     is_open = False
     for at, step in enumerate(program.steps):
         if isinstance(step, Step) and _is_transfer(step, site) and not step.register and _on_chip(step) is not None:
-            if is_open and _on_chip(_step(program, runs[-1][0])) == _on_chip(step):
+            if is_open and _goes_on(_step(program, runs[-1][-1]), step):
                 runs[-1].append(at)
             else:
                 runs.append([at])
