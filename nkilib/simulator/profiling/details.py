@@ -79,7 +79,7 @@ class CoreRecord(NamedTuple):
         core: the number of the core.
         log: its instructions.
         lives: its on-chip tensors.
-        recording: what its instructions touched.
+        recording: the record of the parts that its instructions touched.
         loops: its runs of device loops.
         busy_ns: the busy time by engine.
     """

@@ -68,8 +68,11 @@ def _pairs_of_files(before: Content, after: Content) -> Iterator[tuple[int, int]
 
 
 def _numbered(content: Content, file: int) -> list[tuple[int, str]]:
-    parts = content["files"][file]["parts"]
-    return [(first + at, line.strip()) for first, text in parts for at, line in enumerate(text)]
+    """Return the numbers and texts of the lines from the first to the last one that issues instructions."""
+    used = [line for own, line, *_ in content["lines"] if own == file]
+    first, last = min(used, default=0), max(used, default=-1)
+    lines = ((begin + at, line) for begin, text in content["files"][file]["parts"] for at, line in enumerate(text))
+    return [(number, line.strip()) for number, line in lines if first <= number <= last]
 
 
 def _same_lines(before: Content, after: Content) -> dict[Line, Line]:

@@ -329,7 +329,7 @@ def content_of(profiled: Profiled, sentences: Sequence[str], most: int = MOST_SH
 
     Args:
         profiled: the profile.
-        sentences: what the page says first: what ran, its bound, what limits it.
+        sentences: the first sentences of the page: what ran, its bound, what limits it.
         most: the number of instructions that the page may show.
 
     Returns:

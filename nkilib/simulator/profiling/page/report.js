@@ -17,7 +17,7 @@ const WAITED = {
   meeting: "the other core, at a barrier or an exchange", loop: "a loop of the device, at which all engines wait",
 };
 const MOST_ROWS = 12, MOST_CHAIN = 500, MOST_LISTED = 25, MOST_IN_TABLE = 200, MOST_IN_LEGEND = 12;
-const RULER = 20, GAP = 5, LETTER = 6.3, SLOW = 8;
+const RULER = 20, GAP = 5, LETTER = 6.8, SLOW = 8;
 /** @param {string} id @returns {any} */
 const at = id => document.getElementById(id);
 /** @param {number} ps @param {number} [digits] */
@@ -301,6 +301,7 @@ class Picture {
     if (!isAtRest && this.cost > SLOW && image.width === width) {
       this.begin();
       this.g.drawImage(image, this.x(from), 0, this.x(to) - this.x(from), this.height);
+      this.labels();
       return void (this.timer = setTimeout(() => this.refresh(true), 150));
     }
     this.draw();
@@ -353,6 +354,7 @@ class Picture {
   label(text, y) {
     const fits = Math.floor((this.left - 4) / 5.6);
     if (this.left < 100) text = text.replace(/^core /, "");
+    this.g.fillStyle = colours.paper; this.g.fillRect(0, y - 6, this.left, 12);
     this.g.fillStyle = colours.ink;
     this.g.fillText(text.length > fits ? text.slice(0, fits - 1) + "…" : text, 2, y);
   }
@@ -364,11 +366,9 @@ class Picture {
     if (fits > 2) this.g.fillText(text.slice(0, fits), x, y);
   }
 
-  get wanted() { return 0; }
-  draw() {}
+  // What the pictures themselves do.
+  get wanted() { return 0; } draw() {} labels() {} choose(_found) {} tell(_found) { return ""; }
   hit(_x, _y) { return /** @type {any} */ (null); }
-  tell(_found) { return ""; }
-  choose(_found) {}
   /** @param {WheelEvent} event */
   wheel(event) {
     event.preventDefault();
@@ -434,8 +434,9 @@ class Timeline extends Picture {
     this.gaps();
     this.chain();
     g.restore();
-    for (const lane of p.lanes) this.label(lane.label, lane.y + lane.row * lane.rows.length / 2);
+    this.labels();
   }
+  labels() { for (const lane of this.p.lanes) this.label(lane.label, lane.y + lane.row * lane.rows.length / 2); }
   /** @param {number} i */
   isDim(i) { return isAlone ? !this.p.path[i] : isMarking && !this.p.marked[i]; }
   /** @param {Int32Array} row @param {number} y @param {number} height */
@@ -668,7 +669,9 @@ class Memory extends Picture {
       this.band(band);
       y += this.room(band);
     }
+    this.labels();
   }
+  labels() { for (const band of this.bands) this.label(band.key, band.y + band.height / 2); }
   /** @param {any} band @param {number} bytes */
   yOf(band, bytes) {
     const capacity = this.p.content[band.region].capacity;
@@ -699,7 +702,6 @@ class Memory extends Picture {
     g.fillStyle = colours.ink;
     this.write(`peak ${kib(band.peak)}, ${share}, at ${us(band.when, 1)} us`, 0, this.width, band.y - 10);
     g.restore();
-    this.label(band.key, band.y + band.height / 2);
   }
   /** @param {any} band @param {any} tile @param {number} from @param {number} to */
   tile(band, tile, from, to) {
