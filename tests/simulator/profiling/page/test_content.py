@@ -27,7 +27,7 @@ from nkilib.simulator.profiling.page import writer
 from nkilib.simulator.profiling.page.comparison import compared
 from nkilib.simulator.profiling.page.content import content_of
 from nkilib.simulator.profiling.page.writer import content_in, page_of
-from tests.fresh_python import CHECKOUT, run_fresh
+from tests.fresh_python import CHECKOUT, run_fresh, with_checkout
 
 from . import kernels
 
@@ -373,7 +373,9 @@ def test_the_page_has_few_lines() -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_script_is_javascript() -> None:
-    done = subprocess.run(["node", "--check", str(PAGE / "report.js")], capture_output=True, text=True)
+    done = subprocess.run(
+        ["node", "--check", str(PAGE / "report.js")], env=with_checkout(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
