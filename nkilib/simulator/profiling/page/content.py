@@ -8,7 +8,8 @@ Columns of numbers that grow hold the difference from the number before; texts a
 have in common) are listed once, and named by their index.
 
 A page shows at most :data:`MOST_SHOWN` instructions. Of a launch with more, each core gets an equal share: the first
-third of it are the core's first instructions, the rest its last ones, and the page marks the gap. Sums cover all.
+third of it are the core's first instructions, the rest its last ones, and the page marks the time of those between.
+Sums cover all.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MOST_SHOWN = 100_000
 # Of a file with more lines than this, only those near a line that issues instructions are shown.
 _LONG_FILE = 3_000
 _NEAR = 50
+# As many instructions at both ends of a gap tell from when to when it is: engines run ahead of each other.
+_AT_THE_ENDS = 64
 _PS_PER_US = 1e6
 _PS_PER_NS = 1e3
 
@@ -211,9 +214,11 @@ def _core_of(recorded: ProfiledLaunch, core: int, total: int, most: int, sites: 
     columns = _Columns(core, total)
     for first, end in _windows(total, most):
         events = recorded.of_core(core, first, end)
-        if first:  # after a gap, which begins when all shown before it have started
-            begin = max(columns.start, default=0)
-            columns.gap = [len(columns.site), total - most, begin, min(_ps(event.start_us) for event in events)]
+        if first:
+            left_out = recorded.of_core(core, len(columns.site), min(first, len(columns.site) + _AT_THE_ENDS))
+            begin = min(_ps(event.start_us) for event in left_out)
+            left_out = recorded.of_core(core, max(len(columns.site), first - _AT_THE_ENDS), first)
+            columns.gap = [len(columns.site), total - most, begin, max(_ps(event.end_us) for event in left_out)]
         for event in events:
             site = (
                 *(event.engine, event.name, event.label, *files.line(event.place), _shown_operands(event)),

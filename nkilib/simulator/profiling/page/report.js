@@ -515,9 +515,9 @@ class Timeline extends Picture {
       if (!core.gap || !lanes.length) return;
       const [, count, from, to] = core.gap, top = lanes[0].y, end = lanes[lanes.length - 1];
       const x = this.x(from), width = Math.max(2, this.x(to) - x);
-      this.g.fillStyle = colours.box;
+      this.g.fillStyle = colours.box; this.g.globalAlpha = 0.6;
       this.g.fillRect(x, top, width, end.y + end.row * end.rows.length - top);
-      this.g.fillStyle = colours.ink;
+      this.g.fillStyle = colours.ink; this.g.globalAlpha = 1;
       this.write(`${whole(count)} instructions are left out here; sums count them`, x, x + width, top + 12);
     });
   }
@@ -698,9 +698,9 @@ class Memory extends Picture {
     g.strokeStyle = colours.edge;
     g.strokeRect(this.left, band.y - 0.5, this.width - this.left, band.height);
     const kib = bytes => bytes < 1024 ? `${bytes} B` : `${(bytes / 1024).toFixed(1)} KiB`;
-    const share = `${Math.round(100 * band.peak / capacity)}% of ${kib(capacity)} of a partition`;
-    g.fillStyle = colours.ink;
-    this.write(`peak ${kib(band.peak)}, ${share}, at ${us(band.when, 1)} us`, 0, this.width, band.y - 10);
+    const most = this.p.content[band.region].bytes, share = `${Math.round(100 * most / capacity)}% of ${kib(capacity)}`;
+    const text = `peak ${kib(most)}, ${share}, in program order; here ${kib(band.peak)} at ${us(band.when, 1)} us`;
+    g.fillStyle = colours.ink; this.write(text, 0, this.width, band.y - 10);
     g.restore();
   }
   /** @param {any} band @param {any} tile @param {number} from @param {number} to */
