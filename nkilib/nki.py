@@ -3,10 +3,10 @@
 
 """The one place that chooses the NKI that nkilib's kernels run on: the real `nki`, or nkilib's simulator.
 
-Other modules write `from nkilib.nki import nki, nisa, nl`. They also import what NKI does not have: `explain_index`
-words an error of the simulator and is empty on hardware; `replayable` states that the simulator may replay a kernel,
-and has no effect on hardware. The choice is made once, when this module is imported, from the environment variable
-`NKILIB_BACKEND`:
+Other modules write `from nkilib.nki import nki, nisa, nl`. They also import two functions that NKI does not have:
+`explain_index` adds to an error message of the simulator, and `replayable` states that the simulator may replay a
+kernel; both have no effect on hardware. The choice is made once, when this module is imported, from the environment
+variable `NKILIB_BACKEND`:
 
 - `auto`, which unset and empty also mean: the real NKI where it is installed, else the simulator;
 - `neuron`: the real NKI, or an ImportError that says what is missing;
@@ -83,7 +83,7 @@ def _find_package() -> ModuleSpec:
 
 
 def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
-    """Tell whether the package only raises `error` on import, as the one on the public index does.
+    """Tell whether the package is a stub that only raises `error` on import, as the package on the public index does.
 
     A real NKI that lacks a dependency looks different: it has an `isa`, or the import system named the missing module.
     """

@@ -26,13 +26,14 @@ def of_each_unit(function: str) -> str:
 
 @dataclass(frozen=True)
 class TermError:
-    """A bound on the error of float32 losses, in units of u times M: u is 2^-23, and M the largest magnitude among the
-    loss itself and the terms that it is a sum of.
+    """A bound on the error of float32 losses, in units of u M: u is 2^-23, and M the largest magnitude among the loss
+    and the terms of which it is a sum.
 
     Attributes:
         own: the bound in these units if the results of all activation functions are correctly rounded, to half a u.
-        functions: by the name of an activation function, the units that each u of its error beyond half a u adds.
-        terms: the terms that the loss is a sum of, as formulas; empty: M is the loss.
+        functions: for each activation function by name, the units by which the bound grows for each further u of the
+            function's own error (beyond half a u).
+        terms: the terms of which the loss is a sum, as formulas; empty: M is the magnitude of the loss.
         form: the form of the loss for which the bound holds, such as ``"with pos_weight"``; empty: every form.
         beside: the part of the bound that is not in proportion to M, as a text; empty: none.
         additions: the units that each of the n consecutive additions of a sum adds.

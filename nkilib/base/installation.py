@@ -56,7 +56,7 @@ class Copy(NamedTuple):
 
 
 def _is_ours(package: object) -> bool:
-    """Return whether the imported nkilib has this one's mark. The other package may have overwritten
+    """Return whether the imported nkilib has this package's mark; another package may have overwritten
     ``nkilib/__init__.py``.
     """
     return getattr(package, "_IS_BUNDLED", None) is False

@@ -5,8 +5,8 @@
 
 - :func:`of_variable` and :func:`of_flags` read the settings of the environment, :class:`LncSettings` holds them.
 - :func:`of_kernel`, :func:`of_compiler` and :func:`launch_cores` tell the cores of any launch.
-- :func:`library_grid` and :func:`library_launch` choose those of this library's kernels, and :func:`explanation`
-  describes both.
+- :func:`library_grid` and :func:`library_launch` choose the cores for this library's kernels, and :func:`explanation`
+  describes the cores of both kinds of launch in a line.
 
 A logical NeuronCore (LNC) is one physical core or two. A kernel takes its size from the launch grid, ``kernel[2]``, or
 from ``NEURON_LOGICAL_NC_CONFIG``, or else is made for one core. The Neuron compiler takes it from ``--lnc`` in
@@ -168,16 +168,18 @@ class LncSettings:
         return cls(of_variable(), of_flags())
 
     def of_kernel(self, grid: int | None) -> Choice:
-        """Return the number of cores, with its source, for which NKI makes a kernel launched as ``kernel[grid]``, or,
-        for None, without brackets.
+        """Return the number of cores for which NKI makes a kernel, with the source of the number.
+
+        ``grid`` is n for a kernel launched as ``kernel[n]``, or None for a launch without brackets.
         """
         if grid is not None:
             return Choice(grid, f"the grid [{grid}]")
         return self.variable or Choice(NKI_DEFAULT, "the default of NKI 0.7")
 
     def of_compiler(self, default: int | None = COMPILER_DEFAULT) -> Choice | None:
-        """Return the number of cores, with its source, that the Neuron compiler compiles for; ``default`` is its
-        default on the target.
+        """Return the number of cores that the Neuron compiler compiles for, with its source.
+
+        ``default`` is the compiler's default on the target.
         """
         choice = self.flags or self.variable
         if choice is not None or default is None:
@@ -223,8 +225,8 @@ class LncSettings:
 
 
 def of_kernel(grid: int | None) -> Choice:
-    """Return the number of cores, with its source, for which NKI makes a kernel launched as ``kernel[grid]``, or, for
-    None, without brackets.
+    """Return the number of cores for which NKI makes a kernel launched as ``kernel[grid]`` (None: without brackets),
+    with its source.
 
     Raises:
         ValueError: if the variable is neither 1 nor 2.
@@ -286,7 +288,7 @@ def _library_grid(name: str, variable: str, flags: str) -> int | None:
 
 
 def library_launch(name: str, kernel: Any) -> Any:
-    """Return one of this library's kernels in the form in which a wrapper should call it: ``kernel`` if
+    """Return one of this library's kernels in the form in which a wrapper should call it. It is ``kernel`` if
     ``NEURON_LOGICAL_NC_CONFIG`` gives the cores of launches without brackets, else ``kernel[cores]``.
 
     Args:

@@ -23,12 +23,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _discard_output() -> None:
-    """Let the standard output go nowhere, for what is still to be flushed."""
+    """Redirect the standard output to nowhere, so that flushing the rest of it cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _output_fails() -> bool:
-    """Return whether the standard output cannot be written, so that an error is not about a file of the user's."""
+    """Return whether the standard output cannot be written, so that an error concerns it and not a file of the
+    user's.
+    """
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")  # the flush may have nothing to do

@@ -71,7 +71,7 @@ def states_work(work: StatesWork) -> Callable[[Function], Function]:
     """Attach a statement of work to a kernel function, from which ``nkilib.simulator.profile`` computes a lower bound
     of its time.
 
-    The function itself stays as it is. ``work`` returns the :class:`Work` of a call, from the kernel's parameters by
+    The function itself is not changed. ``work`` returns the :class:`Work` of a call, from the kernel's parameters by
     name.
 
     Example::
@@ -87,7 +87,7 @@ def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
     """Attach the largest iteration counts of a kernel function's loops whose bounds only the device knows.
 
     ``nkilib.simulator.profile`` of shapes without values then reports the times with no iterations of these loops and
-    with all. The function itself stays as it is.
+    with the most. The function itself is not changed.
 
     Example::
 
@@ -115,9 +115,10 @@ def replayable(function: Function) -> Function:
       is assigned or written after the import, no file, environment variable, clock or random generator;
     - it has no other effect than to write tensors: it counts, stores and prints nothing in Python.
 
-    The statement is the author's: where it is wrong, replayed launches give results of earlier values, without an
-    error. The function or kernel itself stays as it is, and under the real NKI the statement has no effect. It may
-    stand above or below ``@nki.jit``. A function or class that is passed to a kernel needs a statement of its own.
+    The author is responsible for the statement: if it is wrong, replayed launches give results of earlier values,
+    without an error. The function or kernel itself is not changed, and under the real NKI the statement has no effect.
+    It may stand above or below ``@nki.jit``. A function or class that is passed to a kernel needs a statement of its
+    own.
 
     Example::
 
@@ -142,7 +143,9 @@ def is_replayable(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def unreplayed() -> Iterator[None]:
-    """Replay no launch of the process in the ``with`` block, in which constants of kernels have other values."""
+    """Turn off replay in the whole process for the ``with`` block, in which constants of kernels may have other
+    values.
+    """
     _UNREPLAYED.append(None)
     try:
         yield

@@ -57,7 +57,9 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints an error and names ``--help``, where argparse prints the usage, which has 20 lines here."""
+    """A parser that prints an error with a hint at ``--help``. argparse would print the usage, which has 20 lines
+    here.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **options})
@@ -72,7 +74,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def dtype_name(text: str) -> str:
-    """Return the name of a type for a name or a short name, with or without ``nl.``; other texts stay as they are."""
+    """Return the full name of a type for its name or short name, with or without ``nl.``; return other texts
+    unchanged.
+    """
     name = text.removeprefix("nl.")
     return SHORT_DTYPES.get(name, name)
 

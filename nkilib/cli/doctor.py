@@ -177,8 +177,9 @@ def _installed(distribution: str) -> str:
 
 
 def _importable(module: str, distribution: str) -> str:
-    """Return the version of an optional package, and the error if its import fails, as that of the empty packages on
-    the public index does.
+    """Return the version of an optional package, and the error if its import fails.
+
+    The import of a placeholder package from the public index fails, for instance.
     """
     version = _installed(distribution)
     if version == "not installed":

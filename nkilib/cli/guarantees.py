@@ -62,7 +62,11 @@ def item(label: str, text: str, level: int = 0) -> str:
 
 
 def wrapped(text: str, indent: str) -> str:
-    """Wrap an item or a paragraph; no line begins with an operator or a number with a point, which would be an item."""
+    """Wrap a list item ("- ...") or a paragraph of Markdown to the width of a page, each line indented by ``indent``.
+
+    A line never begins with an operator, or with a number and a point: Markdown would take it for a list item, a
+    heading or a quotation.
+    """
     glued = re.sub(r" (?=(?:[-+=>#*]|\\\*|\d+[.)]) )", "\0", text)
     lines = textwrap.wrap(
         glued,

@@ -49,8 +49,8 @@ def parser() -> argparse.ArgumentParser:
 class _Version(argparse.Action):
     """Print the version and end.
 
-    The version is imported only here: in a mixture with another nkilib, in which the doctor has to run, there may be
-    none to import.
+    The version is imported only here: where another package named nkilib is installed too, there may be none to import,
+    and the doctor still has to run.
     """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:

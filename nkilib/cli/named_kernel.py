@@ -49,7 +49,7 @@ class ValueRefusedError(ValueError):
 
 
 def _run(path: Path) -> ModuleType:
-    """Import a file as a module that finds its neighbours, as a script does."""
+    """Import a file as a module. Like a script, it can import its neighbours."""
     sys.path.insert(0, str(path.resolve().parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

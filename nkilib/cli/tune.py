@@ -57,8 +57,8 @@ def _heads(names: Sequence[str], chooser: str) -> list[list[str]]:
 def _profiles(
     kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
 ) -> Iterator[TriedTiling]:
-    """Yield the tilings that the kernel accepts, with modelled times; add the kernel's reasons against the others to
-    ``refused``.
+    """Yield the tilings that the kernel accepts, with modelled times; the kernel's reasons against the others are added
+    to ``refused``.
     """
     from nkilib.simulator import NkiValidationError
     from nkilib.simulator.launch.progress import doing

@@ -8,7 +8,7 @@
 - ``arithmetic``: arithmetic on whole tiles, on the engine that has time;
 - ``rows``: building blocks of kernels over the rows of a matrix; ``psum``: a ring buffer in PSUM for them;
 - ``loss_arguments``: checks of the arguments of losses, and upstream gradients on chip;
-- ``plan_limits``: the limits of a launch that plans are made for;
+- ``plan_limits``: the limits that plans of launches obey;
 - ``host``: host code that is never traced.
 """
 

@@ -3,10 +3,10 @@
 
 """Arithmetic on whole tiles, on the engine that has time for it; the result goes to a tile of the caller.
 
-On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; ``..._on_gpsimd``
-(:func:`subtract_on_gpsimd`, :func:`add_on_gpsimd`, :func:`multiply_on_gpsimd`) is on GpSimd, and ``..._in_turns``
-(:func:`subtract_in_turns`, :func:`multiply_in_turns`) divides the pieces between both. Arithmetic on numbers of rows,
-in new tiles, is in :mod:`nkilib.core.rows.tiles`.
+On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; On GpSimd:
+:func:`subtract_on_gpsimd`, :func:`add_on_gpsimd`, :func:`multiply_on_gpsimd`. :func:`subtract_in_turns` and
+:func:`multiply_in_turns` divide the pieces between both engines. Arithmetic on per-row scalars, in new tiles, is in
+:mod:`nkilib.core.rows.tiles`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def combine(
 def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
     """Compute left - right. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``.
 
-    A product with the identity on Tensor would not do: an infinity in one partition would be NaN in all others.
+    A product with the identity matrix on Tensor is no alternative: an infinity in one partition would make NaN in all
+    others.
     """
     combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.subtract, right_sbuf)
 

@@ -7,10 +7,11 @@ NKI code may call everything here. :func:`positions_of_core`, :func:`row_span` a
 with a stride: core c takes positions c, c + cores, c + 2 * cores, ... The shares of the cores therefore differ by at
 most one position, whatever the number of positions is. :func:`synchronise` is the barrier.
 
-:class:`PartialSums` adds numbers of the parts of a launch, bitwise alike on one core and on two. A part of the work,
-which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the column of the part,
-and zeros in the columns of the other core's parts. At the end the cores exchange the tiles and add them, which is
-exact, because one summand is zero. Both then add the same numbers in the same order, 32 at a time (:func:`levels`).
+:class:`PartialSums` adds up numbers, bitwise identical on one core and on two. The work of a launch is divided into
+parts; a part, which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the
+column of the part, and zeros in the columns of the other core's parts. At the end the cores exchange the tiles and add
+them, which is exact, because one summand is zero. Both then add the same numbers in the same order, 32 at a time
+(:func:`levels`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ LEAF = 32
 
 
 def positions_of_core(num_positions: int, cores: int, core: int) -> int:
-    """Return how many of ``num_positions`` fall to ``core``; 0 where there are fewer positions than cores."""
+    """Return how many of ``num_positions`` positions core number ``core`` processes; 0 if there are fewer positions
+    than cores.
+    """
     if num_positions <= core:
         return 0
     return div_ceil(num_positions - core, cores)
 
 
 def row_span(rows: int, cores: int) -> int:
-    """Return the number of rows of the matrix from the first to the last of ``rows`` strided ones, both included."""
+    """Return the number of matrix rows that ``rows`` rows with stride ``cores`` span, from the first to the last
+    one.
+    """
     return (rows - 1) * cores + 1
 
 
@@ -48,7 +53,7 @@ def synchronise(tensor_hbm: nl.NkiTensor) -> None:
 
 
 def levels(parts: int) -> int:
-    """Return how often ``LEAF`` numbers at a time are summed until one is left in each partition."""
+    """Return how many rounds of summing ``LEAF`` numbers at a time leave one number in each partition."""
     count = 0
     while parts > 1:
         parts, count = div_ceil(parts, LEAF), count + 1
@@ -73,7 +78,7 @@ def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """A float32 number for each partition and each part of the work of a launch.
+    """Sums of float32 numbers, one for each partition and each part of the work of a launch.
 
     Attributes:
         sums_sbuf: the sums of the parts of this core, [128, columns]; a column is a part, and the number of columns is

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Numbers of the hardware that hold for every kernel and generation, and what goes with them: the division of a size by
-one of them (:func:`div_ceil`), and the type of a tensor in HBM (:data:`HbmTensor`).
+"""Hardware constants that hold for every kernel and generation, the rounded-up division of sizes by them
+(:func:`div_ceil`), and the type of a tensor in HBM (:data:`HbmTensor`).
 
-NKI code may call everything here. Host code that plans a launch takes it from here too, so this module imports NKI for
-type checkers only. The types that kernels compute in are :data:`nkilib.core.rows.checks.FLOATS`.
+NKI code may call everything here. Host code that plans a launch uses it too, so this module imports NKI for type
+checkers only. The types in which kernels compute are :data:`nkilib.core.rows.checks.FLOATS`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 """The arguments that the kernels of losses share: checks of types and reductions, and upstream gradients on chip.
 
 NKI code may call everything here. Checks: :func:`require_float_tensor`, :func:`require_reduction` and
-:func:`require_upstream`. The gradients of a launch are an :class:`Upstream`; :func:`in_all_partitions` loads a single
-number.
+:func:`require_upstream`. The upstream gradients of a launch are an :class:`Upstream`; :func:`in_all_partitions` loads a
+single number.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Upstream:
 
     Attributes:
         grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.
-        factor: the factor by which the reduction multiplies the sum of the losses, such as that of a mean; None: there
-            is one gradient for each loss.
+        factor: the factor by which the reduction multiplies the sum of the losses, such as 1 / N for a mean; None:
+            there is one gradient for each loss.
     """
 
     grad_hbm: nl.NkiTensor

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The limits that plans of launches obey, and smaller ones for tests, which then take the branches of a large launch at
-a small size.
+"""The limits that plans of launches obey. Tests can make them smaller, so that a small launch runs the code of a large
+one.
 
-A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. It asks
-:func:`usable_sbuf_bytes` or one of the ``limited_...`` functions, such as :func:`limited_sbuf_bytes`, for each;
-:func:`limits_in_force` has all. Many branches of a plan are only taken at sizes that are too expensive to simulate with
-data. Under :func:`shrunk`, the plans of host code and of kernels read smaller limits (:class:`PlanLimits`), and the
-kernel runs the same code on fewer elements. :func:`shrunk` is for tests of this library only: on a device, and without
-:func:`shrunk`, this module changes no plan.
+A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. It gets
+each of them from :func:`usable_sbuf_bytes` or a ``limited_...`` function, such as :func:`limited_sbuf_bytes`;
+:func:`limits_in_force` returns all. Many branches of a plan are only taken at sizes that are too expensive to simulate
+with data. Under :func:`shrunk`, the plans of host code and of kernels read smaller limits (:class:`PlanLimits`), and
+the kernel runs the same code on fewer elements. :func:`shrunk` is for tests of this library only: on a device, and
+without :func:`shrunk`, this module changes no plan.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from nkilib.nki import nl
 class PlanLimits:
     """The limits that a test makes smaller than usual. A limit that is None keeps its usual value.
 
-    A field lowers a limit: the smaller of it and the usual limit holds. Only ``shared_classes`` is not a limit: it
-    replaces the number that the plan would choose, and may be larger.
+    A field can only lower a limit: the smaller one of the field and the usual limit holds. Only ``shared_classes`` is
+    not a limit: it replaces the number that the plan would choose, and may be larger.
 
     Attributes:
         sbuf_bytes: the bytes of a partition of SBUF that a plan may use.
@@ -38,8 +38,8 @@ class PlanLimits:
         batches: the largest number of batches of a core from which rows can be collected for recomputation.
         parts: the number of sums that a partition keeps for a streamed input of few classes.
         piece_columns: the number of columns that an instruction processes in elementwise and row-wise losses.
-        shift_columns: the least number of columns, of a chunk, a row and all batches, at which a cross-entropy
-            subtracts a shift instead of the maximum.
+        shift_columns: the least number of columns (of a chunk, of a row, and of all batches together) at which a
+            cross-entropy subtracts a shift instead of the maximum.
         shared_classes: the least number of last classes that the cores of a linear forward share, each for its part of
             the positions, while they exchange statistics; the plan rounds it up by at most 127, and leaves at least 128
             classes unshared. At most four blocks of classes. A plan of few features shares no classes by itself,
@@ -116,7 +116,9 @@ def limited_instructions(usual: int) -> int:
 
 
 def limited_resident_features(usual: int) -> int:
-    """Return the usual number of features, or the limit in force where that is less."""
+    """Return the usual largest number of features at which W^T of a block of classes stays in SBUF, or the limit in
+    force where that is less.
+    """
     return _least(usual, limits_in_force().resident_features)
 
 
@@ -131,17 +133,21 @@ def limited_parts(usual: int) -> int:
 
 
 def limited_piece_columns(usual: int) -> int:
-    """Return the usual columns of a piece, or the limit in force where that is less."""
+    """Return the usual number of columns that an instruction of elementwise and row-wise losses processes, or the limit
+    in force where that is less.
+    """
     return _least(usual, limits_in_force().piece_columns)
 
 
 def limited_shift_columns(usual: int) -> int:
-    """Return the usual number of columns from which a shift pays, or the limit in force where that is less."""
+    """Return the usual number of columns from which on a shift in place of maxima saves time, or the limit in force if
+    that is less.
+    """
     return _least(usual, limits_in_force().shift_columns)
 
 
 def limited_weight_tiles(usual: int) -> int:
-    """Return the usual number of tiles of dW, or the limit in force where that is less."""
+    """Return the usual number of tiles of the weight gradient dW, or the limit in force where that is less."""
     return _least(usual, limits_in_force().weight_tiles)
 
 

@@ -3,8 +3,8 @@
 
 """Tiles in PSUM for the pieces of a chunk: the ring buffer :class:`PsumRing` divides a chunk into :class:`PsumPiece`.
 
-Vector takes a tile of SBUF with a tile of PSUM at twice the rate of two tiles of SBUF. PSUM holds too little for a
-chunk, so a chunk is processed piece by piece.
+Vector processes a tile in SBUF and one in PSUM at twice the rate of two tiles in SBUF. PSUM is too small for a chunk,
+so a chunk is processed piece by piece.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 Importing this package imports jax, which no other package of nkilib does. It does not depend on :mod:`nkilib.torch`.
 
-``functions``: the public functions; ``launching``: launches of a kernel on JAX's arrays; ``rows``: arrays as rows, and
-``jax.vmap``; ``derivatives``: parts of derivatives; ``verification``: the functions that ``python -m nkilib verify``
-runs; ``_requirement``: the releases of JAX.
+``functions`` has the public functions, ``launching`` launches kernels on JAX's arrays, ``rows`` turns arrays into rows
+and handles ``jax.vmap``, ``derivatives`` has parts of derivatives, ``verification`` the functions that ``python -m
+nkilib verify`` runs, and ``_requirement`` the accepted releases of JAX.
 """
 
 import nkilib._refuse_mixture

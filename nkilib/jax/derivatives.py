@@ -3,8 +3,8 @@
 
 """Parts of derivatives that JAX's transformations need: equal mesh axes, and flags from forward to backward.
 
-``jax.shard_map`` wants arrays that differ over the same mesh axes (:func:`differing_alike`). A forward passes flags to
-its backward with the residuals (:func:`saved_flags`, :func:`flags_of`).
+In ``jax.shard_map``, arrays must vary over the same mesh axes (:func:`differing_alike`). A forward passes flags to its
+backward with the residuals (:func:`saved_flags`, :func:`flags_of`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 def _axes_of(array: Any) -> frozenset[Any]:
-    """Return the mesh axes that an array varies over; none outside of ``jax.shard_map``, or if that checks no axes."""
+    """Return the mesh axes over which an array varies; none outside of ``jax.shard_map``, or if it checks no axes."""
     if array is None:
         return frozenset()
     kind: Any = jax.typeof(array)
@@ -47,9 +47,10 @@ def saved_flags(*flags: bool) -> jax.Array:
     """Return an array without elements whose shape encodes flags that a forward passes to its backward at trace time:
     which arguments need gradients.
 
-    Constants in the tree of the residuals of ``jax.custom_vjp`` would not do: where ``jax.vmap`` maps a program under
-    ``jax.jit``, JAX 0.10 takes a forward from its cache together with the tree of the forward that it traced last,
-    which may have needed other gradients: gradients were 0. The shape of an array belongs to the forward that runs.
+    Constants in the tree of the residuals of ``jax.custom_vjp`` do not work: if ``jax.vmap`` maps a program under
+    ``jax.jit``, JAX 0.10 takes a forward from its cache together with the tree of the forward that it traced last. That
+    one may have needed other gradients, and gradients became 0. The shape of an array always belongs to the forward
+    that runs.
     """
     return jnp.zeros((0, *map(int, flags)))
 

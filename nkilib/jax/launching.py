@@ -4,9 +4,9 @@
 """Launches of a kernel on arrays of JAX, traced or not: on a Neuron device, or by the simulator through a call of the
 host.
 
-:func:`launch` launches a :class:`Kernel` on arrays, on the simulator as a :class:`Simulation` with the
-:func:`simulator_options` of the thread. Callers first ask :func:`check_platforms` whether kernels can be launched where
-the arrays are. :func:`host_call` calls any Python function with the values of arrays.
+:func:`launch` launches a :class:`Kernel` on arrays; on the simulator this is a :class:`Simulation` with the
+:func:`simulator_options` of the thread. Callers first check with :func:`check_platforms` that kernels can be launched
+where the arrays are. :func:`host_call` calls any Python function with the values of arrays.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class _OnBuffers:
 
 
 def _varying_as(operands: Sequence[jax.Array], result: jax.Array) -> jax.Array:
-    """Make the type of a result say, in ``jax.shard_map``, over which mesh axes it differs: those of the operands.
+    """Return the result with a type that says, in ``jax.shard_map``, that it varies over the mesh axes of the operands.
 
     The results of callbacks lack this information, and the API that sets it changes from release to release.
-    ``jnp.where`` between the result and itself, with a condition that differs over these axes, adds it, and the
-    compiler removes the operation.
+    ``jnp.where`` between the result and itself, with a condition that varies over these axes, adds it, and the compiler
+    removes the operation.
     """
     differs = [jnp.zeros_like(operand, shape=(), dtype=bool) for operand in operands]
     return jnp.where(jnp.stack(differs).any(), result, result)
@@ -141,8 +141,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A launch on the simulator as a function of numpy arrays alone. Two that do the same are equal, so JAX can reuse a
-    compiled program.
+    """A launch on the simulator as a function of numpy arrays alone. Equal launches compare equal, so that JAX can
+    reuse a compiled program.
 
     Attributes:
         kernel: the kernel that is launched.

@@ -3,9 +3,9 @@
 
 """Arrays of any shape as the rows of kernels, and functions of rows under ``jax.vmap``.
 
-:func:`as_rows` makes the rows of an array, :func:`rows_shape` tells the shape of their results, and :func:`required`
-takes an array out of several by name. ``jax.vmap`` launches once with the rows of all examples
-(:func:`batched_by_rows`), or for each example if a result is a sum over rows (:func:`batched_by_example`).
+:func:`as_rows` returns an array as rows, :func:`rows_shape` the shape of per-row results, and :func:`required` one of
+several arrays by name. ``jax.vmap`` launches once with the rows of all examples (:func:`batched_by_rows`), or for each
+example if a result is a sum over rows (:func:`batched_by_example`).
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ run_launches_by(LAUNCHES.run)
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Load the profiles when they are first used: launches do without them."""
+        """Load the profiling modules when one of their names is first used, because launches do not need them."""
         if name not in ("Profile", "profile"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from .profiling import profile as module

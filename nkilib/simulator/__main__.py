@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Print an uncaught error without the frames that run the script, as a hook of :mod:`sys`."""
+    """Print an uncaught error without the stack frames that run the script; used as a hook of :mod:`sys`."""
     if isinstance(error, Exception):
         error = shortened(error.with_traceback(traceback), is_whole=True)
     sys.__excepthook__(kind, error, error.__traceback__)

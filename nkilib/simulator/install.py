@@ -47,7 +47,7 @@ def install() -> None:
     """Make ``import nki``, ``nki.isa`` and its other modules import the simulator in this process.
 
     The modules of older releases in :mod:`nkilib.simulator.api.stand_ins` are installed too; the modules of the
-    compiler's package (``neuronxcc.nki.typing``) are installed only where that package is not. A second call changes
+    compiler's package (``neuronxcc.nki.typing``) are installed only if that package is missing. A second call changes
     nothing. Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the
     real NKI. ``python -m nkilib.simulator script.py`` calls this function and runs a script.
 

@@ -3,7 +3,7 @@
 
 """A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator unmodified.
 
-``python -m nkilib.simulator`` installs it (:func:`install_stand_in`), and gives :func:`advice` where a script fails
+``python -m nkilib.simulator`` installs it (:func:`install_stand_in`), and prints :func:`advice` if a script fails
 because something is missing. The scripts ask for a device, move tensors there and mark steps. Here the device is the
 CPU, where the simulator takes tensors, and every operation has run when it returns, so that marking a step does
 nothing. Functions that make sense only on a Neuron device are absent; using one raises an error that says so.
@@ -110,7 +110,7 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 
 class _StandIn(MetaPathFinder, Loader):
-    """Finds the stand-in's modules (``_MODULES``) for an import that finds no installed module."""
+    """The import finder of the stand-in's modules (``_MODULES``), which is asked if no installed module is found."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in _MODULES or not _has_torch():

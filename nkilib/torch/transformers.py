@@ -37,7 +37,7 @@ def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
     """Return the target of every position of logits [..., sequence, V], as a tensor [..., sequence] on their device.
 
     Raises:
-        ValueError: neither labels nor targets, or their number is not that of the positions.
+        ValueError: neither labels nor targets are given, or their number differs from the number of positions.
     """
     targets, positions = shift_labels, logits.shape[:-1]
     if targets is None:
@@ -55,8 +55,9 @@ def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
 
 
 def _normalizer(num_items_in_batch: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """Return the divisor of the sum as a scalar tensor on ``device``, also for one of shape [1], as data
-    parallelism may pass it; None without ``num_items_in_batch``.
+    """Return the divisor of the sum as a scalar tensor on ``device``; None without ``num_items_in_batch``.
+
+    A tensor of shape [1], which data parallelism may pass, is taken too.
 
     Raises:
         ValueError: it does not have one element.

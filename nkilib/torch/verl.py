@@ -4,7 +4,7 @@
 """Log-probability and entropy from hidden states for verl, on the kernels. Importing this module does not import verl.
 
 :func:`linear_cross_entropy` and :func:`fused_linear_for_ppo` take the arguments of verl's functions, and
-:func:`install` puts them in place of these. The reference of the functions is
+:func:`install` replaces verl's functions by them. The reference of the functions is
 ``verl/utils/kernel/linear_cross_entropy.py`` and ``verl/utils/experimental/torch_functional.py``, version 0.9.1. How a
 worker of verl calls :func:`install`: docs/reference/torch.md#which-function-for-which-trainer.
 """
@@ -37,12 +37,12 @@ _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape that broadcasts to the positions, for temperatures in a form of verl; None for any other.
+    """Return the shape in which temperatures broadcast to the positions; None if their shape is none of verl's.
 
     Args:
-        shape: the shape of the temperatures. These forms are known: one element; one of each position, in the shape of
-            the positions or packed, [N] or [1, N]; one of each sample of positions [batch, ...], [batch]; and each of
-            the last two with one element for all classes or positions behind it, as they divide logits.
+        shape: the shape of the temperatures. Known are: one element; the shape of the positions; packed positions, [N]
+            or [1, N]; and [batch], one for each sample, for positions [batch, ...]. The last two may have a further
+            dimension of one element at the end, as temperatures that divide logits do.
         positions: the shape of the positions.
     """
     given, of_positions, count = tuple(shape), tuple(positions), math.prod(positions)
@@ -57,7 +57,7 @@ def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tu
 
 
 def _is_temperature(temperature: object, hidden: Tensor) -> bool:
-    """Return whether a temperature is one that the kernels take: no tensor, or one in a form of verl, without grad."""
+    """Return whether the kernels take a temperature: a number, or a tensor without grad in one of verl's shapes."""
     if not isinstance(temperature, Tensor):
         return True
     if temperature.is_nested or temperature.is_complex() or temperature.requires_grad:
@@ -67,10 +67,11 @@ def _is_temperature(temperature: object, hidden: Tensor) -> bool:
 
 
 def _temperature_of_positions(caller: str, temperature: float | Tensor, hidden: Tensor) -> float | Tensor:
-    """Return a temperature as nkilib takes it: the number, or float32 of the shape of the positions, or of one element.
+    """Return a temperature as nkilib takes it: the number, or a float32 tensor of the shape of the positions or of one
+    element.
 
-    Values of tensors below the least of the kernels become that one: verl pads with temperatures of 0, and its engines
-    raise them to 1e-8.
+    Values of tensors below the least temperature of the kernels are raised to it: verl pads with temperatures of 0, and
+    its engines raise them to 1e-8.
 
     Raises:
         RuntimeError: a tensor that the kernels do not take.
@@ -92,8 +93,9 @@ def _temperature_of_positions(caller: str, temperature: float | Tensor, hidden: 
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
-    """An identity whose gradient, equal on all ranks, is passed on by the first rank; the others pass on zeros, so that
-    the sum over the ranks is the gradient.
+    """An identity function whose gradient is equal on all ranks.
+
+    The first rank passes it on and the others pass on zeros, so that the sum over the ranks is the gradient.
     """
 
     @staticmethod

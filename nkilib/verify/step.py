@@ -134,7 +134,7 @@ def typed(array: Array, like: Array) -> Array:
 
 
 class Stage(str, Enum):
-    """A process of a step, in this order; the value names it on the command line of the worker."""
+    """The processes of a step, in their order. The value of each names it on the command line of the worker."""
 
     LAUNCH = "launch"  # on the real NKI
     MEASURE = "measure"  # with a profiler, once the process that launched is gone
@@ -192,7 +192,7 @@ class Step(ABC):
         """Judge the observation, on the simulator."""
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Return the observation with what :attr:`Stage.MEASURE` adds, if the step has that stage."""
+        """Return the observation, with the data of :attr:`Stage.MEASURE` added if the step has that stage."""
         return observation
 
 

@@ -27,7 +27,7 @@ class LaterNames(Sequence[str]):
     """A sequence of names that are computed whenever they are read, not when it is made.
 
     Every command makes the parsers of all commands, even where the kernels, and so the registry of losses, cannot be
-    imported: the doctor also runs in a mixture with another nkilib.
+    imported. The doctor has to run there too, for instance beside another package named nkilib.
 
     Attributes:
         make: the function that returns the names.

@@ -36,7 +36,10 @@ _CHUNKS = (512, 1024, 2048, 3072, 4096)
 
 
 def _names_of_losses(row: str) -> LaterNames:
-    """Return the names of the losses whose registry entries are of the class named ``row``."""
+    """Return the names of the losses whose registry entries are of the class named ``row``.
+
+    The registry is imported when the names are read, not here.
+    """
 
     def make() -> tuple[str, ...]:
         from nkilib.experimental.loss.registry import LOSSES

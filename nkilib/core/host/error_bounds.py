@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a reference value of a loss states its accepted error: the unit, the errors of rounding and of the activation
-functions, and the sum of both. The references themselves are with each loss.
+"""The accepted errors of reference values: their unit, the errors of rounding and of activation functions, and the sum
+of both. The references themselves are in the modules of the losses.
 
 A reference computes in float64 (:func:`as_float64`, :func:`reduction_factor`) and states its errors as
 :class:`Derived`, which becomes :class:`Exact` for given errors of the activation functions (:class:`FunctionErrors`):
@@ -12,8 +12,8 @@ error of a product with a weight. :func:`rounding`, :data:`HALF_ULP` and :func:`
 result.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a
-number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function is off by u / 2.
-Needs numpy only; never traced.
+number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function has an error of u
+/ 2. Needs numpy only; never traced.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def as_float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Arra
 
 
 def reduction_factor(shape: tuple[int, ...], reduction: str) -> float:
-    """Return the factor that the sum of the losses is multiplied by; 1 for ``"none"``."""
+    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
     divisors = {"none": 1, "sum": 1, "mean": int(np.prod(shape)), "batchmean": shape[0] if shape else 1}
     return 1.0 / divisors[reduction]
 
 
 @dataclass(frozen=True)
 class FunctionErrors:
-    """The largest error of each activation function, in u of its result.
+    """The largest error of each activation function, in u = 2^-23 of its result.
 
     Attributes:
         exp, log, reciprocal, rsqrt, sigmoid, softplus, sqrt: named as in ``nki.language``.
@@ -129,8 +129,8 @@ class Derived(NamedTuple):
         value: the losses.
         largest: for each loss, the largest magnitude among the loss itself and its terms.
         own: the error with every activation function rounded correctly, in proportion to ``largest``.
-        functions: by activation function, the error of the loss for each u by which the function is off beyond correct
-            rounding.
+        functions: for each activation function, the error of the loss for each u = 2^-23 of the function's error beyond
+            correct rounding.
         beside: the further error, which is not in proportion to ``largest``.
     """
 
@@ -149,8 +149,9 @@ class Derived(NamedTuple):
         functions: Mapping[str, Float64Array] | None = None,
         beside: Float64Array | float = 0.0,
     ) -> Derived:
-        """Make an instance from errors in units of u and from the terms that the losses consist of; without terms,
-        ``largest`` is the magnitude of the loss.
+        """Return an instance from errors in units of u (2^-23), and from the terms of which the losses are sums.
+
+        Without terms, ``largest`` is the magnitude of the loss.
         """
         largest = np.abs(value)
         for term in terms:

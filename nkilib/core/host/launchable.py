@@ -79,10 +79,11 @@ def launchable(
 def launchable(
     function: Callable[..., Any], guarantee: Guarantee, work: StatesWork, trips: StatesTrips | None = None
 ) -> Any:
-    """Make a kernel of a function of NKI code with ``nki.jit``, and state that it is replayable.
+    """Make a kernel of a function of NKI code with ``nki.jit``, and mark it as replayable
+    (:func:`nkilib.nki.replayable`).
 
-    To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair,
-    or a tuple of as many as the options ask for. If the function is declared to return one result or a tuple, type
+    To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair, or
+    a tuple whose length depends on the options. If the function is declared to return one result or a tuple, type
     checkers take the result for ``Any``.
 
     Args:
@@ -112,7 +113,7 @@ def launched(
     function: Callable[Parameters, nl.NkiTensor | tuple[nl.NkiTensor, ...]],
 ) -> Launchable[Parameters, HostArray]: ...
 def launched(function: Callable[..., Any]) -> Any:
-    """Return the kernel that :func:`launchable` made of a function, with the same types.
+    """Return the kernel that :func:`launchable` made from a function, with the same types.
 
     Raises:
         LookupError: :func:`launchable` made no kernel of the function.

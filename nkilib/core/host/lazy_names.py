@@ -27,9 +27,9 @@ def lazy_names(
     Args:
         package: ``__name__`` of the package.
         names: its ``__all__``.
-        modules: the modules that have these names, relative to the package, by name; for the kernels of a loss, by
-            their names without ``_forward``, ``_backward`` and ``_mixture``. Where such a module has the plain function
-            of a kernel, the package has the kernel that was made of it.
+        modules: for each name, the module that has it, relative to the package; the kernels of a loss have one entry,
+            under their name without ``_forward``, ``_backward`` and ``_mixture``. If the module has the plain function
+            of a kernel, the package has the kernel made from it.
     """
 
     def get(name: str) -> Any:

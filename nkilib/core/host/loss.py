@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A loss of the library, stated as data: its kernels, its PyTorch functions, its formula, its tests.
+"""The description of a loss of the library as data: its kernels, PyTorch functions, formula and tests.
 
 The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of such entries (:class:`Loss`,
 :class:`SizedLoss`). Pages (by :class:`Family`), commands, checks and benchmarks follow from them, and a test checks
-that every entry is complete. :class:`Form` and :class:`Sample` say what checks run. :func:`tensors_of`,
+that every entry is complete. :class:`Form` and :class:`Sample` describe what the checks run. :func:`tensors_of`,
 :func:`gradients_of` and :func:`kernel_options` read parts of an entry from the signatures of kernels. Launches are
 stated by :class:`TensorSize`, :func:`launch_tensors`, :func:`sized_launch` (a :class:`ModelledLaunch`) and
 :func:`tensor_bytes`.
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 class Sample(Enum):
-    """The distribution of the numbers of a tensor. Checks, benchmarks and profiles draw them with different
+    """The distribution from which the numbers of a tensor are drawn, in checks, benchmarks and profiles with different
     libraries.
     """
 
@@ -121,7 +121,7 @@ class Form:
             (:mod:`nkilib.experimental.loss.skeletons`) expects.
         samples: the distribution of each tensor, by name; optional tensors without an entry are None.
         options: the options of the kernels.
-        label: a suffix to the name of the loss that tells this form from the others.
+        label: a suffix to the name of the loss that distinguishes this form.
     """
 
     reference: Any

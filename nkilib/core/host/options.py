@@ -7,7 +7,7 @@ Public functions share them as keywords by ``**options: Unpack[...]`` (PEP 692) 
 know the keywords from the TypedDict, readers from the signature that ``help`` shows; a call with an unknown keyword
 raises a TypeError.
 
-- values of any kind as those of Python: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
+- values converted to Python types, and checks: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
   :func:`is_integer`, :func:`is_number`;
 - a field as an :class:`Option`: :func:`options_of`; from and to keywords: :func:`numbers`, :func:`options_from`,
   :func:`values_of`;
@@ -74,8 +74,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _element(value: Any) -> Any:
-    """Return the element of a tensor or an array without dimensions; a tensor that requires grad, and any other value,
-    as it is.
+    """Return the element of a tensor or array without dimensions; return a tensor that requires grad, or any other
+    value, unchanged.
     """
     if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
         return value
@@ -89,11 +89,11 @@ def _refused(caller: object, name: str, kind: str, value: Any) -> TypeError:
 
 
 def as_float(caller: object, name: str, value: Any) -> float:
-    """Return a real number as a float of Python. It may be one of Python or numpy, or a tensor or an array without
+    """Return a real number as a float of Python. The number may be of Python or numpy, or a tensor or array without
     dimensions, whose value is read; under torch.compile it may be symbolic.
 
     Raises:
-        TypeError: another value, also a bool; a tensor with dimensions, or one that requires grad.
+        TypeError: if it is another value (a bool too), a tensor with dimensions, or a tensor that requires grad.
     """
     number = value if isinstance(value, int | float) else _element(value)
     if isinstance(number, bool) or not isinstance(number, int | float | Real):
@@ -105,7 +105,7 @@ def as_int(caller: object, name: str, value: Any) -> int:
     """Return an integer as an int of Python; see :func:`as_float`.
 
     Raises:
-        TypeError: another value, also a bool and a float; a tensor with dimensions.
+        TypeError: if it is another value (a bool or a float too), or a tensor with dimensions.
     """
     number = value if isinstance(value, int | float) else _element(value)
     if isinstance(number, bool) or not isinstance(number, int | Integral):
@@ -130,7 +130,7 @@ def check_flags(caller: object, **flags: Any) -> None:
     """Check that flags are True or False.
 
     Raises:
-        TypeError: if the check fails; ``numpy.bool`` is none either, as in PyTorch.
+        TypeError: if one is another value, such as a ``numpy.bool``, which PyTorch rejects too.
     """
     for name, flag in flags.items():
         if not isinstance(flag, bool):
@@ -270,12 +270,13 @@ def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], kn
 
 
 def numbers(caller: object, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
-    """Make the options of a public function from its keywords, which may be numbers of any kind that
-    :func:`as_float` takes.
+    """Return the options of a public function, made from its keywords.
+
+    The keywords may be numbers of any kind that :func:`as_float` takes.
 
     Args:
         caller: the name that errors begin with.
-        function: the function that the keywords were passed to.
+        function: the function to which the keywords were passed.
         group: the dataclass of the options.
         keywords: the keywords by name; missing ones get their default.
 
@@ -289,7 +290,7 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
 def all_numbers(
     caller: object, function: Callable[..., Any], group: type[Dataclass], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what :func:`numbers` makes, as keywords for operators and kernels: the numbers by name, with defaults.
+    """Return the options of :func:`numbers` as keywords for operators and kernels: the numbers by name, with defaults.
 
     Args and Raises: see :func:`numbers`.
     """
@@ -306,10 +307,10 @@ def _given_numbers(
 
 
 class NoKeywords(TypedDict):
-    """The keywords of a function that has none by ``**unknown``.
+    """The type of ``**unknown`` in functions that have no further keywords.
 
-    Such a function has ``**unknown`` nevertheless, so that :func:`refuse_unknown` can name the nearest argument of a
-    misspelt one, which Python itself does not do before 3.13. It is decorated with :func:`hides_unknown`.
+    Such a function has ``**unknown`` nevertheless, so that :func:`refuse_unknown` can suggest the nearest argument for
+    a misspelt one, which Python does only from 3.13 on. It is decorated with :func:`hides_unknown`.
     """
 
 

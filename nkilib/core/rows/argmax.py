@@ -30,7 +30,10 @@ SEARCHED_MAX = 16384
 
 
 def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the tile, or a copy padded to eight columns with its first column, whose first place stays the result."""
+    """Return the tile, or for fewer than eight columns a copy padded with its first column.
+
+    In the copy, the first place of each value is still a column of the tile.
+    """
     rows, size = tile_sbuf.shape
     if size >= VALUES:
         return tile_sbuf
@@ -198,7 +201,11 @@ class Argmax:
         )
 
     def combine(self, chunks: int) -> None:
-        """Set the argmax of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""
+        """Set the argmax of each row: the smallest of the columns found in those chunks whose maximum is the row's.
+
+        With ``column`` the column found in a chunk, it is num_columns - max of (num_columns - column) over these
+        chunks; the other chunks count as 0.
+        """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         candidates_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         is_largest_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -228,9 +235,9 @@ class Argmax:
         )
 
     def restart(self) -> None:
-        """Put -m and the argmax of the chunks so far into column 0.
+        """Put minus the maximum and the argmax of each row's chunks so far into column 0.
 
-        A row with a NaN keeps the NaN in -m, so that no later chunk gives it a column.
+        A row with a NaN keeps the NaN as its maximum, so that no later chunk gives it a column.
         """
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.found_sbuf, self.row_found_sbuf)

@@ -102,8 +102,9 @@ class ElementIndices:
         return cls(int32_column(rows, 0, cores * columns), int32_column(rows, INDEX_LIMIT, 0))
 
     def add_position(self, index_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
-        """Replace a flag in ``index_sbuf``, 1 for an invalid column and 0 for a valid one, by the index of the element,
-        which is out of range if the flag is 1.
+        """Replace a flag in ``index_sbuf``, 1 for an invalid column and 0 for a valid one, by the index of the element.
+
+        If the flag is 1, the index is out of range.
         """
         integer_op(index_sbuf, index_sbuf, self.penalty_sbuf, nl.multiply)
         integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)

@@ -62,8 +62,9 @@ def raise_negligible(
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
         scale: the scale, a positive number; for scales of rows, a number that none is below.
-        is_shared: whether GpSimd takes a half. This pays where Vector has another chunk to work on meanwhile: for
-            bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
+        is_shared: whether GpSimd processes half of the elements. This pays where Vector has another chunk to work on
+            meanwhile: for bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an
+            element.
     """
     if chunk_sbuf.dtype == nl.float16:
         return
@@ -119,7 +120,7 @@ class FirstMoment:
         neg_max_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """Compute F_k and G_k of one chunk.
+        """Compute F_k and G_k (see the module) of one chunk.
 
         Args:
             scores_sbuf: z, [rows, columns].
@@ -177,7 +178,7 @@ class FirstMoment:
         )
 
     def combine(self, columns: Columns, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute F and G of the rows from m_k - m, ``distances``; ``terms`` is overwritten."""
+        """Compute F and G (see the module) of the rows from the distances m_k - m; ``terms_sbuf`` is overwritten."""
         factors_sbuf, first_sbuf = columns.in_use(self.factors_sbuf, chunks), columns.in_use(self.first_sbuf, chunks)
         nisa.tensor_tensor(dst=terms_sbuf, data1=factors_sbuf, data2=distances_sbuf, op=nl.multiply)
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=first_sbuf, op=nl.add)
@@ -229,7 +230,7 @@ class PieceTerms:
 
 
 def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute log d - scale * E / d, [rows, batches]."""
+    """Compute the entropies log d - scale * E / d (see the module), [rows, batches]."""
     entropies_sbuf = sums.columns.row_tile()
     nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
     sums.scale.take_product(entropies_sbuf, entropies_sbuf, row_entropy_sbuf)
@@ -261,7 +262,7 @@ class EntropyMoment:
         terms_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """Compute E_k of one chunk from its exponentials, in one pass.
+        """Compute E_k (see the module) of one chunk from its exponentials, in one pass.
 
         Args:
             statistics: the statistics, with the maximum of the chunk.
@@ -284,7 +285,7 @@ class EntropyMoment:
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
     ) -> None:
-        """Compute E of the rows from m_k - m, ``distances``; ``terms`` is overwritten."""
+        """Compute E (see the module) of the rows from the distances m_k - m; ``terms_sbuf`` is overwritten."""
         columns = statistics.columns
         nisa.scalar_tensor_tensor(
             dst=terms_sbuf,
@@ -308,7 +309,9 @@ class EntropyMoment:
         return selected(statistics.columns.in_use(self.entropy_sbuf, chunks), has_elements_sbuf)
 
     def entropies(self, statistics: Statistics) -> nl.NkiTensor:
-        """Compute the entropies of the rows, log d - scale * E / d. E is never positive, so nothing cancels."""
+        """Compute the entropies of the rows, log d - scale * E / d (see the module). E is never positive, so nothing
+        cancels.
+        """
         return _entropies(statistics, self.row_entropy_sbuf)
 
 
@@ -338,7 +341,7 @@ class ShiftedEntropy:
         terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(self, columns: Columns, chunks: int) -> None:
-        """Compute E of the rows."""
+        """Compute E (see the module) of the rows."""
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=columns.in_use(self.entropy_sbuf, chunks), axis=2)
 
     def restart(self, columns: Columns, chunks: int) -> None:
@@ -368,7 +371,7 @@ class SquareMoment:
     row_squares_sbuf: nl.NkiTensor
 
     def take(self, exponentials_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Compute Q_k of one chunk.
+        """Compute Q_k (see the class) of one chunk.
 
         Args:
             exponentials_sbuf: exp(z - m_k), float32 [rows, columns].
@@ -385,7 +388,9 @@ class SquareMoment:
         )
 
     def combine(self, statistics: Statistics, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute Q of the rows, while the weights exp(m_k - m) are there; ``terms`` is overwritten."""
+        """Compute Q (see the class) of the rows, while the weights exp(m_k - m) are there; ``terms_sbuf`` is
+        overwritten.
+        """
         columns = statistics.columns
         weights_sbuf = columns.in_use(statistics.weights_sbuf, chunks)
         squares_sbuf = columns.in_use(self.squares_sbuf, chunks)
@@ -394,7 +399,7 @@ class SquareMoment:
         nisa.tensor_reduce(dst=self.row_squares_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def logs(self, statistics: Statistics) -> nl.NkiTensor:
-        """Compute log sum p^2 = log Q - 2 log d, [rows, batches]."""
+        """Compute log sum p^2 = log Q - 2 log d (see the class), [rows, batches]."""
         logs_sbuf = float32_like(self.row_squares_sbuf)
         nisa.activation(dst=logs_sbuf, op=nl.log, data=self.row_squares_sbuf)
         nisa.scalar_tensor_tensor(
@@ -530,7 +535,7 @@ class Moments:
         return cls(columns, first, entropy, columns.tile(), columns.tile())
 
     def keep_distances(self, distances_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Keep a finite copy of m_k - m, because the weights overwrite the distances."""
+        """Keep a finite copy of the distances m_k - m (see the module), because the weights overwrite them."""
         kept_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         nisa.tensor_scalar(dst=kept_sbuf, data=distances_sbuf, op0=nl.maximum, operand0=FLOAT32_LOWEST)
 

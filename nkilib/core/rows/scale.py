@@ -30,7 +30,7 @@ class ConstantScale:
 
     @property
     def is_one(self) -> bool:
-        """Whether z is x."""
+        """Whether the scale is 1, so that z = scale * x is x."""
         return self.number == 1.0
 
     @property
@@ -113,7 +113,7 @@ class ConstantScale:
         )
 
     def add_nan(self, values_sbuf: nl.NkiTensor) -> None:
-        """Add NaN to the values, [rows, batches], of each row whose scale is NaN: of none."""
+        """Do nothing, because a constant scale is never NaN; see :meth:`RowScale.add_nan`."""
 
     def take_product(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor) -> None:
         """Compute scale * values * factors into ``dst_sbuf``, all [rows, batches]; it may be the values."""
@@ -139,7 +139,7 @@ class RowScale:
     """A positive scale for each row of a group of batches; the methods are those of :class:`ConstantScale`.
 
     Attributes:
-        rows_sbuf: the scales, float32 [rows, batches]. A scale may be NaN: then every z of the row is NaN.
+        rows_sbuf: the scales, float32 [rows, batches]. A scale may be NaN: then every scaled element of the row is NaN.
         least, most: numbers that no scale is below, or above, except NaN.
     """
 
@@ -149,7 +149,7 @@ class RowScale:
 
     @property
     def is_one(self) -> bool:
-        """Whether z is known to be x, which it never is."""
+        """Whether the scales are known to be 1: always False, because they are not known when a kernel is traced."""
         return False
 
     def of(self, batch: int, rows: int | None = None) -> float | nl.NkiTensor:
@@ -162,7 +162,7 @@ class RowScale:
         return RowScale(self.rows_sbuf[0:last, start:end], self.least, self.most)
 
     def by(self, factor: float) -> RowScale:
-        """Compute the scales times a factor, of any sign; the limits are those of the magnitudes."""
+        """Compute the scales times a factor, of any sign; ``least`` and ``most`` are then limits of the magnitudes."""
         return RowScale(scaled(self.rows_sbuf, factor), self.least * abs(factor), self.most * abs(factor))
 
     def squared(self) -> RowScale:

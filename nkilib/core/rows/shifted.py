@@ -95,11 +95,11 @@ class ShiftedSums:
         )
 
     def shift_of(self, batch: int) -> nl.NkiTensor:
-        """Return -c of a batch of the group, as a view [rows, 1]."""
+        """Return -c (minus the shift) of a batch of the group, as a view [rows, 1]."""
         return self.row_neg_max_sbuf[:, batch : batch + 1]
 
     def bias_of(self, batch: int) -> nl.NkiTensor:
-        """Return scale * -c of a batch of the group, as a view [rows, 1]."""
+        """Return scale * -c (scale times minus the shift) of a batch of the group, as a view [rows, 1]."""
         return self.bias_sbuf[:, batch : batch + 1]
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -144,7 +144,7 @@ class ShiftedSums:
         )
 
     def combine_sums(self, chunks: int) -> None:
-        """Compute S of the rows, after ``chunks`` chunks of each."""
+        """Compute S, the sums of the rows, after ``chunks`` chunks of each."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.columns.in_use(self.sums_sbuf, chunks), axis=2)
 
     def restart(self, chunks: int) -> None:
@@ -153,5 +153,7 @@ class ShiftedSums:
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_logs(self) -> None:
-        """Compute log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log S, the logarithms of the sums. Scalar loads another activation table for it, and exp's again for
+        the next chunk.
+        """
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

@@ -192,7 +192,7 @@ class Statistics:
         return values_sbuf if self.scale.is_one else self.scale.times(values_sbuf)
 
     def restart(self) -> None:
-        """Put -m and d of the chunks so far into column 0."""
+        """Put -m and d (see the module) of the chunks so far into column 0."""
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
@@ -213,11 +213,11 @@ class Statistics:
         return distances_sbuf
 
     def take_weights(self, chunks: int) -> None:
-        """Compute the weights exp(scale * (m_k - m)) from the distances."""
+        """Compute the weights exp(scale * (m_k - m)) from the distances m_k - m."""
         self.scale.take_exponentials(self.columns.in_use(self.weights_sbuf, chunks))
 
     def combine_sums(self, chunks: int) -> None:
-        """Compute d = sum of s_k * exp(scale * (m_k - m)).
+        """Compute d = sum of s_k * exp(scale * (m_k - m)), see the module.
 
         Vector waits here until Scalar is done with the last chunk and the weights.
         """
@@ -227,7 +227,9 @@ class Statistics:
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=weights_sbuf, axis=2)
 
     def take_logs(self) -> None:
-        """Compute log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log d, the logarithms of the rows' sums. Scalar loads another activation table for it, and exp's
+        again for the next chunk.
+        """
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
 
 

@@ -144,7 +144,9 @@ class Stream(Generic[Rows]):
 
 
 class PieceStream(Protocol[Placed]):
-    """The pieces of a core, in their order. They come in visits, such as loaded chunks, with some pieces each."""
+    """The pieces that a core processes, in their order. Each visit, such as that of a loaded chunk, has some of
+    them.
+    """
 
     @property
     def visits(self) -> int:
@@ -155,7 +157,7 @@ class PieceStream(Protocol[Placed]):
 
 
 class Overlapped(Protocol[Placed_contra, Begun]):
-    """The work on a piece, in two steps."""
+    """The work on a piece, in two steps, between which other engines may work."""
 
     def begin(self, placed: Placed_contra) -> Begun:
         """Issue the first step, such as differences that other engines take."""

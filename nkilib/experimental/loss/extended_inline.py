@@ -3,8 +3,7 @@
 
 """Cross-entropy with the options of training recipes, as plain functions to call from NKI code.
 
-They relate to the kernels of :mod:`nkilib.experimental.loss.extended` as the functions of
-:mod:`nkilib.experimental.loss.inline` relate to the plain kernels.
+To launch one of them on its own, use the kernel of the same name in :mod:`nkilib.experimental.loss.extended`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Temperatures of positions as tensors: :class:`Temperatures` loads them, and makes scales of them.
+"""Temperatures of positions as tensors: :class:`Temperatures` loads them and computes scales from them.
 
-A temperature T of the logits gives the scale 1 / T, under a softcap c of the logits c / T
+A temperature T of the logits gives the scale 1 / T, or c / T under a softcap c
 (:class:`nkilib.core.rows.scale.RowScale`). A temperature that is a number is a constant of the compiled kernel; a
 tensor is read by the kernel, so that no value compiles anew.
 """
@@ -20,14 +20,14 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TemperatureLimits:
-    """The range of temperatures, in which the arithmetic of a kernel stays within float32."""
+    """The range of accepted temperatures, in which a kernel's arithmetic neither overflows nor underflows float32."""
 
     least: float
     most: float
 
 
 class LoadedRows(Protocol):
-    """Rows whose numbers are loaded into one tile: a batch, a group of batches, or all rows of a launch."""
+    """The interface of loads of per-row values: for a batch of rows, a group of batches, or all rows of a launch."""
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
         """Load the elements of a vector [N] that belong to the rows, into a tile [rows, batches]."""
@@ -56,16 +56,16 @@ class Temperatures:
     ) -> Temperatures:
         """Load the temperatures of rows.
 
-        One outside of the limits, 0 and NaN among them, becomes NaN, and so do the results of its row that depend on
-        it.
+        A temperature outside of the limits (0 and NaN included) becomes NaN, and so do the results of its row that
+        depend on it.
 
         Args:
             temperature_hbm: the temperatures, float32 [N], or [1] for the same in all rows.
             rows: the rows.
             shape: (rows, batches).
             limits: the range of temperatures.
-            valid_sbuf: uint32 of that shape, 0 for ignored rows: one outside of the limits is 1 there, so that the
-                gradient of an ignored row is 0 whatever its temperature is. None: all rows are valid.
+            valid_sbuf: uint32 of that shape, 0 for ignored rows, where a temperature outside of the limits becomes 1,
+                so that the row's gradient is 0. None: all rows are valid.
         """
         if tuple(temperature_hbm.shape) == (1,):
             loaded_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -93,11 +93,11 @@ class Temperatures:
 
     @property
     def factors(self) -> RowScale:
-        """The temperatures as factors of numbers of their rows."""
+        """The temperatures as factors that multiply the values of their rows."""
         return RowScale(self.rows_sbuf, self.limits.least, self.limits.most)
 
     def scale(self, unit: float) -> RowScale:
-        """Compute the scales unit / T."""
+        """Compute the scales unit / T, for the temperatures T."""
         inverses_sbuf = float32_like(self.rows_sbuf)
         nisa.reciprocal(dst=inverses_sbuf, data=self.rows_sbuf)
         rows_sbuf = inverses_sbuf if unit == 1.0 else scaled(inverses_sbuf, unit)

@@ -8,12 +8,11 @@
 y = softmax_forward[2](x, axis)
 grad_x = softmax_backward[2](grad, y, axis)
 
-Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI code; ``tensors``: views [O, C, I], modes
-and types.
-Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
-``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
-Host code: ``tiling``: the tiling and its choice; ``host``: the kernels to launch, with
-guarantees, work, references and bounds; ``profiling``: launches to profile.
+``kernels`` has the signatures and checks, ``inline`` the functions for NKI code, and ``tensors`` views [O, C, I], modes
+and types. The loops for the last axis are in ``rows`` and ``rows_backward``; ``row_plan`` has their pieces, partitions
+and batches, ``row_schedule`` the order of steps, and ``row_statistics`` maxima and sums. ``columns`` has the loops for
+other axes. For host code, ``tiling`` has the tiling and its choice, ``host`` the kernels to launch, with guarantees,
+work, references and bounds, and ``profiling`` profiles of launches.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -7,13 +7,13 @@ bounds.
 For each of :data:`.kernels`, such as ``softmax_forward``, there are an entry (``SOFTMAX_FORWARD``), a reference
 (``softmax_reference``) and a bound of its error (``softmax_bound``); ``..._backward_...`` are those of the gradients.
 
-Bounds: u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x
-of C elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
-result of the backward.
+In the bounds, u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|. For a row x of C
+elements, m is its maximum, d the sum of exp(x - m), and p = exp(x - m) / d. y is the result of the forward, dy its
+gradient, and dx the result of the backward.
 
 - d: its error is at most 16 u d, as in ``cross_entropy/bounds.py``, whose sums are formed in the same way. Its sources
-  are the rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed (numpy's is
-  off by 1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; and the sum.
+  are the rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed (numpy's has
+  an error of up to 1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; and the sum.
 - log-softmax: y = (x - m) - log d. The difference and the result are rounded, half a unit each of their values, and a
   relative error of d is an absolute error of log d: 16 u max(1, m - x, log d).
 - softmax: y = exp(x - m) * (1 / d). The argument is rounded, which adds u / 2 * (m - x) of the exponential; exp, 1 / d

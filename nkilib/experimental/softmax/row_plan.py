@@ -310,7 +310,7 @@ def _kept_sizes(columns: int, streams: Streams) -> list[int]:
 
 @dataclass(frozen=True)
 class _Transfer:
-    """The columns of a piece that one transfer moves: those that every part of a row has, or those that only the last
+    """The columns of a piece that one transfer moves: the columns of every part of a row, or those that only its last
     part has.
 
     Attributes:
@@ -388,8 +388,8 @@ class RowBatch:
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
     def load(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
-        """Load a piece of rows of a matrix into [partitions, rows, columns], and fill columns beyond a part with
-        ``padding``.
+        """Load a piece of rows of a matrix into [partitions, rows, columns]. Columns that a partition's part of a row
+        lacks get the value ``padding``.
         """
         for transfer in self._transfers(piece):
             if transfer.is_tail:

@@ -74,8 +74,8 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class _Due:
-    """Work that may be issued from step number ``step`` on: a stage of a batch's combination, or the end or the store
-    of a piece.
+    """Work that must not be issued before step number ``step``: a stage of a batch's combination, or the end or the
+    store of a piece.
     """
 
     step: int

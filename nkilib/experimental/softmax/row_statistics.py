@@ -86,7 +86,7 @@ class Lines:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
-        """Bring -m and d of partitions, [partitions, 1], to one partition."""
+        """Bring -m and d (see the module) of partitions, [partitions, 1], to one partition."""
         shape = (1, batch.lines, batch.plan.parts)
         neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
         row = (1, batch.lines)
@@ -103,13 +103,13 @@ class Lines:
         nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
 
     def sum_parts(self) -> None:
-        """Compute d of rows."""
+        """Compute d, the sums of exponentials, of rows."""
         products_sbuf = _float32(self.weights_sbuf.shape)
         nisa.tensor_tensor(dst=products_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
         nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=products_sbuf, axis=2)
 
     def divide(self) -> None:
-        """Compute log d, or 1 / d for softmax, of rows."""
+        """Compute log d, or 1 / d for softmax, of rows, from their sums d of exponentials."""
         _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
 
     def spread(self) -> None:
@@ -202,18 +202,18 @@ class RowStatistics:
         _stages(self.batch.plan)[stage](self)
 
     def divide(self) -> None:
-        """Compute log d, or 1 / d for softmax."""
+        """Compute log d, or 1 / d for softmax, from the sums d of exponentials."""
         _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
     def take_distances(self) -> None:
-        """Compute -m of the partition, and m_k - m in place of -m_k."""
+        """Compute -m of the partition, and m_k - m in place of -m_k; the module explains the symbols."""
         neg_max_sbuf = self.neg_max_sbuf
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
         nisa.tensor_tensor(dst=neg_max_sbuf, data1=broadcast_sbuf, data2=neg_max_sbuf, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """Compute exp(m_k - m) in place of m_k - m."""
+        """Compute exp(m_k - m) in place of m_k - m; the module explains the symbols."""
         nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
 
     def sum_pieces(self) -> None:

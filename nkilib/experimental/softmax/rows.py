@@ -67,7 +67,9 @@ _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
-    """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
+    """Return whether the first pass keeps x - m or exp(x - m) in float32 for the second pass; m is the maximum of a row
+    x.
+    """
     return (
         plan.is_whole
         and plan.kept_pieces == 0
@@ -399,7 +401,7 @@ class _Forward:
         return piece.rows // 2 if self.plan.pieces_per_row == 1 else piece.column % 2
 
     def _x(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return x of a piece on chip, [partitions, rows, columns]."""
+        """Return the input x of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.x_buffers_sbuf, number, piece)
 
     def _kept(self, number: int, piece: RowPiece) -> nl.NkiTensor | None:

@@ -214,7 +214,7 @@ class _Backward:
             batch.load(output_hbm, piece, self._output(number, piece), 0.0)
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Load y of a piece of log-softmax."""
+        """Load y, the saved output, of a piece; only log-softmax needs it in the second pass."""
         batch = self.batches[number]
         output_sbuf = self.outputs.next_shaped((batch.partitions, piece.rows, piece.columns))
         batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)
@@ -320,11 +320,11 @@ class _Backward:
         self.batches[number].store(grad_x_hbm, piece, self.results_sbuf.pop((number, piece)))
 
     def _grad(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return dy of a piece on chip, [partitions, rows, columns]."""
+        """Return dy, the gradient of the output, of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.grad_buffers_sbuf, number, piece)
 
     def _output(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return y of a piece on chip."""
+        """Return y, the saved output, of a piece on chip."""
         if self.kind is Kind.LOG_SOFTMAX:
             return self.outputs_sbuf[number, piece]
         return self._of_piece(self.output_buffers_sbuf, number, piece)

@@ -85,7 +85,9 @@ def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
 
 
 def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
-    """Return the kept dimensions in their order, at an index of the other dimensions."""
+    """Return a view of a tensor with only the kept dimensions, in their order, at one index of the others
+    (``left``).
+    """
     for dim, position in sorted(zip(left, index, strict=True), reverse=True):
         tensor_hbm = tensor_hbm.select(dim, position)
     remaining = sorted(kept)

@@ -8,9 +8,9 @@ int32.
   of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
   :func:`check_normalizer` and :func:`check_outputs` check one argument each.
 - :func:`class_indices` and :func:`narrowed` convert targets to int32: a class, :data:`IGNORED` or :data:`OUT_OF_RANGE`.
-- ``temperature`` is an option if it is a number. :func:`temperature_array` tells an array, which the kernels read, from
-  it; :func:`check_temperatures` checks the array, :func:`temperature_rows` gives each position its element, and
-  :func:`refuse_temperature_derivative` raises where it is differentiated by.
+- ``temperature`` is an option if it is a number. If it is an array, which the kernels read, :func:`temperature_array`
+  returns it; :func:`check_temperatures` checks the array, :func:`temperature_rows` gives each position its element, and
+  :func:`refuse_temperature_derivative` raises if a derivative with respect to it is asked for.
 - :data:`TILE_DTYPES` are the types of logits and operands that kernels take.
 """
 
@@ -56,7 +56,10 @@ OUT_OF_RANGE: Final = -1
 
 
 def _is_class(target: Array, num_classes: int) -> Array:
-    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
+    """Return a mask of the targets that are classes.
+
+    The comparison is in the type of the targets, which may not hold the number of classes.
+    """
     last = min(num_classes - 1, np.iinfo(target.dtype).max)
     return (target >= 0) & (target <= target.dtype.type(last))
 
@@ -94,8 +97,9 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Convert numpy targets to int32 class indices, before JAX would cut 64-bit integers down to 32 bits, and return
-    them with True; return targets of JAX unchanged, with False.
+    """Return numpy targets as int32 class indices, and True; return targets that are JAX arrays unchanged, and False.
+
+    JAX would otherwise cut 64-bit integers down to 32 bits.
     """
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True
@@ -370,14 +374,14 @@ def temperature_rows(temperatures: jax.Array | None, positions: tuple[int, ...])
 
 
 def refuse_temperature_derivative(caller: str, temperatures: Any) -> None:
-    """Check that nothing is differentiated by temperatures.
+    """Check that no derivative with respect to temperatures is asked for.
 
     Args:
         caller: the name that errors begin with.
         temperatures: the argument of the forward of a ``jax.custom_vjp`` with ``symbolic_zeros``, or None.
 
     Raises:
-        NotImplementedError: they are differentiated by.
+        NotImplementedError: if one is.
     """
     if temperatures is not None and temperatures.perturbed:
         raise NotImplementedError(

@@ -146,9 +146,9 @@ def _computed(
     normalizer: jax.Array | None,
     temperature: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`cross_entropy` of checked arguments.
+    """Compute :func:`cross_entropy` for checked arguments.
 
-    It is compiled, or each small operation would be its own program.
+    It is compiled, because otherwise each small operation would be a separate program.
     """
     logits, options = as_rows(input, axis), recipe.options
     if target.shape == input.shape:

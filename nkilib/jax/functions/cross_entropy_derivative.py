@@ -6,11 +6,11 @@
 :func:`loss_of_rows` computes the results of a :class:`Recipe`. :func:`launched_forward` and :func:`launched_backward`
 launch its kernels. Targets are class indices, as :func:`.arguments.class_indices` gives them, or class probabilities.
 
-Kernels compute the loss and the gradient of the logits. XLA computes those of class probabilities and of their class
-weights, in several times the memory of the logits, and only if one of the two is differentiated.
+Kernels compute the loss and the gradient of the logits. XLA computes the gradients of class probabilities and of their
+class weights, in several times the memory of the logits, and only if one of the two is differentiated.
 
 ``rows`` have an entry for each position; ``shared`` holds the array that all positions share: the class weights.
-Temperatures are rows if they are an array; if they are None, the number among the options divides the logits.
+Temperatures are in ``rows`` if they are an array; if they are None, the temperature in the options divides the logits.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
 
 
 def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
-    """Return the tiling of a kernel, and the type of its tiles."""
+    """Return the tiling of a kernel as keyword arguments, for logits of this shape and type."""
     positions, classes = logits.shape
     tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
     return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}
@@ -182,7 +182,8 @@ jax.tree_util.register_dataclass(Saved)
 
 
 def _scaled_distances(saved: Saved, grad_loss: jax.Array, options: LossOptions) -> jax.Array:
-    """Compute ``grad_loss * (lse - z)``, [N, V] float32, from which both gradients are computed.
+    """Compute ``grad_loss * (lse - z)``, [N, V] float32, from which the gradients of class probabilities and of class
+    weights are computed.
 
     z are the logits after cap and temperature, and lse is their log-sum-exp.
 

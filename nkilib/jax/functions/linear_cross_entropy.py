@@ -57,9 +57,9 @@ def _computed(
     normalizer: jax.Array | None,
     temperature: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`linear_cross_entropy` of checked arguments.
+    """Compute :func:`linear_cross_entropy` for checked arguments.
 
-    It is compiled, because each small operation would be its own program otherwise.
+    It is compiled, because otherwise each small operation would be a separate program.
     """
     results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight, temperature)
     valid = classes != IGNORED

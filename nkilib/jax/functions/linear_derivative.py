@@ -7,8 +7,8 @@
 :func:`launched_backward` launch its kernels.
 
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
-class weights. Temperatures are rows if they are an array; if they are None, the number among the options divides the
-logits.
+class weights. Temperatures are in ``rows`` if they are an array; if they are None, the temperature in the options
+divides the logits.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class LinearRecipe:
     simulator: Options | None
 
     def constants(self, of_ids: bool) -> dict[str, Any]:
-        """Return the constant arguments of forward and backward, with ``of_ids`` those of the kernels that take K ids
-        per position and no loss options. Their ``ignore_index`` is the one int32 that replaces every ignored target.
+        """Return the constant arguments of forward and backward.
+
+        With ``of_ids`` they are those of the kernels that take K ids per position and no loss options. Their
+        ``ignore_index`` is the one int32 that replaces every ignored target.
         """
         constants: dict[str, Any] = {
             "weight_layout": self.weight_layout,

@@ -92,9 +92,9 @@ def _computed(
     linear_bias: jax.Array | None,
     temperature: jax.Array | None,
 ) -> LinearTokenScores:
-    """Compute :func:`linear_token_scores` of checked arguments.
+    """Compute :func:`linear_token_scores` for checked arguments.
 
-    It is compiled, because each small operation would be its own program otherwise.
+    It is compiled, because otherwise each small operation would be a separate program.
     """
     results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias, temperature=temperature)
     scores = {name: results[name].reshape(input.shape[:-1]) if name in names else None for name in OUTPUTS}

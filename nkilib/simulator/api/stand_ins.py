@@ -3,16 +3,16 @@
 
 """Stand-ins for names of NKI that the simulator does not have, so that older kernels run and errors say what to use.
 
-- :func:`alias`: the object that older kernels know by an undocumented name, from :data:`MODULES` or by a table; else
-  an error with a hint, made from the names that modules :func:`offer`;
+- :func:`alias`: the object that older kernels know by an undocumented name, or an error with a hint, made from the
+  names that modules :func:`offer`;
 - :func:`pending`: a documented function that is not implemented yet;
 - :data:`COMPILER_MODULES`, :class:`FirstNki`: the package of the compiler, which had the first release of NKI in it.
 
 NKI, 0.7 included, does not document the older names, and new code needs none of them. Each comes from a published
 kernel: ``nki.dtype`` as a type in annotations and as a module of types, ``nki.typing.tensor`` in annotations,
-``nki.isa.constants`` as the home of the enumerations, and ``nl.bool`` and ``nl.range``. ``nki.experimental.while_loop``
-appears in a note of the documentation. Kernels that import ``nki`` for everything else take ``mutable_tensor``, an
-annotation, from ``neuronxcc.nki.typing``, where the first release of NKI had it.
+``nki.isa.constants`` as the module of the enumerations, and ``nl.bool`` and ``nl.range``.
+``nki.experimental.while_loop`` appears in a note of the documentation. Kernels that import ``nki`` for everything else
+take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, where the first release of NKI had it.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ setattr(COMPILER_MODULES["neuronxcc.nki"], "__getattr__", _missing_in_first_nki)
 
 
 class FirstNki(MetaPathFinder):
-    """The finder that says what replaced a module of the first NKI, for an import that finds none.
+    """The import finder that reports what replaced a module of the first NKI, if the module is not found.
 
-    It works beside ``COMPILER_MODULES`` only. An installed compiler is found before it is asked.
+    It knows only submodules of the packages in ``COMPILER_MODULES``. An installed compiler is found first.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
@@ -125,7 +125,10 @@ def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> No
 
 
 def _missing(text: str) -> MissingNameError:
-    """Return an error with a hint; without a name and an object, for which Python would add a suggestion of its own."""
+    """Return an error whose message has a hint.
+
+    It has no name and no object, because Python would then add a suggestion of its own.
+    """
     return MissingNameError(text, name=None, obj=None)
 
 

@@ -4,7 +4,7 @@
 """The accumulator registers of Vector and Scalar: what an instruction does to them, by its ``reduce_cmd``.
 
 - :class:`VectorAccumulation`, :class:`ScalarAccumulation`: the use of the registers of Vector or Scalar by one
-  instruction. It reduces the results of the instruction into them, and stores them in a tile if asked to;
+  instruction: its results are reduced into them, and they are stored in a tile if requested;
 - :func:`lanes_of`: the registers that belong to a tile; :func:`read_accumulators`: stores them in a tile;
 - :func:`check_known`, :func:`check_stored`: whether they hold defined values.
 """
@@ -139,7 +139,7 @@ class VectorAccumulation:
         return self._command is not commands.idle
 
     def begin(self) -> None:
-        """Read the initial value of ``load_reduce``, because ``dst`` may overwrite the tile that it comes from."""
+        """Read the initial value of ``load_reduce``, before ``dst`` may overwrite the tile that holds it."""
         if self.initial is not None:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
@@ -170,7 +170,7 @@ class VectorAccumulation:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self, rows: slice) -> None:
-        """Put the reductions of some rows into the registers, as the command says, and these into the destination.
+        """Reduce some rows into the registers, as the command says, and store the registers in the destination.
 
         Raises:
             UninitializedReadError: see :meth:`start`; also if registers without a defined value are to be stored.
@@ -187,7 +187,7 @@ class VectorAccumulation:
             )
 
     def pass_over(self, rows: slice) -> None:
-        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
+        """Record the effect of :meth:`finish` on registers and destination, in a launch that computes no values."""
         lanes = self._lanes_of(rows)
         if self.is_active:
             if self._command is commands.reduce:
@@ -199,7 +199,7 @@ class VectorAccumulation:
             check_stored(self._core, self._registers, lanes)
 
     def leave(self, values: Float32s) -> None:
-        """Set the registers to ``values``, one a partition, at the end of the instruction."""
+        """Set the registers to ``values``, one per partition, at the end of the instruction."""
         self._registers.set(self._lanes, values)
 
 
@@ -306,7 +306,7 @@ class ScalarAccumulation:
         return self._command in _REDUCING
 
     def begin(self) -> None:
-        """Do nothing, because nothing besides the registers has to be read before the instruction writes."""
+        """Do nothing: only the registers must be read before the instruction writes."""
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
@@ -314,7 +314,7 @@ class ScalarAccumulation:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self, rows: slice) -> None:
-        """Put the reductions of some rows into the registers, as the command says, and these into the destination.
+        """Reduce some rows into the registers, as the command says, and store the registers in the destination.
 
         Raises:
             UninitializedReadError: if the command continues from registers without a defined value, or such registers
@@ -333,7 +333,7 @@ class ScalarAccumulation:
             read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
 
     def pass_over(self, rows: slice) -> None:
-        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
+        """Record the effect of :meth:`finish` on registers and destination, in a launch that computes no values."""
         registers = self._core.scalar_accumulators
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
         if self._command is _RESET:

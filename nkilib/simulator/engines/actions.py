@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Effects of instructions on whole arrays, applied at once or recorded as a step of a plan, and constants for them.
+"""The effects of instructions on whole arrays: they are applied at once, or recorded as a step of a replay plan.
 
 - :func:`fill_element`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an element
   of a tensor;
@@ -96,8 +96,8 @@ def act(
 ) -> None:
     """Call ``function`` with the arrays of ``writes``, ``updates``, ``reads`` and ``chosen``, in this order.
 
-    ``function`` reads and writes nothing else. A plan may call it again with other elements in arrays of the same
-    shapes, so that it must not keep anything from a call. It is not called if a tensor that it writes has no values.
+    ``function`` reads and writes nothing else. A replay may call it again with other elements in arrays of the same
+    shapes, so it must not keep anything from a call. It is not called if a tensor that it writes has no values.
 
     Args:
         core: the core that runs the instruction.
@@ -106,7 +106,7 @@ def act(
         reads: tensors that it only reads.
         updates: tensors of which it writes some elements, or whose previous elements it needs.
         chosen: tensors of which it only reads elements that it chooses; it must not choose unwritten ones.
-        may_refuse: whether it raises an error for some elements.
+        may_refuse: whether ``function`` raises an error for some values of the elements.
     """
     if core.emitter is not None:
         core.emitter.act(function, writes, reads, updates, chosen, may_refuse)

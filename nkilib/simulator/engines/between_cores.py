@@ -66,11 +66,11 @@ def synchronise_on(call: Call, data: NkiTensor) -> None:
 def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
     """Wait until both cores of a logical NeuronCore have reached the barrier; ``cores`` must be ``(0, 1)``.
 
-    The barrier orders the accesses to ``data``, not those to other tensors: according to the documentation it holds up
-    one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in shared
-    HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on one core does not
-    wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``; published
-    kernels give ``cores=(0)`` there.
+    The barrier orders the accesses to ``data``, not accesses to other tensors: according to the documentation it holds
+    up one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in
+    shared HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on one core
+    does not wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``;
+    published kernels give ``cores=(0)`` there.
 
     Raises:
         BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
@@ -96,7 +96,7 @@ class Parcel:
         core: the number of the sending core.
         src: the tensor that is sent.
         how: the name and value of a further parameter on which both cores must agree.
-        values: a copy of the values of ``src``; None where there are none.
+        values: a copy of the values of ``src``; None in a launch that leaves out its values.
         arrived: the data that the observers of the sending core (such as the model of time) hand to those of the
             receiving core.
     """

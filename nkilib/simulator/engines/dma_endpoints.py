@@ -62,9 +62,9 @@ End = NkiTensor | Rows
 def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
     """Return the part of a view with a scalar offset that is inside its tensor: all of it, some rows, or None.
 
-    Public kernels rely on accesses beyond a dimension in two ways. An index beyond its dimension that leads to
-    elements of the tensor is no access out of bounds (a slot of a cache of blocks, counted in slots over all blocks).
-    And a block of rows may extend over an end of the tensor if the index counts rows of the view.
+    Public kernels rely on accesses beyond a dimension in two ways. First, an index beyond its dimension is not out of
+    bounds if it leads to elements of the tensor (such as a slot of a block cache, counted over all blocks). Second, a
+    block of rows may extend beyond an end of the tensor if the index counts rows of the view.
     """
     if view.is_on_chip():
         return None
@@ -174,7 +174,7 @@ def _base(end: End) -> NkiTensor:
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
-    """Return the ends of a transfer, by operand name, with only those rows that exist at all ends.
+    """Return the ends of a transfer, by operand name, restricted to the rows that exist at all ends.
 
     Row p of one end belongs to row p of another.
 
@@ -196,7 +196,7 @@ def rows_in_range(ends: dict[str, End]) -> list[End]:
 
 
 def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``.
+    """Return the rows and columns where ``part`` lies in a matrix that holds the elements of ``block``.
 
     The elements have ``width`` bytes.
     """
@@ -219,8 +219,8 @@ def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
     """Return whether a deferred part can be computed while or after the block around it is stored in ``matrix``.
 
-    ``block`` contains the part or is a part of it. The part can be computed if its sources are elsewhere, or if each
-    element comes from the place to which it goes.
+    ``block`` contains the part or is a part of it. It can if its sources are elsewhere in memory, or if each element is
+    computed from the place where it is stored.
     """
     if not _shares(part, matrix):
         return True
@@ -233,7 +233,9 @@ def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> b
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return the elements as a matrix with the rows of ``like``, without a copy if :func:`_has_dense_rows` holds."""
+    """Return the elements as a matrix with as many rows as ``like``, without a copy if :func:`_has_dense_rows`
+    holds.
+    """
     return elements.reshape(like.shape[0], like.free_size)
 
 
@@ -286,13 +288,17 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
 
 
 def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
-    """Return whether a view, whatever its shape, can be read as a matrix with dense rows, as many as ``like`` has."""
+    """Return whether a view can be read, without a copy, as a matrix with as many rows as ``like``, each contiguous in
+    memory.
+
+    The shape of the view does not matter.
+    """
     strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
     return strides is not None and (like.free_size == 1 or strides[1] == 1)
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Return whether deferring a copy may be worthwhile, and the two tensors allow it.
+    """Return whether a copy between two tensors is large enough to be deferred, and the tensors allow that.
 
     They must have one type and equal rows of elements, as many rows as the tensor on chip has partitions.
     """
@@ -351,7 +357,7 @@ def pass_over_read(core: Core, name: str, end: End) -> None:
 
 
 def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
-    """Record the reads and writes of a transfer to ``target`` in a launch that leaves out its values.
+    """Record the reads and writes of a transfer to ``target``, in a launch that computes no values.
 
     Raises:
         UninitializedReadError: see :func:`read`.
@@ -424,7 +430,9 @@ def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None
 
 
 def move(core: Core, target: End, source: End) -> None:
-    """Copy the elements at ``source`` to ``target``; a large load of a whole block as it is may be deferred.
+    """Copy the elements at ``source`` to ``target``.
+
+    A large load of a whole block without a cast may be deferred until the elements are read.
 
     Raises:
         UninitializedReadError: see :func:`read`.

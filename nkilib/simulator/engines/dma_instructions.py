@@ -98,7 +98,7 @@ def check_priority(core: Core, priority: int | None) -> None:
 
 
 def _has_vector_offset(view: NkiTensor) -> bool:
-    """Return whether every row of a view has its own index, which makes the transfer a gather or a scatter."""
+    """Return whether every row of a view has its own index, so that the transfer is a gather or a scatter."""
     indirect = view.indirect_access
     return indirect is not None and indirect.kind == "vector"
 
@@ -116,9 +116,9 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
 
 
 def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
-    """Return advice for an error: how to repeat ``src``, if it is one row in HBM, over the partitions of ``dst``.
+    """Return advice for an error message: how to repeat a row ``src`` in HBM over the partitions of ``dst``.
 
-    It is empty otherwise. A row on chip cannot be repeated: its partition dimension has no stride of 0.
+    It is empty if ``src`` is no such row. A row on chip cannot be repeated: its partition dimension has no stride of 0.
     """
     if not is_hbm(src.buffer) or src.indirect_access is not None:
         return ""
@@ -141,7 +141,7 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that the tiles of a grid on chip are moved at once only if the other tensor has them in the same order.
+    """Check, before the tiles of a grid on chip are copied at once, that the other tensor has them in the same order.
 
     A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
     """

@@ -130,7 +130,7 @@ def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
 
 
 class _Loaded:
-    """A holder in which :func:`scalar_load` leaves the scalar that it creates."""
+    """A holder for the scalar that :func:`scalar_load` creates."""
 
     scalar: NkiScalar
 

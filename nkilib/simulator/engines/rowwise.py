@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Elementwise instructions and reductions of rows, a few rows at a time: their float32 temporaries stay in cache.
+"""Elementwise instructions and reductions of rows, computed a few rows at a time so that float32 temporaries stay in
+the CPU's cache.
 
 - :func:`compute`: the work of an elementwise instruction (:class:`Rowwise`), with the :class:`Accumulation` of its
   results in the registers of its engine;
 - :func:`reduce_rows`: the work of a reduction of rows alone;
 - :class:`SourceRows`, :class:`ResultRows`, :func:`column`: operands and results, some rows at a time, in the blocks of
   :func:`blocks_of_rows` or :func:`blocks_of_destination`;
-- :func:`is_worth_deferring`, :func:`is_same_view`, :func:`is_in_16_bits`: how a tile can be computed.
+- :func:`is_worth_deferring`, :func:`is_same_view`, :func:`is_in_16_bits`: properties of tiles that decide how they are
+  computed.
 
 Elementwise results are computed at once, or later, when an instruction reads them. Large results are deferred; see
-memory/deferred.py. A store to HBM has them computed directly in HBM. An instruction that computes with them has each
-block of rows computed when it comes to that block, in a buffer that stays in a cache, so that only the last results of
-a chain of instructions go to memory. The operations on an element and their order are the same as in immediate
-execution, and the results are bitwise identical.
+memory/deferred.py. A store to HBM computes them directly in HBM. An instruction that reads them computes one block of
+rows at a time in a buffer that stays in the cache, so that only the last results of a chain of instructions are written
+to memory. The operations on an element and their order are the same as in immediate execution, and the results are
+bitwise identical.
 """
 
 from __future__ import annotations
@@ -199,7 +201,7 @@ class Accumulation(Protocol):
 
     Attributes:
         destination: the (P, 1) tile that receives the registers afterwards, or None.
-        initial: the value besides the registers that the reduction starts from: a number, a (P, 1) tile or None.
+        initial: the value from which the reduction starts, besides the registers: a number, a (P, 1) tile or None.
     """
 
     @property
@@ -218,10 +220,10 @@ class Accumulation(Protocol):
         """Reduce the results of some rows."""
 
     def finish(self, rows: slice) -> None:
-        """Put the reductions of some rows into their registers, and the registers into the destination."""
+        """Reduce some rows into their registers, and store the registers in the destination."""
 
     def pass_over(self, rows: slice) -> None:
-        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
+        """Record the effect of :meth:`finish` on registers and destination, in a launch that computes no values."""
 
 
 class Rowwise(NamedTuple):
@@ -254,10 +256,10 @@ class _Input(NamedTuple):
     Attributes:
         memory: the elements of the tile, or None if they are deferred.
         content: the deferred computation of the elements, or None.
-        at: the rows and columns of that content that the tile covers.
-        sources: the memory in HBM that the elements come from.
-        operands: the other storages whose memory they come from.
-        is_own: whether they come from the memory of the very view that receives the results.
+        at: the rows and columns of the deferred content that the tile covers.
+        sources: the memory in HBM from which the elements are computed.
+        operands: the other storages from which they are computed.
+        is_own: whether they are in the memory of the same view that receives the results.
         numpy_type: the type in which the storage holds them.
     """
 
@@ -320,13 +322,13 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
 
 
 def _is_column(tile: NkiTensor) -> bool:
-    """Return whether all elements of a partition are one and the same, as in a (P, 1) tile that was broadcast."""
+    """Return whether all elements of each partition are the same one, as in a (P, 1) tile that was broadcast."""
     is_static = tile.indirect_access is None and not tile.storage.is_abstract
     return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
 
 
 def _copy_of_column(tile: NkiTensor) -> Float32s:
-    """Return the current elements of a broadcast (P, 1) tile: a copy of one number a partition, broadcast again."""
+    """Return a copy of the elements of a broadcast (P, 1) tile: one number per partition, broadcast again."""
     return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
 
 
@@ -408,7 +410,10 @@ class _Results:
 def _defer_results(
     core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Accumulation | None
 ) -> None:
-    """Defer the results until an instruction reads them: often only a store to HBM does, or none."""
+    """Defer the results until an instruction reads them.
+
+    Often only a store to HBM reads them, or nothing does.
+    """
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:
         for rows, values in results.blocks((slice(0, dst.shape[0]), slice(0, dst.free_size))):

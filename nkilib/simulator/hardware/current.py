@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The core of the running thread, for modules that must not import it, and ``nl.tile_size`` of its generation.
+"""The properties of the core that the running thread simulates, for modules that must not import the core, and
+``nl.tile_size``.
 
 - :func:`current_generation`, :func:`current_scope`, :func:`is_traced`, :func:`is_abstract_launch`: the properties of
   the core (:class:`Simulated`), which :func:`enter` sets;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The options of a simulation, and the reaction to a check that failed, which they decide.
+"""The options of a simulation; they also decide what happens when a check fails.
 
 - :class:`Options`: the options; :func:`current_options`: those in force, from the environment and :func:`using`;
 - :class:`RawEnvironment`: reads environment variables fast, those of :data:`OPTION_VARIABLES` at every launch;
@@ -100,9 +100,10 @@ class Options:
             between, which is no race, but the work of one core is wasted: ``"error"`` (:class:`RaceError`), ``"warn"``
             or ``"ignore"``.
         psum_groups: the reaction if a matmul adds to an accumulation group in PSUM after another group was started in
-            the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The
-            sum is then the documented one. A device has lost a part of such a sum, but public kernels do this
-            nevertheless (docs/reference/simulator_readings_instructions.md), hence ``"warn"``.
+            the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
+            With the latter two the sum is computed as documented. A device has been seen to lose a part of such a sum,
+            but public kernels do this nevertheless (docs/reference/simulator_readings_instructions.md), hence
+            ``"warn"``.
         overlapping_copies: the reaction if a DMA or a transpose overwrites elements of its own source, or if a DMA or a
             matmul writes an element twice, so that the result depends on the order in which elements move, which is not
             documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
@@ -113,9 +114,9 @@ class Options:
             Python; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
             environment variable ``NKI_COMPILER_FRONTEND`` sets it.
         replay: whether a launch that equals earlier ones may run from a recorded plan, with bitwise identical results:
-            ``True``, if its kernel states that it is :func:`nkilib.nki.replayable`, as the library's kernels do;
-            ``"always"``, whatever its kernel states: wrong, without an error, for kernels that read what changes; or
-            ``False``. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
+            ``True`` replays kernels that are marked :func:`nkilib.nki.replayable`, as the library's are; ``"always"``
+            replays all kernels, with silently wrong results for those that read values that change between launches;
+            ``False`` replays none. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
 
     The environment variables ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``,
     ``NKILIB_IDENTICAL_WRITES``, ``NKILIB_PSUM_GROUPS``, ``NKILIB_OVERLAPPING_COPIES`` and ``NKILIB_LOST_RESULTS`` set
@@ -319,7 +320,9 @@ _LOCK = threading.Lock()  # both cores may reach the same line
 
 
 def refuse(level: Level, error: NkiValidationError, *places: str) -> None:
-    """Raise ``error``, or warn of it unless an error of its type was warned of at ``places`` before.
+    """Raise ``error``, or warn of it.
+
+    A warning is left out if an error of the same type was warned of at the same ``places`` before.
 
     Args:
         level: the level from the options.

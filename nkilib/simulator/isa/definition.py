@@ -6,8 +6,8 @@
 - :class:`Definition`: an instruction, with its :class:`Cost` and :class:`EngineRule`;
 - :class:`Operand`, made by :func:`output` and :func:`vector` too: the requirements on a tensor parameter, with its
   :class:`Indirection`;
-- :class:`NkiInstruction`: the handle, by which instructions are ordered; :func:`check_kind`: checks the kind of an
-  order.
+- :class:`NkiInstruction`: the handle, whose ``depends_on`` orders instructions; :func:`check_kind`: checks the kind of
+  such an order.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Indirection(NamedTuple):
     """The documented support of an instruction for views of ``NkiTensor.indirect``.
 
     Attributes:
-        operands: the operands that may be indirect: first the output, then the inputs. Where the output is indirect,
-            its index must start at the partition of the first of these inputs if that is in SBUF, else at the
-            partition of that input's index if the input is indirect.
+        operands: the operands that may be indirect: first the output, then the inputs. If the output is indirect, its
+            index must start at the same partition as the first of these inputs (if that input is in SBUF), or as that
+            input's index (if that input is indirect).
         engines: the engines that support it.
     """
 
@@ -69,12 +69,12 @@ class Operand:
         accepts_scalar: whether it may be a Python number instead of a tensor.
         is_vector: whether it must have shape (partitions of ``like``, 1).
         like: the name of the operand whose partitions a vector must match.
-        dtypes: the allowed types; by default those with which engines compute, which are all but the packed ones.
+        dtypes: the allowed types; by default all but the packed ones.
         accepts_indirect: whether the instruction itself resolves indirect views, vector offsets included (DMA only).
         marks_itself: whether the instruction itself records which elements of the output it wrote.
         may_leave: whether the instruction may leave elements of the output unchanged.
-        is_accessed: whether its elements are read or written. Otherwise it only names something to wait for, or the
-            instruction reads a part of it and checks that this part was written.
+        is_accessed: whether the core checks that its elements are read or written. Otherwise the parameter only names a
+            tensor to wait for, or the instruction checks the part that it reads itself.
         indirection: the rule in ``indirection.RULES`` by which it may be a view of ``NkiTensor.indirect``; None if it
             may not.
     """
@@ -148,7 +148,7 @@ class Definition:
         choose_engine: a function that picks the engine from the parameters where the caller leaves that open; None if
             this is always the default.
         signature: the public signature, ``name=`` included.
-        is_lane_bound: whether the rules for the partitions that an engine may access hold for its operands (not for
+        is_lane_bound: whether its operands must obey the rules for the partitions that an engine may access (not for
             DMA).
         is_matmul: whether a later matmul may add to its result in PSUM.
         cost: the function that gives the cycles of a call in the model of time; None for instructions that take none,
@@ -159,7 +159,7 @@ class Definition:
         engine_rule: the function that checks whether an engine can run a call; None if each of ``engines`` can, apart
             from what holds for all instructions (see :func:`check_engine`).
         names: the names of the parameters of ``signature``.
-        checks: each of ``operands``, with its position in ``names`` and the position of its ``like`` (0 if it has
+        checks: each of ``operands``, with its own position in ``names`` and that of its ``like`` operand (0 if it has
             none).
         outputs: the operands that the instruction writes, each with its position in ``names``.
         output_names: the names of these operands.
@@ -302,9 +302,9 @@ class NkiInstruction(NKIObject):
 
         Raises:
             NkiValidationError: if a producer is not an instruction, or an instruction of another core or launch; if it
-                was not issued before this one, so that the simulator has run the two in the opposite order; if, unless
-                ``kind`` is ``schedule``, it is in a dynamic loop, or an iteration of one, that this one is not in; or
-                if ``kind`` is something else.
+                was not issued before this one, so that the simulator has run the two in the opposite order; if it is in
+                another dynamic loop, or another iteration, than this one (unless ``kind`` is ``schedule``); or if
+                ``kind`` is something else.
         """
         if kind is None:
             warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)

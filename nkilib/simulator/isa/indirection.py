@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors whose elements an index chooses when an instruction runs: tensor indirection of trn3, and scalar offsets.
+"""Operands whose elements are selected by an index when an instruction runs: tensor indirection of trn3, and scalar
+offsets.
 
 - :func:`with_indirection`, :data:`RULES`: the instructions and operands that take a view of ``NkiTensor.indirect``;
 - :func:`gather`: returns such a view as an :class:`IndirectOperand`, whose offsets choose elements by a
@@ -72,7 +73,8 @@ def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[O
 
 @dataclass(frozen=True)
 class Choice:
-    """The rule by which offsets choose free elements of a tensor; a group of partitions shares the offsets it holds.
+    """The rule by which offsets select free elements of a tensor; all partitions of a group use the offsets that the
+    group holds.
 
     Attributes:
         partitions, columns: the shape of the tensor of offsets.
@@ -89,7 +91,7 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The position of an offset in the tensor of offsets, for each partition and chosen element.
+        """The positions of offsets in the tensor of offsets, for each partition and selected element.
 
         The two arrays (partitions, count) hold the partition and the column of the offset.
         """
@@ -343,7 +345,7 @@ def _index(indirect: Indirect) -> int:
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
+    """Check that an index moves an on-chip view only within its own partitions."""
     row = partition_elements(view)
     static = view.offset % row
     low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))

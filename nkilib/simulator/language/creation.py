@@ -320,7 +320,9 @@ def _as_stored(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 
 
 def _same_bytes(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two dense arrays are bitwise equal; compared as values, NaN would differ from itself."""
+    """Return whether two dense arrays are bitwise equal; comparing values would not work, because NaN differs from
+    itself.
+    """
     return np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``language_function``: the decorator by which errors name the function of ``nki.language`` that a kernel called."""
+"""The decorator ``language_function``, by which errors name the function of ``nki.language`` that a kernel called."""
 
 from __future__ import annotations
 

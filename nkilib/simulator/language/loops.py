@@ -7,7 +7,7 @@
 - :func:`dynamic_range`, :func:`fori_loop`, :func:`while_loop`: loops of the device;
 - :func:`no_reorder`: a block whose instructions keep program order.
 
-In a launch on shapes alone, iterations of a loop of the device that only repeat earlier ones are counted, not run.
+In a launch on shapes alone, iterations of a device loop that only repeat earlier ones are counted without being run.
 
 Sources: docstrings of the loops and page of ``fori_loop`` (2.33), ``nki/deep-dives/nki-dynamic-loops.rst``,
 ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow) and ``nki/migration/index.rst`` (Rules for migrated
@@ -151,7 +151,7 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of a bound of a loop; None if it is unknown as :func:`_known` allows."""
+    """Return the value of a bound of a loop; None if it is unknown and may be so, see :func:`_known`."""
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
@@ -232,8 +232,7 @@ def _run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[
     Args:
         core: the core of this thread.
         loop: the loop.
-        left: a function that returns the number of iterations left as far as it is known, the next one included; 0 at
-            the end.
+        left: a function that returns the known number of remaining iterations, the next one included; 0 at the end.
         run: a function that runs one iteration and counts it in ``loop.count``.
     """
     observers, tally, meetings = core.observers, core.tally, core.meetings

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions that compute nothing: what a kernel asks about its launch, what it prints and explains, and its registers.
+"""Functions without arithmetic: questions about the launch, printing, explanations of indices, and registers.
 
 - :func:`program_id`, :func:`num_programs`, :func:`program_ndim`: the launch grid;
 - :func:`get_nc_version`, :func:`get_nc_sub_version`: the target;

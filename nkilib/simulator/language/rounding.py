@@ -30,7 +30,8 @@ _ALL_INTEGERS = float(2**23)
 
 
 def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
-    """Return ``x - floor(x)`` for (``"less"``, ``"add"``), or ``x - ceil(x)`` for (``"greater"``, ``"subtract"``).
+    """Return ``x - floor(x)`` for the operators ``"less"`` and ``"add"``, or ``x - ceil(x)`` for ``"greater"`` and
+    ``"subtract"``.
 
     A cast to int32 rounds ``x`` to some integer at a distance ``d = x - integer``, which is exact and less than 1 in
     magnitude. The result is ``d + (d < 0)`` or ``d - (d > 0)``: 0 for integers and infinities, NaN for NaN.

@@ -5,8 +5,8 @@
 
 :func:`check_same_tensors` compares the shared tensors that they made, :func:`check_same_results` what they return.
 
-A compiler builds one program for both cores. In the simulator each core runs the Python function, which may decide by
-the core's number what to make and what to return, and only the result of core 0 reaches the caller.
+A compiler builds one program for both cores. In the simulator each core runs the Python function, which could make and
+return different tensors on each core; and only the result of core 0 reaches the caller.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
 
 
 def _difference(first: Any, second: Any, path: str) -> tuple[str, Any, Any] | None:
-    """Return the path of the first difference of two values and what they have there; None if they are the same."""
+    """Return the path of the first difference between two values, and the two parts that differ; None if they are the
+    same.
+    """
     if type(first) is not type(second):
         return path, first, second
     if isinstance(first, View):
@@ -70,7 +72,7 @@ def _text(value: Any) -> str:
 
 
 def _place(value: Any, launch: Launch) -> str:
-    """Return text that tells apart two values of the same description."""
+    """Return text that distinguishes two values whose descriptions (name, shape, type) are the same."""
     if not isinstance(value, View):
         return f"(a {type(value).__qualname__})"
     numbers = [number for number, storage in enumerate(launch.shared) if storage is value.storage]

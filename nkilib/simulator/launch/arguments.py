@@ -3,7 +3,7 @@
 
 """Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible.
 
-- :class:`Arguments`: those of one launch, converted to tensors and back;
+- :class:`Arguments`: the arguments of one launch, converted to tensors and back;
 - :func:`as_numpy`, :func:`to_torch`, :func:`input_dtype`, :func:`is_array`, :func:`is_torch`, :func:`note_written`: one
   array or tensor;
 - :func:`map_leaves`, :func:`leaves_of`, :func:`parts_of`: values nested in tuples, lists, dictionaries and NKI objects;
@@ -81,7 +81,7 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the items of a nested value, by what their paths add to its own path; None for a leaf."""
+    """Return the items of a nested value, by the text that is appended to its path for each item; None for a leaf."""
     if isinstance(value, tuple | list):
         return {f"[{number}]": item for number, item in enumerate(value)}
     if isinstance(value, dict):
@@ -194,7 +194,7 @@ class Uncomputed:
 def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
     """Return the memory of a CPU tensor of PyTorch as a numpy array.
 
-    ``Tensor.numpy`` makes the tensor's storage one that can no longer be resized, and FSDP resizes the weights it
+    ``Tensor.numpy`` is not used: it would prevent resizing the tensor's storage, and FSDP resizes the weights it
     gathers. Before numpy 2.1 an array from DLPack may be read-only.
     """
     return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
@@ -369,7 +369,7 @@ class Arguments:
         self.watcher: Watcher | None = join_overlapping(self._memories())
 
     def _memories(self) -> list[ArrayArgument]:
-        """Return the caller's arrays, each with the storage that represents it."""
+        """Return the caller's arrays, each as an :class:`.ArrayArgument` with the storage that represents it."""
         return [converted.memory for converted in self._inputs.values()]
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:

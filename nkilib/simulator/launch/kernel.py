@@ -168,8 +168,8 @@ class Kernel:
 
         Raises:
             NkiValidationError: if the pairs have another form or form a cycle; when the kernel runs, if no instruction
-                has one of the names, or if the hardware would have to wait for an instruction in a dynamic loop that
-                the waiting one is not in.
+                has one of the names, or if the hardware would have to wait for an instruction in a dynamic loop from
+                outside of that loop.
         """
         return Kernel(self.func, self.cores, checked_edges(schedule, kind), self.settings)
 

@@ -6,10 +6,10 @@
 :func:`sharing` finds them among arrays; :func:`join_overlapping` puts the :class:`ArrayArgument` of a launch that share
 memory into one allocation, or has the accesses to them watched.
 
-Contiguous arguments are used as they are, so that a write to one of them is a write to the others too: they lie in one
-allocation (``Storage.allocation``), in which the races of two cores are found. An argument of which the launch holds a
-copy does not follow writes to the others, nor they to it: the kernel may read all of them, and is refused where that
-shows.
+Contiguous arguments are used in place, so a write to one of them is also a write to those that share its memory: they
+lie in one allocation (``Storage.allocation``), where races of two cores are found. An argument that the launch has
+copied does not see writes to the others, and they do not see writes to it: the kernel may read all of them, and an
+access that would return an outdated value is an error.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
 
 
 class _Shared:
-    """An argument that shares memory, and what the cores have done with it.
+    """An argument that shares memory, and its accesses by the cores.
 
     Attributes:
         storage: its storage.
-        partners: the numbers of the arguments with which it shares memory, and one of each pair is a copy; its own
-            number if several of its elements are one.
+        partners: the numbers of the arguments with which it shares memory, where at least one of the two is a copy; its
+            own number if several of its elements share memory.
         users: the cores that have accessed it.
         is_written: whether one has written it.
     """
@@ -121,7 +121,9 @@ def _refuse(one: Storage, other: Storage) -> None:
 
 
 class _CopyWatch(Watcher):
-    """The watcher of the accesses to arguments that share memory without being one in the launch."""
+    """The watcher of accesses to arguments that share the caller's memory but not memory in the launch, because of a
+    copy.
+    """
 
     def __init__(self, shared: dict[int, _Shared]) -> None:
         self._shared = shared
@@ -138,8 +140,9 @@ class _CopyWatch(Watcher):
         """Record an access of a core.
 
         Raises:
-            NkiValidationError: if it misses a write, or is a write that is missed. Two cores are not ordered here: one
-                may write an argument only if the other one does not access its partners.
+            NkiValidationError: if the access would not see a write, or is a write that another argument would not see.
+                The order of two cores is ignored: one may write an argument only if the other one does not access its
+                partners.
         """
         number = self._numbers.get(view.storage.number)
         if number is None:
@@ -158,7 +161,7 @@ def join_overlapping(arguments: Sequence[ArrayArgument]) -> Watcher | None:
     """Put arguments that share memory into one allocation.
 
     Returns:
-        The watcher that refuses writes which an argument that is a copy would miss; None if there are none.
+        The watcher that raises an error for writes that a copied argument would not see; None if no argument is copied.
     """
     partners: dict[int, set[int]] = {}
     for first, second in sharing([argument.array for argument in arguments]):

@@ -116,14 +116,16 @@ class Ranks:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for some time for threads that are about to end; one that never checks whether to stop is left behind."""
+    """Wait a limited time for threads that are about to end; a thread that never checks whether to stop is
+    abandoned.
+    """
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - monotonic()))
 
 
 def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
-    """Run all cores of all ranks, and raise the error of the lowest core that failed."""
+    """Run all cores of all ranks in threads, and raise the error of the lowest core that failed."""
     threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
     try:
         for thread in threads:
@@ -141,7 +143,9 @@ def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
 
 @contextmanager
 def _naming_rank(rank: int) -> Iterator[None]:
-    """Prefix the rank to errors of the ``with`` block, about arguments or results or at the end of a launch."""
+    """Add the rank to the message of errors that the ``with`` block raises about arguments or results or at the end of
+    a launch.
+    """
     try:
         yield
     except NkiValidationError as error:

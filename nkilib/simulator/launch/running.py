@@ -153,7 +153,8 @@ class _TensorOfArgument(NamedTuple):
 
 
 class _ArgumentsLeftOut(Arguments):
-    """The arguments of one launch with ``skip_arithmetic``: shapes and types, with values only where it needs them.
+    """The arguments of one launch with ``skip_arithmetic``: shapes and types, and the values of those arguments whose
+    values it needs.
 
     ``left_out`` says which need values. An array whose values are needed is copied, so that no array of the caller is
     written.
@@ -384,7 +385,7 @@ class PreparedLaunch:
             watcher.conclude(has_ended)
 
     def _tell_exchanged(self) -> None:
-        """Notify the watchers that ask for it which tensors the caller passed and gets back."""
+        """Tell the watchers that ask for it which tensors the caller passed and gets back."""
         asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
         if not asking:
             return
@@ -430,7 +431,9 @@ def run_to_end(launched: PreparedLaunch, name: str) -> Any:
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record in ``left_out`` the values whose lack has ended a launch on any core, outside of an instruction too."""
+    """Record in ``left_out`` the values whose absence has ended a launch on any core, also outside of an
+    instruction.
+    """
     for raised in (error, *(run.error for run in launched.running)):
         if isinstance(raised, ValuesWanted):
             left_out.want(raised.origin)

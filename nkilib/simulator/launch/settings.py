@@ -194,7 +194,7 @@ def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str
 
     Raises:
         NkiValidationError: if an instruction was not issued (the message names the first one and all known names), or
-            if the hardware would have to wait for a producer in a dynamic loop that its consumer is not in.
+            if the hardware would have to wait for a producer in a dynamic loop from outside of that loop.
     """
     issued = {name for scopes in cores for name in scopes}
     for edge in edges:

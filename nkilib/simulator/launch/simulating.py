@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The function ``nkilib.simulator.simulate``: ``nki.simulate``, which is in kernel.py, with ``skip_arithmetic``."""
+"""The function ``nkilib.simulator.simulate``: ``nki.simulate`` (see kernel.py) with the further option
+``skip_arithmetic``.
+"""
 
 from __future__ import annotations
 

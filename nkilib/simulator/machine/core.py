@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The state of a simulated core and of the launch that it belongs to, and the core of the current thread.
+"""The state of a simulated core and of its launch, and the core of the current thread.
 
 - :class:`Launch`: the state that the cores share;
 - :class:`Core`: one core, with its random numbers and its :class:`Accumulators`;
@@ -73,7 +73,7 @@ class Launch:
     scope: Scope = field(default_factory=new_scope)
 
     def name_of(self, core: int) -> str:
-        """Return a core's name in messages: its rank, its number or both; empty if no other core runs."""
+        """Return a core's name in messages: its rank, its number, or both; empty if only one core runs."""
         named = [] if self.seat is None else [f"rank {self.seat.rank}"]
         return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
 
@@ -142,8 +142,8 @@ class Accumulators:
     """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
 
     Attributes:
-        is_blank: whether no register holds a known value; a plain attribute, because instructions that only reset
-            registers read it first.
+        is_blank: whether no register holds a known value; a plain attribute, because every instruction that resets
+            registers reads it.
     """
 
     def __init__(self) -> None:
@@ -233,10 +233,10 @@ class Core:
         loads: the tiles whose contents come from HBM and may still be deferred.
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: the core's name in messages; empty if no other core runs.
-        language_function: the function of ``nki.language`` that is running, or empty.
+        language_function: the name of the function of ``nki.language`` that is running, or empty.
         shared_tensors: the number of tensors in shared HBM that it has made.
-        meetings: the number of synchronisations with other cores and of shared objects made; no iteration of a loop
-            that raises it can be skipped.
+        meetings: the number of synchronisations with other cores and of shared tensors made; an iteration of a loop
+            that increases it cannot be skipped.
         tally: the counters that loops with skipped iterations update.
         at_end: checks that instructions schedule for the end of the kernel.
         is_recorded: whether its instructions are recorded for a replay.
@@ -304,7 +304,9 @@ class Core:
         return self.loops.scope
 
     def made_shared(self, storage: Storage) -> None:
-        """Record that this core has made a tensor in shared HBM: in a loop's body, in an iteration of its own."""
+        """Record that this core has made a tensor in shared HBM; in a loop's body, the tensor belongs to the core's own
+        iteration.
+        """
         if storage.scope != self.launch.scope:
             self._scopes_of_shared[storage.number] = self.loops.scope
 
@@ -325,7 +327,7 @@ class Core:
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """Count ``count`` instructions as issued that are skipped, because they repeat earlier ones."""
+        """Count ``count`` instructions as issued, although they are skipped because they repeat earlier ones."""
         self.issued += count
 
     def stop_deferring(self) -> None:

@@ -8,7 +8,7 @@
 - :func:`issue`: runs an instruction, as a :class:`Call`;
 - :func:`instruction`: the decorator of the function of an instruction. It enters its definition in :data:`REGISTRY` and
   returns the public function with the documented signature;
-- :func:`report`: tells the observers of an instruction whose work was done in another way.
+- :func:`report`: notifies the observers of an instruction whose work was not done by :func:`issue`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _way_there(rule: Operand, value: NkiTensor) -> str:
-    """Return advice how to move an input to a place where the instruction can read it."""
+    """Return advice on how to move an input to a memory where the instruction can read it."""
     if rule.is_output or MemoryRegion.sbuf not in rule.regions:
         return ""
     if value.buffer is MemoryRegion.psum:
@@ -252,7 +252,7 @@ def _public_signature(function: Callable[..., None]) -> inspect.Signature:
 
 
 def _label(core: Core, definition: Definition, name: Any) -> str:
-    """Return the text by which messages call an instruction: its label, its ``name=`` and the core."""
+    """Return the text that names an instruction in messages: its label, its ``name=`` and the core."""
     named = f" (name={name!r})" if type(name) is str and name else ""
     return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
 
@@ -397,7 +397,7 @@ def instruction(
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
-    """Tell the observers that ``instruction(*args)`` has run, although its work was done in another way."""
+    """Notify the observers that ``instruction(*args)`` has run, although its work was not done by :func:`issue`."""
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:

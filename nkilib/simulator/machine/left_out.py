@@ -37,9 +37,9 @@ class LeftOut:
 
     Where an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and
     starts again (``run_skipping`` in launch/running.py). From then on the storages of the same origin have memory, and
-    so have the storages from which their values came as far as the launch has seen. The origin of a storage is the
-    place in the kernel that makes it: the chain of calls from the kernel's function to that line, so that all
-    iterations of a Python loop are one origin. The storage of an argument has the argument as its origin.
+    so have the storages from which, as the launch has seen, their values came. The origin of a storage is the place in
+    the kernel that makes it: the chain of calls from the kernel's function to that line, so that all iterations of a
+    Python loop are one origin. The storage of an argument has the argument as its origin.
 
     Args:
         made: the origins of the storages that have memory.
@@ -65,7 +65,7 @@ class LeftOut:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a value was needed that was left out."""
+        """Whether a value that this launch left out was needed."""
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:
@@ -93,7 +93,7 @@ class LeftOut:
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """Return the wanted origins and the origins from which they were seen to come, which may be incomplete."""
+        """Return the wanted origins, and the origins from which their values were seen to come (possibly not all)."""
         origins, left = set(self.wanted), list(self.wanted)
         while left:
             more = self._sources.get(left.pop(), set()) - origins

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loops that run on the device: where a core is in them, which iterations repeat, and how often they run.
+"""Loops that run on the device: the position of a core in them, iterations that only repeat others, and iteration
+counts.
 
-- :class:`Loops`, with a :class:`LoopRun` for each: where a core is; :func:`check_equal_loop_counts` compares two cores;
+- :class:`Loops`, with a :class:`LoopRun` for each: the position of a core; :func:`check_equal_loop_counts` compares two
+  cores;
 - :class:`Skip`, :class:`IterationCounters`: iterations that repeat others and are not run;
 - :data:`Stated`, :func:`check_stated`: stated iteration counts; :class:`RunTimeLoop`, with :func:`name_of_body`: a
   loop whose bound depends on data; :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: the counts of these
@@ -158,8 +160,8 @@ def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
 def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
     """Check that two cores have run their loops equally often, since each core runs the same compiled loop.
 
-    Runs are matched by their line and their order there. A line that the cores reached unequally often, or that only
-    one of them reached, is not checked: the cores run different code.
+    Runs are matched by their line and their order there. A line that the cores reached a different number of times (or
+    only one of them) is not checked: there the cores run different code.
 
     Raises:
         NkiValidationError: if the counts differ; the message names the loop and how often each core ran it.
@@ -280,7 +282,7 @@ class Trips:
     Attributes:
         stated: a function that returns the stated counts, or None if none are stated; it is called when a loop needs
             them.
-        was_asked: whether there was a loop whose count the launch itself did not know.
+        was_asked: whether a loop needed a stated count.
         ran: the total number of iterations of each loop, by core.
     """
 
@@ -336,7 +338,9 @@ class Trips:
 
 @contextmanager
 def counting_trips(trips: Trips) -> Iterator[Trips]:
-    """Take the stated counts of launches inside the ``with`` block from ``trips``, and count their iterations there."""
+    """Use ``trips`` for launches inside the ``with`` block: take stated counts from it, and add the iterations run to
+    it.
+    """
     token = _CURRENT.set(trips)
     try:
         yield trips

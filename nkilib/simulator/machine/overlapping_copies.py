@@ -30,7 +30,7 @@ _MOST_PAIRS = 1024
 
 
 def _is_same(target: Layout, source: Layout) -> bool:
-    """Return whether two layouts that begin with the same element have the same elements in the same order."""
+    """Return whether two layouts that begin at the same element have the same elements in the same order."""
     strides = reshape_strides(source.shape, source.strides, target.shape)
     if strides is None:
         return False
@@ -39,7 +39,8 @@ def _is_same(target: Layout, source: Layout) -> bool:
 
 @lru_cache(maxsize=_MOST_PAIRS)
 def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift: int) -> int | None:
-    """Return a byte that two layouts have in common, counted from the start of the first one's storage, or None.
+    """Return a byte that two layouts have in common, counted from the start of the first one's storage; None if there
+    is none.
 
     Args:
         first, second: the layouts.
@@ -66,8 +67,8 @@ def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layou
         core: the core that copies.
         dst: the destination.
         sources: the sources, by the names of the operands.
-        target: the layout of ``dst``, with its dimensions in the order in which the elements of a source go there, so
-            that an element that stays at its place is no finding; None if every element that both have is one.
+        target: the layout of ``dst`` with dimensions in the order in which source elements arrive, so that an element
+            copied onto itself is not reported; None to report every element that both have.
         name: the name of the operand ``dst``.
 
     Raises:

@@ -3,10 +3,11 @@
 
 """A record of the lines that wrote parts of tensors, for the message about a part that was never written.
 
-:class:`PartialWriteWatch` lets each core keep its :class:`PartialWrites`, of which :func:`where_unwritten` tells.
+:class:`PartialWriteWatch` lets each core record its :class:`PartialWrites`, from which :func:`where_unwritten` makes
+text.
 
-The record exists only where such a read is an error or a warning. A write that leaves no element of its tensor
-unwritten is ignored; most writes are of that kind, and cost only one check.
+The record exists only if reading unwritten elements is an error or a warning. A write that leaves no element of its
+tensor unwritten is ignored; most writes are of that kind, and cost only one check.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 
 """Accumulation groups in PSUM (groups of products that are summed): at most one unfinished group in a bank at a time.
 
-:class:`PsumGroups` checks those of one core: it has the state of each :class:`Bank`, and the :class:`Pieces` of each
-tensor that instructions have written.
+:class:`PsumGroups` checks the groups of one core; it holds the state of each :class:`Bank`, and for each tensor the
+:class:`Pieces` that instructions have written.
 
 A matmul that overwrites starts a group; matmuls that add to its elements continue it. Observed on a device (trn2,
 NKI 0.6, once): of groups that alternated in one bank, all but the one that started last lost their earlier sums. So a
 matmul that starts a group is assumed to end all others in its bank, in the partitions that it writes; their contents
 can be read, but not added to. docs/reference/simulator_readings_instructions.md lists the evidence and the assumptions.
 
-Banks: a tensor that the kernel places lies in the banks of its address, a tensor that it does not place in banks of its
-own, and a tensor larger than a bank begins with one.
+A tensor that the kernel places lies in the banks of its address; any other tensor is given banks of its own. A tensor
+larger than a bank begins at the start of one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Bank:
     Attributes:
         number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
         latest: the number of the last matmul that started a group there; 0 if none did.
-        starts: the last start in each partition, and possibly older ones that several later ones cover together.
+        starts: the last start in each partition; it may also contain older ones whose partitions later ones cover only
+            together.
     """
 
     __slots__ = ("latest", "number", "starts")
@@ -108,7 +109,7 @@ def _bytes_of(inner: Layout, width: int) -> Numbers:
 
 
 def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ...]:
-    """Return the banks in which the elements of a partition lie."""
+    """Return the indices of the banks in which the elements of a partition lie."""
     first, last = left // PSUM_BANK_BYTES, (right - 1) // PSUM_BANK_BYTES
     if first == last or is_dense(inner.shape, inner.strides):
         return tuple(range(first, last + 1))
@@ -166,7 +167,7 @@ class Piece:
         return banks[0].latest if len(banks) == 1 else max([bank.latest for bank in banks])
 
     def lies_in(self, index: int) -> bool | npt.NDArray[np.bool_]:
-        """Return a mask of the elements of a partition that lie in one of the banks, counted as in ``indices``."""
+        """Return a mask of the elements of a partition that lie in bank ``index``, an index in ``indices``."""
         if len(self.indices) == 1:
             return True
         return _bytes_of(self._inner, self.width) // PSUM_BANK_BYTES == index
@@ -234,7 +235,7 @@ class Pieces:
             self.cleared = number
 
     def may_meet(self, piece: Piece) -> bool:
-        """Return whether some element of a piece may have been written."""
+        """Return whether an element of a piece may have been written before."""
         return (
             piece.top < self._bottom
             and self._top < piece.bottom
@@ -253,7 +254,7 @@ class Pieces:
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """Return the number of the last writing instruction, as in :meth:`numbers_of`, for each unit of the tensor.
+        """Return the number of the last instruction that wrote each unit of the tensor, as in :meth:`numbers_of`.
 
         A unit has at most ``width`` bytes, and becomes smaller when an instruction writes narrower elements.
         """
@@ -405,7 +406,8 @@ class PsumGroups(Observer):
             bank.begin(start)
 
     def _goes_on(self, call: Issued, tile: _Tile, piece: Piece) -> bool:
-        """Return whether a matmul that may add does add to an element of ``piece``; report groups that had ended.
+        """Return whether a matmul that may add to ``piece`` does add to one of its elements; report groups that had
+        ended.
 
         Raises:
             PsumGroupError: at the level ``"error"``.

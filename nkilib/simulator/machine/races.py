@@ -5,15 +5,15 @@
 
 - :class:`RaceWatch`: finds the races of a launch, and reacts as its :class:`RaceLevels` say;
 - :class:`SharedAccesses`, with :class:`Touched`: the accesses of one core to each shared tensor;
-- :func:`check_races`, :func:`check_all_races`: compare those of two cores, at a barrier and at the end.
+- :func:`check_races`, :func:`check_all_races`: compare the accesses of two cores, at a barrier and at the end.
 
 Every core records which parts of each shared tensor its DMAs access until a ``core_barrier`` on that tensor, which
 orders the accesses before it with those after it on the other core. Then, and at the end of the kernel, the records of
 the two cores are compared, element for element: strided accesses that interleave without a common element are no race.
 Arguments that share memory count as one tensor (see launch/overlaps.py).
 
-Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing; an
-option of its own reports that too.
+Both cores may write the same values to the same place, as kernels do with results too small to divide; the option
+``identical_writes`` reports that too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Access:
     content: int | None
 
     def spans(self) -> Spans:
-        """Return the bytes that are accessed, of the memory that the tensor lies in."""
+        """Return the accessed bytes, counted in the memory that holds the tensor."""
         if self.rows is None:
             spans = spans_of(self.layout, self.width)
         else:
@@ -70,7 +70,9 @@ class _Access:
         return Spans(spans.starts + self.tensor.start, spans.length)
 
     def element(self, byte: int) -> list[int]:
-        """Return the indices of the tensor's element that contains a byte of the memory that the tensor lies in."""
+        """Return the indices of the tensor's element that contains ``byte``, counted in the memory that holds the
+        tensor.
+        """
         return self.tensor.index_of(byte - self.tensor.start)
 
     def __str__(self) -> str:
@@ -131,7 +133,7 @@ class _Accesses:
                         write.tensor.need_values(write)
 
     def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
-        """Return the writes that ``other`` has made to the same elements with the same values, as pairs."""
+        """Return pairs of writes, one of each core, of the same values to the same elements."""
         pairs = ((access, other._made.get(key)) for key, access in self._made.items())
         return [(one, two) for one, two in pairs if two is not None and _is_same(one, two)]
 
@@ -285,7 +287,7 @@ def _check_pair(first: _Side, second: _Side, level: Level) -> None:
 
 
 def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
-    """Compare all accesses except the writes that both cores made with the same values."""
+    """Compare all accesses of cores 0 and 1, except the writes of the same values that both have made."""
     first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
     first_writes = first.writes.all()
     _check_pair(_Side("writes", first_unlike), _Side("writes", second.writes.all()), level)

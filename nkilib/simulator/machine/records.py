@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Records of a launch: the lifetimes of its on-chip tensors, and counts of its instructions and bytes.
+"""Records of a launch: lifetimes of on-chip tensors, and counts of instructions and bytes.
 
 :class:`Lives` has the lifetimes of one core and checks that the tensors fit; :class:`Record`, made by
 :func:`recording`, counts instructions and the bytes that crossed HBM over all cores. :func:`lives_of` finds the
@@ -123,8 +123,8 @@ class Record:
         instructions_per_engine: the number of instructions by engine: tensor, vector, scalar, gpsimd, dma, sync.
         hbm_read_bytes: the bytes that DMA read from HBM.
         hbm_written_bytes: the bytes that DMA wrote to HBM.
-        sbuf_peak_bytes, psum_peak_bytes: the most bytes of a partition that live tensors took at one time, on any core
-            (0 with ``capacity="ignore"``, and where ``"warn"`` let a kernel pass that needs more than there is).
+        sbuf_peak_bytes, psum_peak_bytes: the most bytes of a partition that live tensors took at one time, on any core;
+            0 with ``capacity="ignore"``, or if ``"warn"`` let a kernel pass that does not fit.
     """
 
     instruction_counts: Counter[str] = field(default_factory=Counter)

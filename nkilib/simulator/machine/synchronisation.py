@@ -8,9 +8,9 @@
   :class:`Participant`, and all must agree on some properties (:class:`AgreedProperty`);
 - :class:`Waits`, with a :class:`Wait` for each thread: a record of the threads that wait.
 
-Neither can hang: the record shows when no thread is left to wake the others. If cores fail, the launch raises the error
-of the lowest one, in every run: a core that fails does not end those with lower numbers, which run on to their own
-error, to their end or to a barrier that the failed core does not reach.
+Neither can hang, because the record shows when no thread is left to wake the others. If cores fail, the launch raises
+the error of the lowest one, in every run: a core that fails does not end those with lower numbers, which run on to
+their own error, to their end or to a barrier that the failed core does not reach.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _listed(names: Iterable[str]) -> str:
 class Waits:
     """The threads of cores that depend on each other, and the condition variable on which all of them wait.
 
-    Everything but :attr:`changed` is read and written only while :attr:`changed` is held.
+    All other attributes are read and written only while :attr:`changed` is held.
 
     Attributes:
         changed: the condition variable that wakes the waiting threads.
-        is_stuck: whether at some moment every thread waited or had ended; it stays so.
+        is_stuck: whether at some moment every thread waited or had ended; once True, it stays True.
         is_stuck_by_failure: whether a thread had failed at that moment.
         is_aborted: whether all threads shall end at once.
         is_over: whether every thread has ended.
@@ -81,12 +81,12 @@ class Waits:
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """End these waits, because their condition holds, and wake the threads."""
+        """End the given waits, because their condition holds, and wake their threads."""
         self.withdraw(waits)
         self.changed.notify_all()
 
     def withdraw(self, waits: Iterable[Wait]) -> None:
-        """Remove these waits."""
+        """Remove the given waits from the record."""
         for wait in waits:
             if wait in self._waiting:
                 self._waiting.remove(wait)
@@ -98,13 +98,15 @@ class Waits:
 
     @property
     def is_ending(self) -> bool:
-        """Whether all threads shall end: no thread is left that can fail with a lower number than the failed ones."""
+        """Whether all threads shall end: no running thread has a lower number than those that failed."""
         if self.is_aborted or not self._failed:
             return self.is_aborted
         return all(number in self._ended for number in range(min(self._failed)))
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a thread may run on that has issued so many instructions, although another one has failed."""
+        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has
+        failed.
+        """
         return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
 
     def finish(self, number: int, failed_after: int | None = None) -> None:
@@ -147,11 +149,11 @@ class Waits:
 
 @dataclass
 class _Meeting:
-    """The cores that wait at one barrier, and the item that each of them passed.
+    """The cores that have arrived at one barrier, and the item that each of them passed.
 
     Attributes:
         place: the name of the barrier, the same on all cores.
-        brought: one item for each core that has arrived, in order of arrival.
+        brought: the items of the cores, in order of arrival.
         waits: the waits of the cores that arrived before the last one.
         is_complete: whether all cores have arrived.
         elsewhere: the place where another core waits instead, so that this barrier never completes; else empty.
@@ -276,7 +278,9 @@ class CoreBarrier:
             self._waits.finish(number, failed_after)
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a core may run on that has issued so many instructions, although another core has failed."""
+        """Return whether a core that has issued ``issued`` instructions may run on, although another core has
+        failed.
+        """
         with self._changed:
             return self._waits.may_go_on(issued)
 
@@ -360,7 +364,7 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
 
 
 def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return the text about a participant and the lowest rank with different terms; empty if all agree with it."""
+    """Return text about a participant and the lowest rank whose terms differ; empty if all agree."""
     mine = {term.what: term.value for term in participant.terms}
     for rank in sorted(gathering.come):
         other = gathering.come[rank]
@@ -384,7 +388,7 @@ def _ranks(missing: list[int]) -> str:
 class World:
     """The ranks that run in parallel, each a launch with memory of its own, and the collectives that join them.
 
-    It does not know what a collective does: each core that arrives passes terms, such as a shape, that must agree.
+    It is independent of what a collective does: each core that arrives passes terms, such as a shape, that must agree.
 
     Args:
         ranks: the number of launches.
@@ -416,7 +420,7 @@ class World:
             self.waits.abort()
 
     def tell_failed(self) -> None:
-        """Let all cores of all ranks ask, before each instruction, whether they may run on."""
+        """Make all cores of all ranks ask, before each instruction, whether they may run on."""
         for barrier in self._barriers:
             barrier.is_aborted = True
 

@@ -30,7 +30,9 @@ class Spans(NamedTuple):
 
 
 def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Return the starts and the ends of all byte ranges, and for each the index in ``spans`` it comes from."""
+    """Return the starts and ends of all byte ranges in ``spans``, and for each range the index of its element of
+    ``spans``.
+    """
     starts = np.concatenate([item.starts for item in spans])
     counts = [item.starts.size for item in spans]
     lengths = np.repeat([item.length for item in spans], counts)

@@ -145,7 +145,7 @@ class LiveRange:
 
 @dataclass(frozen=True)
 class _Room:
-    """The size of a region: its bytes in a partition, and the size of the bank that a small tile must not leave."""
+    """The size of a region: its bytes per partition, and the size of the banks that tiles must not cross."""
 
     region: MemoryRegion
     nbytes: int
@@ -179,19 +179,19 @@ def _uncounted(life: LiveRange) -> _Uncounted:
 class CertainUse:
     """The space of a region that tensors certainly take, at each moment (number of an instruction) so far.
 
-    A tensor that an instruction has just touched, and that an earlier one had touched before, has held data all the
-    time in between, whatever the rest of the kernel does. Lifetimes only grow, so tensors that certainly overlap at one
-    moment do so at the end. If they take more than the region has, there is no placement for them, and
-    :func:`check_capacity` would fail at the end, which also finds kernels whose tensors leave gaps.
+    If an instruction touches a tensor that an earlier one has touched, the tensor has held data all the time in
+    between, whatever the rest of the kernel does. Lifetimes only grow, so tensors that certainly overlap at one moment
+    do so at the end. If they take more than the region has, no placement exists, and :func:`check_capacity` would fail
+    at the end (it also finds kernels that fail because of gaps between tensors).
 
     Tensors that instructions touch are collected in a list, the window, which contains each tensor once. As long as the
     highest use before the window and all tensors of the window fit together, nothing has to be computed. When they do
     not, the uncounted spans (:class:`_Uncounted`) of the window's tensors are added to the moments so far, and a new
     window begins.
 
-    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch adds to all
-    moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one takes as
-    much, and of the remaining moments the first takes most.
+    Only moments at which a span ends are kept: spans that overlap also overlap where the first of them ends. A later
+    touch adds to all moments since the tensor's previous touch. So a moment can be dropped as soon as a later one takes
+    as much space, and the first of the remaining moments takes the most.
 
     Args:
         room: the size of the region, in bytes times quarters of the partitions.
@@ -241,7 +241,9 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Add the uncounted spans of the window's tensors to the moments so far, and begin a new window."""
+        """Add the spans of the window's tensors that were not counted yet to the moments so far, and begin a new
+        window.
+        """
         for span in sorted([*self._ended, *map(_uncounted, self._lives)]):
             self._add(*span)
         for life in self._lives:
@@ -304,7 +306,7 @@ def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
 def certain_overflow(
     lives: Iterable[LiveRange], generation: Generation, region: MemoryRegion, moment: int
 ) -> CapacityError:
-    """Return the error for a kernel that can no longer fit, raised by the instruction after which that is certain.
+    """Return the error for a kernel that can no longer fit; the instruction after which that is certain raises it.
 
     Args:
         lives: every on-chip tensor that the core has made so far.
@@ -335,12 +337,14 @@ class _Placed(NamedTuple):
 
 
 def _rounded(room: _Room, life: LiveRange) -> int:
-    """Return the bytes of a partition that a tile takes: whole banks if it is larger than one."""
+    """Return the bytes of a partition that a tile occupies: rounded up to whole banks if it is larger than a bank."""
     return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
 
 
 def _aligned(room: _Room, low: int, nbytes: int) -> int:
-    """Return the first byte from ``low`` on at which a tile may start: it crosses no bank, or takes whole ones."""
+    """Return the first byte from ``low`` on at which a tile may start, so that it crosses no bank or begins with
+    one.
+    """
     is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
     return low if is_inside else -(-low // room.bank) * room.bank
 
@@ -394,8 +398,8 @@ def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
 def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
     """Return the bytes of a partition that the tiles need side by side, or None if they do not fit.
 
-    Tiles that the kernel places lie where it puts them; the others are added at the lowest free place each, in
-    several orders, of which the best one counts.
+    Tiles that the kernel places stay at their addresses; each other tile is added at the lowest free place. Several
+    orders are tried, and the best one counts.
     """
     lives = list(lives)
     are_alike = len({life.quarters for life in lives}) < 2

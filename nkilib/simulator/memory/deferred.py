@@ -11,12 +11,13 @@ A simulation of a kernel over a large matrix spends its time on moving memory. S
   rows at a time, which then stay in a cache.
 - The sum of products in PSUM, to which the next matmul adds; see engines/tensor/accumulation.py.
 
-The contents of blocks of a storage are then defined by their :class:`Deferred`. Reading their elements (``View.array``)
-computes them first; one that needs less (:attr:`View.rows_to_read`, engines/rowwise.py) reads the source,
-and one that overwrites them leaves them uncomputed.
+The contents of such a block of a storage are defined by a :class:`Deferred`. Reading the elements (``View.array``)
+computes them first; an instruction that needs only some rows (:attr:`View.rows_to_read`, engines/rowwise.py) reads the
+source; one that overwrites them leaves them uncomputed.
 
-A block is a :class:`Rectangle`, and what is left of a content a :class:`Part`. :class:`Derived` keeps what was made
-from the elements of a storage until they change: float32 copies, and deferred contents of other storages.
+A block is a :class:`Rectangle`, and the part of a content that is still deferred a :class:`Part`. :class:`Derived`
+keeps what was made from the elements of a storage until they change: float32 copies, and deferred contents of other
+storages.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Deferred(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block of a storage with a deferred content: the whole content, or what is left of it.
+    """A block of a storage with a deferred content: the whole content, or the rest of it.
 
     Attributes:
         content: the deferred content.
@@ -150,13 +151,15 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns of the content, as a matrix, that a block inside ``place`` takes."""
+        """Return the rows and columns of the content (as a matrix) that belong to a block inside ``place``."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
 
     def divides(self, block: Rectangle) -> bool:
-        """Return whether the left and right edges of a block inside ``place`` lie between elements of the content."""
+        """Return whether the left and right edges of a block inside ``place`` fall between elements of the content, not
+        inside one.
+        """
         return (block.left - self.place.left) % self.width == 0 and (block.right - self.place.left) % self.width == 0
 
     def sources_within(self, block: Rectangle) -> list[npt.NDArray[Any]]:
@@ -179,7 +182,7 @@ def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Def
 
 
 class Reader(Protocol):
-    """A storage with deferred contents, as far as :class:`Derived` needs to know it."""
+    """The interface of a storage with deferred contents that :class:`Derived` uses."""
 
     def waits_for(self, operand: object, /) -> bool:
         """Return whether a deferred content is to be computed from the elements of the storage ``operand``."""
@@ -208,7 +211,7 @@ class Derived:
         self.readers: WeakSet[Reader] = WeakSet()
 
     def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], _Float32s]) -> _Float32s:
-        """Return the float32 copy of a view; ``make`` makes it where no copy is kept."""
+        """Return the float32 copy of a view; if none is kept, ``make`` makes it."""
         copy = self._copies.get((layout, dtype))
         if copy is None:
             copy = make()

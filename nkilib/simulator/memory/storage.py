@@ -4,9 +4,9 @@
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
 An element that was never written reads as :func:`sentinel`. Large on-chip storages take their memory from a
-:class:`BytePool`, so that not every launch allocates fresh pages. :class:`DeferredLoads` is the set of the storages of
-a core that still depend on memory in HBM; :func:`may_share` tells which of them an overwritten piece of that memory
-concerns.
+:class:`BytePool`, so that not every launch allocates fresh pages. :class:`DeferredLoads` is the set of a core's
+storages whose deferred contents come from HBM; :func:`may_share` tells which of them must be computed before a piece of
+HBM is overwritten.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ class Storage:
         number: a number that is unique in this process; observers keep their data about storages by these numbers.
         allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
         start: the byte of that memory at which it begins.
-        scope: the scope that it belongs to. If the cores make it in the body of a loop, each in an iteration of its
-            own, this scope is around none of these; see ``Core.scope_of``.
+        scope: the scope to which it belongs. If both cores make it in the body of a loop, each has its own scope, see
+            ``Core.scope_of``.
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
-        origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel that it comes from, by
-            which its values are requested (see ``LeftOut`` in machine/left_out.py); None in other launches.
+        origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel from which it comes; its
+            values are requested by it (see ``LeftOut`` in machine/left_out.py). None in other launches.
     """
 
     __slots__ = (
@@ -335,7 +335,7 @@ class Storage:
     def defer(self, content: Deferred) -> None:
         """Give all elements of a block a new content, which is computed when it is read.
 
-        The remaining parts of earlier contents stay deferred: often the next content covers them, for instance where
+        Remaining parts of earlier contents stay deferred, because the next content often covers them, for instance if
         chunks of two widths alternate in a buffer.
         """
         self._must_have_memory()
@@ -407,10 +407,10 @@ class Storage:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Compute what is left of a deferred content, one of ``parts``.
+        """Compute the rest of a deferred content, one of ``parts``.
 
         It stays in ``parts`` until it is written: contents that depend on the old memory are computed first, and some
-        of these, sums of products, read the content itself, which computes it.
+        of them (sums of products) read this content and thereby compute it.
         """
         content = part.content
         if content.reads_itself:
@@ -456,7 +456,7 @@ class DeferredLoads:
         self._storages.add(storage)
 
     def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
-        """Compute all deferred contents of each storage in which something deferred comes from ``memory``.
+        """Compute all deferred contents of each storage of which some deferred content comes from ``memory``.
 
         Args:
             memory: the memory, which is about to be overwritten.

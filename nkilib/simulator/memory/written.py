@@ -3,8 +3,8 @@
 
 """The record of which elements of a storage were written (:class:`WrittenMap`).
 
-A large record keeps blocks of rows and columns (:class:`WrittenBlocks`) instead of a mask as long as they suffice. It
-costs nothing while all elements or none were written.
+The record of a large storage consists of blocks of rows and columns (:class:`WrittenBlocks`) instead of a mask, as long
+as the writes are such blocks. It costs nothing while all elements or none were written.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class WrittenBlocks:
         return bool(is_covered.all())
 
     def mask(self, unit: int) -> npt.NDArray[np.bool_]:
-        """Return a mask with one byte for every ``unit`` bytes of the matrix: whether they were written."""
+        """Return a mask with one byte for every ``unit`` bytes of the matrix: 1 where they were written."""
         mask = np.zeros((self._rows, self._row_bytes // unit), np.bool_)
         for (first, last), rows in self._written.items():
             mask[rows, first // unit : last // unit] = True
@@ -116,7 +116,7 @@ class WrittenMap:
 
     A storage starts wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
     ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
-    writes. For a large storage, blocks of rows and columns are recorded instead as long as they suffice.
+    writes. For a large storage, blocks of rows and columns are recorded instead, as long as the writes are such blocks.
 
     Two cores may mark different elements at the same time; a lock guards making and refining the mask, and the blocks.
 
@@ -218,7 +218,7 @@ class WrittenMap:
         return prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides)
 
     def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
-        """Mark the elements if they are a block, and return whether they are marked now or were in a marked block."""
+        """Mark the elements if they are a block, and return whether they are marked, now or before."""
         with self._lock:
             blocks = self._blocks
             if blocks is None:

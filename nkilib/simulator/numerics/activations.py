@@ -121,7 +121,7 @@ def _through_float64(function: Callable[[_Float64s], _Float64s]) -> Activation:
 
 
 def _with_limits(function: Activation, below: float, above: float) -> Activation:
-    """Return ``function`` with its limits at -inf and +inf filled in, where its formula has the form inf * 0."""
+    """Return ``function`` with its limits at -inf and +inf filled in, for formulas that would compute inf * 0 there."""
 
     def activation(x: Float32s, out: Float32s) -> None:
         lowest, highest = x == -np.inf, x == np.inf

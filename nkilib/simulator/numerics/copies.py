@@ -3,7 +3,7 @@
 
 """Copies of arrays in another order of their dimensions: :func:`copy_in_order`, and :func:`transposed` of a matrix.
 
-Reading memory across its order is several times as slow as along it; both read it along it.
+Reading memory out of order is several times as slow as in order; both functions read it in order.
 """
 
 from __future__ import annotations

@@ -3,17 +3,16 @@
 
 """Products of matrices (:func:`transposed_product`) that never leave the calling thread.
 
-A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
-the two cores of a kernel multiply at the same time, this is up to a hundred times slower than both on their own
-threads.
+A BLAS library spreads a large product over its own threads, for which a product of the other core must wait. If the two
+cores of a kernel multiply at the same time, this is up to a hundred times slower than each on its own thread.
 
 While a kernel runs, OpenBLAS, which numpy ships with, uses one thread for a product of any size (:func:`one_thread`).
 Outside kernels, and where another library has no such setting, a product is computed in pieces: OpenBLAS keeps pieces
 of up to 2**18 multiplications on the calling thread anyway.
 
-The bits of an element depend on the shapes of the two matrices and on its position: BLAS sums an element in the order
-that suits the block that contains it. They are the same on every run and on every core of one machine; another CPU may
-have a different order.
+The bits of an element depend on the shapes of the two matrices and on its position, because BLAS chooses the order of
+the sum by blocks. They are the same in every run and on every core of one machine; another CPU may use a different
+order.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """The callers that want one thread: how many there are, and the number of threads before the first of them."""
+    """The callers that currently want one thread: their number, and the number of threads before the first of them."""
 
     count: int = 0
     threads_before: int = 1
@@ -79,8 +78,8 @@ _USERS = _Users()
 def one_thread() -> Iterator[None]:
     """Keep products on the calling thread, in the whole process, until the last caller has left the context.
 
-    OpenBLAS can be configured at run time, by functions that numpy does not offer. Nothing changes where numpy uses
-    another library; :func:`has_one_thread` tells whether it took effect.
+    This uses functions of OpenBLAS that numpy does not offer. Nothing changes where numpy uses another library;
+    :func:`has_one_thread` tells whether it took effect.
     """
     threads = _openblas()
     if threads is None:

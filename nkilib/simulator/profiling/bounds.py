@@ -121,7 +121,7 @@ def _filled(kind: InstructionKind) -> float:
 
 
 def _cycles(collection: Collection) -> dict[str, float]:
-    """Return, by engine, the cycles of those instructions that no other engine could run."""
+    """Return, by engine, the cycles of the instructions that only this engine can run."""
     kinds: dict[int, InstructionKind] = {}
     counts: Counter[int] = Counter()
     for trace in collection.traces:

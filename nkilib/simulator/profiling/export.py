@@ -105,7 +105,9 @@ def draw(
 
 
 def _threads_of(events: Iterable[Event]) -> Iterator[int]:
-    """Yield the thread of each event of a core: that of its engine, or the first one that is free for a transfer."""
+    """Yield the thread of each event of a core: its engine's thread, or for a transfer the first thread that is
+    free.
+    """
     free: list[float] = []
     for event in events:
         if event.engine != "dma":
@@ -179,7 +181,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
 
 
 def _of_path(link: Link, event: Event) -> dict[str, Any]:
-    """Return the slice of a link of the critical path, named after the kind of the link."""
+    """Return the trace event of a link of the critical path, named after the kind of the link."""
     name = _text_of(event) if link.kind is LinkKind.work else f"{link.kind.value} ({_text_of(event)})"
     args = {"place": event.place, "number": event.number, "engine": event.engine}
     return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)

@@ -510,9 +510,10 @@ def profile(
         args, kwargs: the arguments of the kernel; with a ``spec`` among them nothing is computed.
         parameters: the assumptions of the model where nothing is published.
         work: the work of the kernel, for the bound; by default the work that the kernel itself states.
-        trips: for a profile from shapes, how often each loop runs whose bounds only the device knows, each time that it
-            starts: a number for all loops, numbers by the name of the function that is the loop's body (or by the line,
-            ``"file.py:12"``), ``"none"`` for 0, or ``"all"`` for as many as the kernel states.
+        trips: for a profile from shapes, the iterations of the loops whose bounds only the device knows, each time that
+            such a loop starts. A number counts for all loops; a dict has numbers by the name of the function that is
+            the loop's body, or by its line, ``"file.py:12"``; ``"none"`` is 0, and ``"all"`` the numbers that the
+            kernel states.
 
     Raises:
         TypeError: if ``kernel`` is no kernel, or ``trips`` has none of these forms.

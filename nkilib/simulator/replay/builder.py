@@ -5,8 +5,8 @@
 
 A step is a call without arguments. Elementwise results and reductions of rows may run on a few rows at a time.
 
-:class:`CoreBuilder` makes the steps in a :class:`Segment` for each stretch between two synchronisations, and has
-row-wise steps made by a :class:`RowwiseBuilder`.
+:class:`CoreBuilder` makes the steps, one :class:`Segment` between each two synchronisations; a :class:`RowwiseBuilder`
+makes the row-wise steps.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ class RowwiseBuilder:
         return self._memory.scratch(self._core, "result", (rows.stop - rows.start, dst.width)), False
 
     def _float32(self, steps: Steps, role: str, ref: Ref, rows: slice, landing: Operand | None) -> Operand:
-        """Return some rows of a tile in float32, cast into ``landing`` or a buffer if they have another type."""
+        """Return some rows of a tile in float32; if the tile has another type, they are cast into ``landing`` or a
+        buffer.
+        """
         layout = ref.as_matrix()
         elements = self._memory.array(ref, rows, layout)
         if layout is not None and ref.numpy_type == FLOAT32:
@@ -224,7 +226,7 @@ class _SumBuilder:
         self._buffers: dict[int, list[npt.NDArray[np.float32]]] = {}
 
     def changed(self, work: Work) -> None:
-        """Drop the copies of elements that some work is about to overwrite."""
+        """Drop the float32 copies of elements that a piece of work is about to overwrite."""
         for key, copy in list(self._copies.items()):
             if any(ref.storage is copy.storage and ref.place.meets(copy.ref.place) for ref in work.writes):
                 del self._copies[key]
@@ -264,7 +266,7 @@ class _SumBuilder:
 
 @dataclass
 class Segment:
-    """The steps of a core from one synchronisation with the other core to the next.
+    """The steps of a core between two synchronisations with the other core.
 
     Attributes:
         steps: the steps.
@@ -278,7 +280,7 @@ class Segment:
 
 
 def _is_small_or_in_order(ref: Ref) -> bool:
-    """Tell whether ``np.copyto`` already copies these elements in a good order, or they are few."""
+    """Tell whether ``np.copyto`` copies these elements fast enough: they are few, or in a good order in memory."""
     is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
     return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
 
@@ -295,14 +297,16 @@ def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
 
 
 def _forget_derived(storage: PlaceholderStorage) -> None:
-    """Compute what a storage has deferred, and drop what was derived from it: other steps know of neither."""
+    """Compute the deferred contents of a storage and drop the values derived from it, which other steps would not
+    update.
+    """
     if storage.parts:
         storage.settle()
     storage.derived = None
 
 
 def _whole_step(core: Core, recorded: RecordedCall, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
-    """Return a step that runs the function of an instruction as it is.
+    """Return a step that runs the function of an instruction as in a normal launch.
 
     It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
     """

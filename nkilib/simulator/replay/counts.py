@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Counts of how launches ran, by kernel: from a plan, recorded, or neither and why.
+"""Counts of launches by kernel and by how they ran: from a plan, recorded, or neither (with the reason).
 
-:func:`replay_counts` returns them as :class:`ReplayCounts`, with :class:`LaunchCounts` of each kernel. Launches are
-counted in :data:`TALLIES`, in the :class:`Tally` of their kernel.
+:func:`replay_counts` returns them as :class:`ReplayCounts`, with :class:`LaunchCounts` of each kernel. Each kernel has
+a :class:`Tally`, in :data:`TALLIES`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Tally:
 
         Args:
             outcome: the field of :class:`LaunchCounts` to increase.
-            reason: why the launch was not replayed, if there is a reason.
+            reason: the reason why the launch was not replayed; empty if there is none.
         """
         with self._lock:
             self._counts[outcome] += 1

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors of a launch of which only the data decide which elements it touches.
+"""The tensors of a launch in which the data (index values) decide which elements the launch accesses.
 
 :func:`data_dependent_tensors` finds them (:class:`DataDependent`), with the rows that each core may touch
 (:class:`OwnedRows`).
 
-The instructions on them run as they are, with all their usual bookkeeping, unless the two cores divide the rows of the
-tensor. Most kernels with a tensor that two cores write divide it so: then checking that each core stays within its own
-rows excludes races. A search for races element by element, as in machine/races.py, takes longer than the transfers.
+The instructions on them run as in a normal launch, with all bookkeeping, unless the two cores divide the rows of the
+tensor between them, as most kernels do. Then checking that each core stays within its own rows excludes races; a search
+for races element by element, as in machine/races.py, takes longer than the transfers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether the span may reach over whole rows of the tensor between its first and its last one."""
+        """Whether the span may extend over one or more whole rows of the tensor."""
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -80,9 +80,9 @@ class OwnedRows(NamedTuple):
     row_bytes: int
 
     def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
-        """Return a check that raises ``ReplayFailed`` for an index that leads ``view`` out of the core's rows.
+        """Return a function that raises ``ReplayFailed`` for an index with which ``view`` would leave the core's rows.
 
-        The instruction itself refuses rows that do not exist.
+        The instruction itself raises an error for rows that do not exist.
         """
         span, is_own = _Span.of(view, self.row_bytes), self.is_own
 
@@ -94,7 +94,9 @@ class OwnedRows(NamedTuple):
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the owner of each row: rows without one get that of the row before, the first rows that of the next."""
+    """Return the owner of each row; a row without an owner gets that of the row before it, the first rows that of the
+    next.
+    """
     known = np.flatnonzero(owners != _NOBODY)
     places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
     filled: npt.NDArray[np.int64] = owners[known[places.clip(0)]]
@@ -123,8 +125,8 @@ def _owned_rows(
 ) -> list[OwnedRows] | None:
     """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
 
-    They do not if both touch the same row, if one of them touches none, or if a row of a view in ``indexed`` may reach
-    over whole rows. Rows that no core touches belong to the core that has the row before them.
+    They do not if both access the same row, if one of them accesses none, or if a row of a view in ``indexed`` may
+    extend over whole rows of the tensor. Rows that no core touches belong to the core that has the row before them.
 
     Args:
         storage: the tensor.
@@ -150,13 +152,15 @@ def _owned_rows(
 
 
 class DataDependent(NamedTuple):
-    """The tensors of a launch of which the data decide which elements it touches, by how a replay deals with them.
+    """The tensors of a launch in which the data decide which elements are accessed, grouped by how a replay treats
+    them.
 
     Attributes:
         watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
-        divided: such tensors in which each core touches rows of its own; by core, the rows that it may touch.
+        divided: such tensors whose rows the cores divide between them; for each core the rows that it may access.
         unwritten: tensors without values at the beginning of the launch whose written elements depend on the data, or
-            from which the data choose rows before all of them are written; each run finds out whether it reads others.
+            from which the data choose rows before all of them are written; each run checks that it reads no unwritten
+            ones.
     """
 
     watched: frozenset[PlaceholderStorage]
@@ -165,7 +169,9 @@ class DataDependent(NamedTuple):
 
     @property
     def all(self) -> frozenset[PlaceholderStorage]:
-        """The tensors on which instructions run as they are: those that are watched, and those that are unwritten."""
+        """The tensors whose instructions run as in a normal launch: those that are watched, and those that are
+        unwritten.
+        """
         return self.watched | self.unwritten
 
 
@@ -176,7 +182,7 @@ def _written_views(entry: Entry) -> list[View]:
 
 
 def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -> None:
-    """Mark what instructions write in these tensors whatever the data are."""
+    """Mark the elements of these tensors that instructions write whatever the data are."""
     for entry in entries:
         for view in _written_views(entry):
             storage = placeholder_of(view)
@@ -194,13 +200,13 @@ def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
 
 
 def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
-    """Divide what a core does where the cores of a launch on two cores meet."""
+    """Divide the entries of a core at the instructions where the two cores of a launch synchronise."""
     ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, RecordedCall) and entry.is_meeting]
     return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
 
 
 def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
-    """Return the views of these tensors in an instruction whose rows the data choose, and that it reads."""
+    """Return the views of these tensors that an instruction reads and whose rows the data choose."""
     tensors = entry.tensors if isinstance(entry, RecordedCall) else []
     return [
         view
@@ -217,9 +223,10 @@ def _has_all_rows(view: View) -> bool:
 
 
 def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
-    """Return those tensors from which the data choose rows for a core before instructions have written all of them.
+    """Return the tensors that a core gathers from before instructions have written all rows that the data may choose.
 
-    Until the cores meet again, all that the other one writes counts as written: a read of such rows is a race.
+    Rows that the other core writes before the next synchronisation count as written, because reading them is a race
+    anyway.
     """
     if not gathered:
         return gathered
@@ -266,7 +273,7 @@ def _calls(stream: Stream) -> Iterator[RecordedCall]:
 
 
 def data_dependent_tensors(stream: Stream) -> DataDependent:
-    """Return the tensors of a recorded launch of which the data decide which elements it touches."""
+    """Return the tensors of a recorded launch in which the data decide which elements are accessed."""
     options = stream.options
     may_race = len(stream.cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore")
     chosen: set[PlaceholderStorage] = set()

@@ -42,7 +42,8 @@ def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
 
     Args:
         entry: the instruction.
-        is_whole: whether its function did not run to its end, because it needs elements.
+        is_whole: whether the instruction is recorded as a whole, because its function needs elements and did not run to
+            its end.
 
     Raises:
         Unplannable: if the data decide which elements of PSUM are no longer matmul results.
@@ -139,7 +140,7 @@ class _Emission:
         operand.elements.mark_written()
 
     def _is_dependent(self, entry: RecordedCall) -> bool:
-        """Tell whether an instruction has to run as it is because it touches a data-dependent tensor."""
+        """Tell whether an instruction must run as in a normal launch because it accesses a data-dependent tensor."""
         return bool(self._dependent) and any(placeholder_of(view) in self._dependent for view, _ in entry.tensors)
 
     def _add(self, work: Work) -> None:
@@ -198,7 +199,8 @@ def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -
 
 
 def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
-    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as it is.
+    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as in a normal
+    launch.
 
     Raises:
         Unplannable: if an instruction reads elements that no instruction has written.

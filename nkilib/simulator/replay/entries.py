@@ -6,7 +6,7 @@
 :class:`Entries` has an :class:`Entry` for each key. A key has several plans where a launch depends on values that a
 plan checks. The numbers of keys and plans and the bytes of plans are bounded: those used longest ago are dropped first.
 
-A :class:`Planner` records and plans. Entries know it, and its recordings, streams and plans, by interfaces alone:
+A :class:`Planner` records and plans. Entries use it, and its recordings, streams and plans, only through interfaces:
 :class:`AnyRecording`, :class:`AnyStream`, :class:`AnyPlan`.
 """
 
@@ -55,7 +55,7 @@ class AnyStream(Protocol):
         """The numbers of the argument arrays that the launch wrote."""
 
     def differs_from(self, other: Any) -> str:
-        """Return how the instructions of another launch differ, in a few words; empty if they are the same."""
+        """Return text that says how the instructions of another launch differ; empty if they are the same."""
 
 
 class AnyRecording(Protocol):
@@ -75,7 +75,7 @@ class AnyRecording(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """The mistake of the recorder because of which no plan can be made, or None."""
+        """The recorder's own fault because of which no plan can be made, or None."""
 
 
 class AnyPlan(Protocol):
@@ -108,7 +108,7 @@ class Planner(Protocol):
 
         ``written`` has the numbers of the argument arrays that launches with this key have written so far.
 
-        Raises what the launch raises and nothing else: a mistake of the recorder becomes an ``error``.
+        It raises only what the launch raises: a fault of the recorder becomes the ``error`` of the recording.
         """
 
     def build(self, recorded: Any, candidate: Candidate) -> AnyPlan:
@@ -138,14 +138,14 @@ class Entry:
         kept: functions that return the objects that the key names by ``id``, or None for a deleted object.
         tally: the counter of the launches of the kernel.
         lock: the lock that is held during a launch; another launch with the key at that time does not use the entry.
-        used: a number that is higher the later the entry was used last.
-        waiting: recordings without an equal one, at most two: a plan is made only of two equal recordings.
+        used: a number that grows with the time of the last use, for dropping the oldest.
+        waiting: at most two recordings that equal no earlier one; a plan is made only from two equal recordings.
         recordings: the number of recordings since the last plan was made.
         plans: its plans, the last valid one in front.
         failures: the number of launches since the last plan was made for which no plan was valid.
         failures_in_a_row: the number of such launches since a plan was valid.
         replays: the number of replays since the last plan was made.
-        restarts: how often in a row its plans were dropped before they had run often enough to be worth making.
+        restarts: how often in a row its plans were dropped before enough replays had made up for the planning.
         reason: the reason why the key is not planned any more; empty if it still is.
     """
 
@@ -235,7 +235,7 @@ class Entry:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def make_room(self) -> None:
-        """Drop the plans to make room for others, and record again; give up if that has happened too often."""
+        """Drop the plans to free memory, and record again; give up if that has happened too often."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:
@@ -309,7 +309,7 @@ class Entries:
         return entry
 
     def note_end(self, candidate: Candidate) -> None:
-        """Count a launch without an entry that ran instruction by instruction to its end."""
+        """Count a launch that has no entry and ran instruction by instruction to its end."""
         number = hash(candidate.key)
         if len(self._ended) >= MOST_COUNTED:
             self._ended.clear()

@@ -6,9 +6,9 @@
 :func:`candidate_of` returns the key, in a :class:`Candidate`, or a :class:`Refusal` that says why a launch has none. A
 kernel states that it is replayable with :func:`nkilib.nki.replayable`.
 
-The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
-type, and the items of a container its length. Objects that are compared by identity appear by ``id``. Whoever keeps the
-key also keeps weak references to them, so that the key does not keep a kernel alive with all that it holds.
+The key is made at every launch, and is flat to be fast: a sequence of hashable parts, in which each value follows its
+type, and the items of a container follow its length. Objects that are compared by identity appear by ``id``. Whoever
+keeps the key also keeps weak references to them, so that the key does not keep a kernel alive with all that it holds.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Candidate(NamedTuple):
 
     Attributes:
         key: a value that is equal for launches whose instructions may be the same.
-        arrays: each array among the arguments once, in order of first appearance, in memory shared with the caller's.
-        originals: the caller's objects that these arrays stand for.
+        arrays: each array among the arguments once, in order of first appearance; they share the caller's memory.
+        originals: the caller's objects for these arrays.
         kept: the objects that the key names by ``id``, the kernel's function first; the key is valid while they live.
     """
 
@@ -87,7 +87,7 @@ class _Unkeyable(Exception):
 
 
 def _is_constant(kind: type) -> bool:
-    """Tell whether nothing about a class can change: a type of Python's or of numpy's scalars."""
+    """Tell whether a class is immutable in every respect: a type of Python's or of numpy's scalars."""
     return issubclass(kind, np.generic) or not kind.__flags__ & _HEAP_TYPE
 
 
@@ -107,8 +107,8 @@ class _Collected:
     """The parts of a key and the arrays, collected in a walk through the arguments of a launch.
 
     Args:
-        widens: whether the launch holds low-precision types in float32, for which it copies such arrays.
-        trusts_all: whether functions and classes that do not state that they are replayable may be arguments.
+        widens: whether the launch copies arrays of low-precision types to hold them in float32.
+        trusts_all: whether functions and classes may be arguments even if they are not marked as replayable.
     """
 
     __slots__ = ("_are_owners", "_numbers", "_trusts_all", "_widens", "arrays", "kept", "originals", "parts")
@@ -142,8 +142,8 @@ class _Collected:
     def add_identity(self, value: Any) -> None:
         """Add an object that equals only itself, by its ``id``.
 
-        A function comes with its code, which may be replaced, and the spec of its module, which is another one if the
-        module was loaded again: the names in the code then refer to other functions.
+        For a function, its code is added, because it may be replaced, and the spec of its module: if the module is
+        loaded again, names in the code refer to other functions.
         """
         self.parts += (type(value), id(value))
         self.kept.append(value)
@@ -213,7 +213,9 @@ class _Collected:
         self.parts += (float, value if value and value == value else pack("d", value))
 
     def _add_unusual(self, kind: type, value: Any) -> None:
-        """Add an argument of a rare type, tried in the order of ``map_leaves`` and of the kernel."""
+        """Add an argument of a rare type; the types are tried in the order in which ``map_leaves`` and the kernel treat
+        them.
+        """
         if is_array(value):
             self._add_array(value)
         elif isinstance(value, tuple | list):
@@ -283,7 +285,7 @@ class _Collected:
             raise _Unkeyable(f"holds a {kind.__module__}.{kind.__qualname__}, which has no value to compare")
 
     def _add_code(self, value: Callable[..., Any]) -> None:
-        """Add a function or class among the arguments: what it reads, or its attributes, may change."""
+        """Add a function or class among the arguments; it must be replayable, because what it reads may change."""
         if not self._trusts_all and not is_replayable(value):
             raise _Unkeyable(f"holds {value.__qualname__}, which does not state that it is nkilib.nki.replayable")
         self.add_identity(value)

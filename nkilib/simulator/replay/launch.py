@@ -38,7 +38,7 @@ from .stream import Stream, placeholder_of, views_in
 
 
 class _Left(NamedTuple):
-    """The arrays after a replayed launch, of which the returned value is made.
+    """The arrays after a replayed launch, from which the returned value is made.
 
     Attributes:
         arrays: the argument arrays, followed by the arrays of the tensors that the plan returns.
@@ -53,7 +53,7 @@ _Result = Callable[[_Left], Any]
 
 
 def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """Return a function that makes the value that a launch returns; ``tensor`` gives such a function for a tensor."""
+    """Return a function that makes the returned value of a launch; ``tensor`` returns such a function for a tensor."""
     if isinstance(value, NkiTensor):
         return tensor(value)
     if type(value) in (tuple, list):
@@ -69,7 +69,7 @@ def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
 
     Args:
         view: the tensor that the recorded launch returned.
-        place: the number of the array that it is a view of; None for an argument.
+        place: the number of the array of which it is a view; None for an argument.
         as_torch: whether to make a tensor of PyTorch.
     """
     storage, dtype = placeholder_of(view), view.dtype
@@ -137,7 +137,7 @@ class Replay:
 
 
 def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
-    """Return the results and the written arguments that the recorded launch left."""
+    """Return the results and written arguments of the recorded launch, after its end."""
     return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
 
 
@@ -210,7 +210,7 @@ def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
     Args:
         kernel: the kernel.
         options: the options in force.
-        free: options that are known to prevent nothing.
+        free: options that are known not to prevent it.
     """
     if not options.replay or is_unreplayed():
         return "replay is off"

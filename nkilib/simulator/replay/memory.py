@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The memory for the elements that a plan works on: its own, or the arrays of the launch that it runs for.
+"""The memory of a plan: its own, and the arrays of the launch for which it runs.
 
 Tiles have their places in a block of memory (:func:`placed`), of which each core has one (:class:`Arenas`).
-:class:`Memory` gives steps their arrays; one that exists only while a launch runs has a :class:`Slot`.
+:class:`Memory` returns the arrays of steps; a :class:`Slot` stands for an array that exists only while a launch runs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ ARENAS = Arenas()
 
 
 class _Piece:
-    """The beginning of a core's arena, as far as one plan uses it; the plan allocates what does not fit into the arena.
+    """The part of a core's arena that one plan uses, from its beginning; the plan allocates more memory if the arena is
+    too small.
 
     Attributes:
         own_bytes: the bytes that the plan allocated besides the arena.
@@ -90,7 +91,7 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Life:
-    """The life of a tile: the numbers of the first and the last group of work that touch it."""
+    """The lifetime of a tile: the numbers of the first and the last group of work that access it."""
 
     storage: PlaceholderStorage
     first: int
@@ -111,7 +112,7 @@ class Placed:
 
 
 def _touched(work: Work) -> list[PlaceholderStorage]:
-    """Return the storages that some work reads or writes."""
+    """Return the storages that a piece of work reads or writes."""
     is_dead = isinstance(work, Elementwise) and work.is_dst_dead
     writes = work.writes[1:] if is_dead else work.writes
     return [ref.storage for ref in (*work.reads, *writes)]
@@ -133,7 +134,7 @@ def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorag
 def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> Placed:
     """Return places for the tiles of a core: tiles that are not alive at the same time share memory.
 
-    ``is_own`` tells which storages are its tiles.
+    ``is_own`` is a function that tells whether a storage is a tile of this core.
     """
     offsets: dict[PlaceholderStorage, int] = {}
     alive: list[tuple[int, int, int]] = []  # last group, offset, end
@@ -157,7 +158,7 @@ class Slot:
     """A place in a step for an array that exists only while a launch runs: a view of an argument or of a result.
 
     Attributes:
-        source: the number of the launch's array that it is a view of.
+        source: the number of the launch's array of which it is a view.
         shape, numpy_type, offset, strides: shape, type, offset and strides of the view, the latter two in bytes.
         array: the view, while a launch runs.
     """
@@ -205,7 +206,9 @@ class Memory:
         return own + sum(piece.own_bytes for piece in self._pieces)
 
     def source_of(self, storage: PlaceholderStorage) -> int | None:
-        """Return the number of the launch's array that holds a storage; None if the plan has the memory for it."""
+        """Return the number of the launch's array that holds a storage; None if the storage is in the plan's own
+        memory.
+        """
         return self._sources.get(storage.number)
 
     def place(self, core: int, placed: Placed) -> None:
@@ -219,7 +222,7 @@ class Memory:
         self._own[storage.number] = content
 
     def bytes_of(self, storage: PlaceholderStorage) -> Bytes:
-        """Return the memory of a storage for which the plan has the memory."""
+        """Return the memory of a storage that is in the plan's own memory."""
         memory = self._places.get(storage.number)
         if memory is not None:
             return memory
@@ -259,7 +262,7 @@ class Memory:
         return slot
 
     def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
-        """Return a work buffer, the same one for all steps of a core with this ``role`` that need no more bytes."""
+        """Return a work buffer; all steps of a core with the same ``role`` share it if it is large enough."""
         needed = prod(shape) * numpy_type.itemsize
         buffer = self._scratch.get((core, role))
         if buffer is None or buffer.nbytes < needed:

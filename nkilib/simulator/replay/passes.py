@@ -3,9 +3,9 @@
 
 """Passes over the work of a core, which reduce the steps and the memory of a plan, with bitwise identical results.
 
-:func:`with_sums` makes one piece of work of the matmuls that add to one matrix. :func:`without_loads`,
-:func:`without_dead` and :func:`without_stores` remove work, in this order. :func:`grouped` puts row-wise work together
-that can run on a few rows, which stay in a cache, before it runs on the next ones.
+:func:`with_sums` joins the matmuls that add to one matrix into one piece of work. :func:`without_loads`,
+:func:`without_dead` and :func:`without_stores` remove work, in this order. :func:`grouped` forms groups of row-wise
+work that runs on a few rows at a time, so that these stay in the CPU's cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Append the waiting sums that ``work`` touches, or whose operands it changes, to ``summed``, except ``but``."""
+    """Append to ``summed`` the waiting sums that must be computed before ``work``, except ``but``.
+
+    These are the sums whose result ``work`` accesses, or whose operands it changes.
+    """
     if isinstance(work, Meeting):
         summed.extend(waiting.values())
         waiting.clear()
@@ -48,7 +51,7 @@ def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | 
 def with_sums(works: list[Work]) -> list[Work]:
     """Return the work with sums in place of products.
 
-    A sum takes in products as long as possible: until other work touches its result or changes an operand.
+    A sum collects products until other work accesses its result or changes an operand.
     """
     summed: list[Work] = []
     waiting: dict[int, Sum] = {}  # by the number of the storage that takes it
@@ -70,7 +73,7 @@ def with_sums(works: list[Work]) -> list[Work]:
 
 @dataclass(eq=False)
 class _Load:
-    """A load of a tile from HBM, as long as no part of the tile has been overwritten.
+    """A load of a tile from HBM; it is kept until a part of the tile is overwritten.
 
     Attributes:
         move: the load.
@@ -98,7 +101,9 @@ class _Load:
 
 
 def _source_of(move: Move) -> Layout | None:
-    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
+    """Return the source of a load as a matrix with the rows of the tile; None if the source cannot be read in place of
+    the tile.
+    """
     dst, src = move.dst, move.src
     if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= _SMALLEST):
         return None
@@ -120,7 +125,9 @@ def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
 
 
 def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
-    """Redirect the reads of ``work`` to HBM where possible, and mark the loads of its other reads as needed."""
+    """Redirect reads of ``work`` from loaded tiles to HBM where possible, and mark the loads of the other reads as
+    needed.
+    """
     for ref in list(work.reads):
         overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
         if not overlapping:
@@ -132,7 +139,7 @@ def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
 
 
 def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
-    """Note a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
+    """Update the loads for a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
     tile_loads = loads.get(ref.storage.number)
     if tile_loads:
         for load in tile_loads:
@@ -177,13 +184,13 @@ class _Needed:
         self._by_storage: dict[int, list[Rectangle]] = {}
 
     def read(self, ref: Ref) -> None:
-        """Note that elements are read."""
+        """Record that these elements are read later."""
         places = self._by_storage.setdefault(ref.storage.number, [])
         if not any(place.contains(ref.place) for place in places):
             places.append(ref.place)
 
     def overwrite(self, ref: Ref) -> None:
-        """Note that all of these elements get new values, so that the values before that are not needed."""
+        """Record that all of these elements are overwritten, so that their earlier values are not needed."""
         places = self._by_storage.get(ref.storage.number)
         if places and ref.is_block:
             places[:] = [place for place in places if not ref.place.contains(place)]
@@ -229,7 +236,7 @@ class _Store:
 
 
 def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
-    """Return the store that a copy is, if it stores a tile of which no part is read later; else None."""
+    """Return a copy as a :class:`_Store` if it stores a tile of which no part is read later; else None."""
     src, dst = move.src, move.dst
     if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= _SMALLEST):
         return None
@@ -242,14 +249,14 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Tell whether each element that is read is where the result computed from it goes."""
+    """Tell whether each element that is read is at the place where the result computed from it is stored."""
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
 def _is_written_for(work: Elementwise, store: _Store) -> bool:
     """Tell whether ``work`` computes exactly what is stored, and can compute it at the destination of the store.
 
-    It can if the elements that it reads there are those for the results at the same places.
+    It can if each element that it reads there is used only for the result at the same place.
     """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
@@ -259,7 +266,7 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
 
 
 def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
-    """Drop waiting stores whose tile or destination ``work`` touches, because they cannot move to before it."""
+    """Drop waiting stores whose tile or destination ``work`` accesses, because they cannot move before ``work``."""
     for number, store in list(waiting.items()):
         if work is store.move:
             continue
@@ -304,7 +311,7 @@ def without_stores(works: list[Work]) -> list[Work]:
 
 
 def _trimmed(group: list[Work]) -> list[list[Work]]:
-    """Split off the work at both ends of a group that is small enough to run on all of its rows at once."""
+    """Split off work at both ends of a group if it is small enough to run on all of its rows at once."""
     if len(group) == 1:
         return [group]
     large = [place for place, work in enumerate(group) if is_large(work)]
@@ -320,13 +327,15 @@ def _has_a_row_a_partition(ref: Ref) -> bool:
 
 
 class _Rows(tuple[int, int]):
-    """The partitions whose rows some work reads and writes, row by row: the first partition, and their number."""
+    """The range of partitions whose rows a piece of work reads and writes row by row: the first partition, and the
+    number.
+    """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, work: Work) -> _Rows | None:
-        """Return the partitions of some work; None if a row of its results may depend on another row."""
+        """Return the partitions of a piece of work; None if a row of its results may depend on another row."""
         if isinstance(work, Elementwise):
             if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
                 return None
@@ -343,7 +352,9 @@ class _Rows(tuple[int, int]):
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Tell whether rows of ``work`` and different rows of the group share no elements in HBM that either writes."""
+    """Tell whether ``work`` may join a group: no row of it shares HBM elements with another row of the group that
+    writes them.
+    """
     for other in group:
         for written in other.writes:
             if written.is_in_hbm and any(ref.meets(written) for ref in (*work.reads, *work.writes)):

@@ -3,7 +3,7 @@
 
 """``Plan``: the steps of a launch, to be run on the arrays of another launch of the same key.
 
-:class:`Plan` makes the work of the recorded instructions, reduces it by the passes, and has its steps built and run.
+:class:`Plan` converts the recorded instructions to work, reduces the work by passes, builds the steps and runs them.
 
 The work of the cores between two barriers or exchanges is a round. In a round the cores run one after the other, or in
 parallel if that is faster.
@@ -57,7 +57,7 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the data of the other core; both cores agreed on the terms when the launch was recorded."""
+        """Return the data of the other core, which have been checked to match when the launch was recorded."""
         return [replace(item, core=self._core, src=self._src, values=self._values)]
 
 
@@ -79,7 +79,7 @@ def _call(core: Core, meeting: Meeting) -> Call:
 
 
 def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
-    """Run the instruction on one core, with ``barrier`` in place of the launch's."""
+    """Run the synchronising instruction on one core, with ``barrier`` in place of the launch's barrier."""
     launch_barrier, core.launch.barrier = core.launch.barrier, barrier  # type: ignore[assignment]
     try:
         call = _call(core, meeting)
@@ -89,7 +89,7 @@ def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
 
 
 def _run_collective(core: Core, meeting: Meeting) -> None:
-    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
+    """Run a collective of a single rank on one core for both cores; the other core has reached the same collective."""
     if core.observers.find(SharedAccesses) is not None:
         raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
     _run_at(_Agreed(), core, meeting)
@@ -116,7 +116,7 @@ def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
 
 
 class _Ways:
-    """The times of a round in its first runs, sequential and parallel, from which the faster way is chosen.
+    """The measured times of a round's first runs, sequential and parallel, from which the faster way is chosen.
 
     Args:
         may_pay: whether the work is large enough for a second thread to be worth its cost.
@@ -135,7 +135,7 @@ class _Ways:
         return len(parallel) < _TRIALS or min(parallel) < _GAIN * min(sequential)
 
     def note(self, is_side_by_side: bool, seconds: float) -> None:
-        """Note how long a run took."""
+        """Record how long a run took."""
         timings = self._seconds[is_side_by_side]
         if self._may_pay and len(timings) < _TRIALS:
             timings.append(seconds)
@@ -199,7 +199,8 @@ class _Round:
 
         Args:
             cores: the cores of the plan.
-            enters: whether the plan has instructions that run as they are: they look up the core of their thread.
+            enters: whether the plan has instructions that run as in a normal launch and look up the core of their
+                thread.
         """
         runs = [_Run(core, segment, enters) for core, segment in zip(cores, self.segments, strict=True)]
         is_side_by_side, start = self._ways.is_side_by_side, perf_counter()
@@ -216,7 +217,7 @@ class _Round:
 
 @dataclass(eq=False)
 class _Late:
-    """A tensor that is an array of the launch, and that instructions access as a tensor instead of in a slot.
+    """A tensor in an array of the launch, which instructions access as a tensor instead of through a slot.
 
     Attributes:
         storage: the storage of the tensor.
@@ -239,7 +240,7 @@ def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArr
 
 
 def _may_refuse(work: Work) -> bool:
-    """Tell whether some work may meet values for which the launch has to run instruction by instruction."""
+    """Tell whether a piece of work may meet values for which the launch must run instruction by instruction."""
     return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
 
 
@@ -261,7 +262,7 @@ def _returned(result: Any) -> list[PlaceholderStorage]:
 
 
 def _views_of(work: Work) -> list[View]:
-    """Return the tensors that some work accesses as tensors, instead of receiving arrays."""
+    """Return the tensors that a piece of work accesses as tensors, instead of receiving arrays."""
     if isinstance(work, Elementwise):
         return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
     if not isinstance(work, Whole):
@@ -342,7 +343,9 @@ class Plan:
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
-        """Give memory to the tensors of instructions that run as they are, and to those of reductions."""
+        """Give memory to the tensors of instructions that run as in a normal launch, and to the tensors of
+        reductions.
+        """
         for core_works in works:
             for work in core_works:
                 for view in _views_of(work):
@@ -440,7 +443,7 @@ class Plan:
                 raise ReplayFailed(f"{view} is returned and was not written")
 
     def _watch_races(self) -> RaceWatch:
-        """Watch the cores for races on tensors of which the data decide what the cores touch."""
+        """Watch the cores for races on tensors in which the data decide which elements are accessed."""
         options = self._cores[0].options
         watch = RaceWatch(RaceLevels(options.races, options.identical_writes))
         for core in self._cores:

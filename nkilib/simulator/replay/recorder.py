@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Recording of the instructions of a launch, while the launch runs as it always does.
+"""Recording of the instructions of a launch while it runs in the normal way.
 
 :func:`record_launch` runs a kernel and returns a :class:`RecordedLaunch`; a :class:`Recorder` watches the launch.
 """
@@ -55,7 +55,7 @@ class _CoreRecorder(Observer):
         self._count = 0
 
     def count(self) -> int:
-        """Return how many storages of this core alone were labelled before, and count one more."""
+        """Return how many storages of this core were labelled before, and count one more."""
         self._count += 1
         return self._count - 1
 
@@ -100,7 +100,7 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._placeholder_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """Guard the elements that an operand's address was read from, if a tensor holds it.
+        """Make the plan check the tensor elements from which an operand's address was read.
 
         Raises:
             Unplannable: if the instruction itself has this tensor as an operand, and may have overwritten it.
@@ -116,7 +116,7 @@ class _CoreRecorder(Observer):
         return self._recorder.placeholder_view(view, self._number)
 
     def _taken(self, value: Any) -> Any:
-        """Return a parameter as it is recorded: with views of placeholders for tensors, and copies of registers."""
+        """Return a parameter in recorded form: views of placeholders in place of tensors, and copies of registers."""
         if isinstance(value, NkiTensor):
             indirect = value.indirect_access
             if indirect is None:
@@ -133,8 +133,8 @@ class _CoreRecorder(Observer):
     def _indirect(self, view: NkiTensor, indirect: Indirect) -> NkiTensor:
         """Return the recorded form of a view whose address was read at run time.
 
-        If a vector chooses its rows, the plan reads the vector again; a scalar offset is resolved, and guarded
-        elsewhere.
+        If a vector chooses its rows, the plan reads the vector again. A scalar offset is replaced by its value, which
+        the plan checks.
         """
         if indirect.kind == "scalar":
             try:
@@ -186,7 +186,7 @@ class Recorder(Watcher):
         return
 
     def refuse(self, reason: str) -> None:
-        """Note that no plan can be made of this launch."""
+        """Record that no plan can be made of this launch, and the reason."""
         self.refusal = self.refusal or reason
 
     def stream(self, cores: list[Core], result: Callable[[Callable[[Any], Any]], Any]) -> Stream | None:

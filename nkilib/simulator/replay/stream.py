@@ -3,11 +3,11 @@
 
 """``Stream``: the recorded instructions of a launch, without the data of its arrays.
 
-Their tensors are views of placeholders, storages without memory, until a plan gives these memory
-(:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`RecordedCall`), or a load or
-store of a register (:class:`Guarded`, :class:`Stored`). A call has the tensors that it reads or writes
-(:class:`TouchedTensor`), and operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`).
-:func:`placeholder_of` and :func:`views_in` find placeholders and views. Keys (:func:`key_of`) tell streams apart.
+Their tensors are views of placeholders (:class:`PlaceholderStorage`): storages without memory, until a plan provides
+it. An entry of a stream is a call of an instruction (:class:`RecordedCall`), or a load or store of a register
+(:class:`Guarded`, :class:`Stored`). A call holds the tensors that it reads or writes (:class:`TouchedTensor`), and
+operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`). :func:`placeholder_of` and :func:`views_in`
+find placeholders and views. Streams are compared by their keys (:func:`key_of`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PlaceholderStorage(Storage):
         self._has_memory = True
 
     def take_away(self) -> None:
-        """Detach its memory, which belongs to something else from here on."""
+        """Detach its memory, which is used for something else from now on."""
         self._bytes = _NOTHING
         self._has_memory = False
 
@@ -151,7 +151,8 @@ def key_of(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class Guarded:
-    """Elements from which a register, a scalar or an address was loaded: a plan is valid only if they are the same.
+    """Elements from which a register, a scalar or an address was loaded; a plan is valid only for launches where they
+    are the same.
 
     Attributes:
         view: the tensor.
@@ -168,7 +169,9 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Stored:
-    """Elements to which a register or a scalar was stored; the guarded elements before it determine its value.
+    """Elements to which a register or a scalar was stored.
+
+    The value is known from the recorded launch, because all loads before are guarded (:class:`Guarded`).
 
     Attributes:
         view: the tensor.
@@ -211,7 +214,9 @@ class Gathered:
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Copy the elements back to where ``index`` chose them; of several for one place the last one stays."""
+        """Copy the elements back to the places from which ``index`` chose them; of several for one place, the last one
+        stays.
+        """
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
 
@@ -258,23 +263,25 @@ class RecordedCall:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is a collective operation of ranks; in a launch without other ranks, of this rank alone."""
+        """Whether it is a collective operation of ranks; in a launch without other ranks, one of this rank alone."""
         return self.definition.module != "nisa"
 
     @property
     def is_meeting(self) -> bool:
-        """Whether the cores of a launch on two cores wait for each other at it."""
+        """Whether the two cores of a launch wait for each other in this instruction."""
         return self.definition.name in _MEETINGS or self.is_collective
 
     @property
     def skips(self) -> bool:
-        """Whether it skips rows whose index is out of range."""
+        """Whether the instruction skips rows whose index is out of range."""
         names = self.definition.names
         return _OOB_MODE in names and as_oob_mode(self.values[names.index(_OOB_MODE)]) is oob_mode.skip
 
     @property
     def written(self) -> list[View]:
-        """The outputs of which it writes every element, whatever the data are; none of a collective operation."""
+        """The outputs of which the instruction writes every element whatever the data are; none for a collective
+        operation.
+        """
         if self.is_collective or self.skips:
             return []
         outputs = [self.values[place] for rule, place in self.definition.outputs if not rule.may_leave]
@@ -347,7 +354,7 @@ class Stream:
                 yield placeholder_of(entry.view)
 
     def differs_from(self, other: Stream) -> str:
-        """Return how another launch of the same key differs, in a few words; empty if it is the same."""
+        """Return text that says how another launch of the same key differs; empty if it is the same."""
         if len(self.cores) != len(other.cores):
             return "another number of cores"
         for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):

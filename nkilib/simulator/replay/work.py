@@ -6,8 +6,8 @@
 - :class:`Work`: a piece: :class:`Elementwise`, :class:`Reduced`, :class:`Move`, :class:`Product`, :class:`Sum`,
   :class:`Action`, :class:`Check` and others; :class:`Ref`: elements that it reads or writes;
 - :class:`Meeting`: an instruction at which both cores synchronise;
-- :func:`blocks_for`, :func:`needs_all_rows`, :func:`row_count_of`, :func:`width_of`, :func:`is_large`: how row-wise
-  work is divided into blocks of rows.
+- :func:`blocks_for`, :func:`needs_all_rows`, :func:`row_count_of`, :func:`width_of`, :func:`is_large`: the division of
+  row-wise work into blocks of rows.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Ref:
         return Layout((rows, width), (strides[0], 1), self.layout.offset)
 
     def meets(self, other: Ref) -> bool:
-        """Tell whether two references may have an element in common."""
+        """Tell whether two references may have an element in common; False is certain."""
         return self.storage is other.storage and self.place.meets(other.place)
 
     def is_same(self, other: Ref) -> bool:
@@ -114,8 +114,8 @@ class Work:
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
-        chosen: the elements of ``reads`` of which the data choose some, unwritten ones too: the work refuses these,
-            unless :mod:`.data_dependence` has found that there are none.
+        chosen: the elements of ``reads`` from which the data choose. If they may include unwritten ones, the work
+            raises an error when it reads those.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)
@@ -132,7 +132,7 @@ class Elementwise(Work):
 
     Attributes:
         dst: the elements that receive the results.
-        tiles: the elements that they are computed from.
+        tiles: the elements from which they are computed.
         apply: the function that computes some rows.
         reduction: the reduction of the results into accumulator registers, or None.
         columns: the scalar operands, each a number or a ``Ref``.
@@ -156,7 +156,7 @@ class Elementwise(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether it has no effect but its writes; a reduction changes registers, too."""
+        """Whether its only effect is its writes; a reduction changes registers, too."""
         return self.reduction is None
 
 
@@ -200,7 +200,7 @@ class Action(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether it has no effect but its writes; an action that may raise an error for some elements always runs."""
+        """Whether its only effect is its writes; an action that may raise an error for some elements always runs."""
         return bool(self.writes) and not self.may_refuse
 
 
@@ -245,7 +245,7 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Tell whether ``ref`` is the matrix at the next place."""
+        """Tell whether ``ref`` continues the series of matrices, at the same distance from the last one."""
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
         shape, strides, offset = ref.layout
@@ -267,7 +267,7 @@ class Side:
 
 @dataclass(eq=False)
 class Run:
-    """Successive products whose left operands are at equal distances, and whose right operands are."""
+    """Successive products whose left operands are at equal distances in memory, and whose right operands are too."""
 
     left: Side
     right: Side
@@ -309,7 +309,7 @@ def everything(storage: PlaceholderStorage) -> Rectangle:
 
 @dataclass(eq=False)
 class Whole(Work):
-    """An instruction whose function runs as it is in every replay, on the plan's memory."""
+    """An instruction whose function runs in every replay as in a normal launch, on the plan's memory."""
 
     call: RecordedCall
     is_pure: ClassVar[bool] = False

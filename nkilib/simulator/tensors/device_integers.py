@@ -3,10 +3,11 @@
 
 """Integers that only the device knows, for loops and dynamic addresses: ``VirtualRegister`` and ``NkiScalar``.
 
-- :class:`VirtualRegister`: can be written again, and Python cannot compute with it; :class:`LoadedFloat` is what one
-  holds that was loaded with a float;
+- :class:`VirtualRegister`: can be written again, and Python cannot compute with it; :class:`LoadedFloat`: the content
+  of a register that was loaded with a float;
 - :class:`NkiScalar`: is immutable and has arithmetic; :func:`check_scalar_type` checks its type;
-- :func:`int32_of`: the integer that either of them (:data:`DeviceInteger`) holds; :func:`wrap_integer`: 32 bits of one.
+- :func:`int32_of`: the integer that either of them (:data:`DeviceInteger`) holds; :func:`wrap_integer`: an integer
+  wrapped to 32 bits.
 
 Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow),
 ``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops); pages of
@@ -114,7 +115,9 @@ class VirtualRegister(NKIObject):
             raise NkiValidationError(f"{what}: {self} {why_apart(self._scope, here, '')}")
 
     def forget(self, origin: Hashable = None) -> None:
-        """Set the register to a value that the launch has not computed; ``origin`` is the attribute of this name."""
+        """Mark the register as holding a value that the launch has not computed; ``origin`` is the attribute of this
+        name.
+        """
         self._check_writable()
         self._content, self.origin = None, origin
 
@@ -446,10 +449,11 @@ _SCALAR_TYPES = frozenset({int32, int64})
 
 
 def check_scalar_type(name: str, dtype: DType) -> None:
-    """Check that a scalar can have a tensor's type.
+    """Check the type of a tensor from which a scalar is loaded or into which it is stored: int32 or int64.
 
     Raises:
-        NkiValidationError: if it cannot; the message names the operand, and the signed type of the same width.
+        NkiValidationError: for another type; the message names the operand ``name``, and says whether to view the
+            tensor as a signed type or to cast it.
     """
     if dtype not in _SCALAR_TYPES:
         signed = "int64" if dtype.itemsize == int64.itemsize else "int32"

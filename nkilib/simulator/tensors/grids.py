@@ -63,7 +63,7 @@ def _as_range(tiles: Sequence[int]) -> Sequence[int]:
 class Axis:
     """One dimension of a grid, divided into tiles, with the tiles that the grid selects.
 
-    The selected tiles are grouped into cells, which an index of the grid counts: a cell is one tile in a grid of
+    The selected tiles are grouped into cells, and an index of the grid counts cells: a cell is one tile in a grid of
     tiles, and ``group`` tiles in a grid of blocks.
 
     Attributes:
@@ -74,7 +74,7 @@ class Axis:
         outer: stride from the first element of a tile to the first element of the next tile, in the same unit.
         group: number of tiles in a cell.
         is_tiled: whether the dimension is tiled; leading dimensions that are not are indexed element by element.
-        is_consumed: whether an integer has chosen its one cell, so that no further index counts along it.
+        is_consumed: whether an integer index has selected a single cell, so that the dimension cannot be indexed again.
     """
 
     size: int
@@ -103,13 +103,15 @@ class Axis:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether the last cell, the only one that can, has fewer elements than a whole cell."""
+        """Whether the last cell (tile or block) has fewer elements than a whole cell; only the last one can."""
         last = self.tiles[(self.cells - 1) * self.group :] if self.cells else ()
         return 0 < self._elements_of(last) < self.group * self.tile
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from a cell to the next; None if it differs from cell to cell."""
+        """The number of elements of the dimension from one cell (tile or block) to the next; None if it is not the same
+        for all.
+        """
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
             return self.group * self.tile
@@ -119,20 +121,24 @@ class Axis:
         return steps.pop() * self.tile if len(steps) == 1 else None
 
     def one(self, cell: int) -> Axis:
-        """Return the axis with only cell number ``cell``, counted from 0, selected by an integer."""
+        """Return the axis with only cell (tile or block) number ``cell``, counted from 0, selected by an integer
+        index.
+        """
         tiles = self.tiles[cell * self.group : (cell + 1) * self.group]
         # Without replace(), which takes three times as long: kernels ask for tiles in their innermost loops.
         return Axis(self.size, self.tile, tiles, self.inner, self.outer, self.group, self.is_tiled, True)
 
     def some(self, cells: range) -> Axis:
-        """Return the axis with only the given cells, in ascending order, selected by a slice."""
+        """Return the axis with only the given cells (tiles or blocks), in ascending order, selected by a slice."""
         if self.group == 1:
             return replace(self, tiles=_as_range(self.tiles[cells.start : cells.stop : cells.step]))
         chosen = [self.tiles[cell * self.group : (cell + 1) * self.group] for cell in cells]
         return replace(self, tiles=_as_range([tile for group in chosen for tile in group]))
 
     def regrouped(self, group: int) -> Axis:
-        """Return the axis with the same tiles in cells of ``group`` tiles; its coordinate can be indexed again."""
+        """Return the axis with the same tiles in blocks of ``group`` tiles; an integer or a slice can index it
+        again.
+        """
         return replace(self, group=group, is_consumed=False)
 
     def follows_partitions(self) -> bool:
@@ -242,7 +248,7 @@ class NkiGrid:
 
     @property
     def tile_shape(self) -> Shape:
-        """The number of elements of a whole tile along each tiled dimension."""
+        """The shape of a whole tile: its number of elements along each tiled dimension."""
         return tuple(axis.tile for axis in self._tiled)
 
     @property
@@ -375,7 +381,7 @@ class NkiGrid:
         return Layout(tuple(span.size for span in dimensions), tuple(span.stride for span in dimensions), offset)
 
     def _is_packed(self) -> bool:
-        """Return whether several rows of tiles, or slabs of rows, lie in the same partitions."""
+        """Return whether several rows of tiles (or of slices of rows) lie side by side in the same partitions."""
         return self._tensor.buffer in ON_CHIP and not self._axes[0].follows_partitions()
 
     def _packed_layout(self) -> Layout | None:
@@ -411,7 +417,7 @@ class NkiGrid:
         return axis.one(number % axis.cells)
 
     def _range(self, axis: Axis, item: builtins.slice) -> range:
-        """Return the cells of a slice; as with tensors, a slice that leaves the grid is an error."""
+        """Return the tiles or blocks of a slice. As with tensors, a slice that leaves the grid is an error."""
         count = axis.cells
         step = 1 if item.step is None else self._integer(item.step, item)
         if step < 1:

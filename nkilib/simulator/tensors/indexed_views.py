@@ -83,7 +83,10 @@ def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
 
 
 def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> _Picked:
-    """Resolve a slice. Unlike in Python, one that leaves the tensor is an error: the device would read a neighbour."""
+    """Return the part of a dimension that a slice selects.
+
+    Unlike in Python, a slice that leaves the tensor is an error: the device would access neighbouring memory.
+    """
     size = tensor.shape[dim]
     step = 1 if item.step is None else _integer(tensor, dim, item.step, item)
     start = 0 if item.start is None else _integer(tensor, dim, item.start, item)
@@ -146,7 +149,7 @@ def _in_two_dimensions(index: View) -> View:
 
 
 def _violation(index: Any, kind: str, columns: int | None) -> str:
-    """Return the requirement that an index violates, as text after "must"; an empty string if there is none."""
+    """Return the requirement that an index violates, worded to follow "must"; an empty string if there is none."""
     wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
     shape = getattr(index, "shape", None)
     if shape is None or not hasattr(index, "buffer"):

@@ -3,7 +3,7 @@
 
 """Views of all elements of a tensor in another shape, order or type, and views by an access pattern (``ap``).
 
-:class:`ReshapedViews` and :class:`AccessPatterns` are these methods of ``NkiTensor``.
+The classes :class:`ReshapedViews` and :class:`AccessPatterns` provide these methods of ``NkiTensor``.
 
 Sources: docstrings of the methods of ``NkiTensor``; ``nki/deep-dives/nki-aps.rst`` for ``ap``.
 """
@@ -48,7 +48,7 @@ def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
-    """Return ``parts``, whose product is ``size``, with a -1 (at most one) replaced by the remaining size.
+    """Return ``parts``, whose product must be ``size``, with the size in place of a -1 (at most one).
 
     Raises:
         NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
@@ -327,7 +327,7 @@ class AccessPatterns(IndexedViews, ReshapedViews):
 
     @abstractmethod
     def _outside(self, layout: Layout, dtype: DType, message: str) -> Self:
-        """Return a view that leaves the tensor: it may be made, but every use raises an error with ``message``."""
+        """Return a view whose pattern leaves the tensor; every use of the view raises an error with ``message``."""
 
     def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
         """Describe how a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI, with the operators of Python that it refuses.
+"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI, without Python operators.
 
 - :class:`NkiTensor`: the tensor, with its text as numpy prints it. Only assignment moves data;
-- :class:`PythonOperators`: its base, which refuses to compute and names the instruction to use;
+- :class:`PythonOperators`: its base, whose operators raise errors that name the instruction to use;
 - :class:`OutsideTensor`: a view whose pattern leaves its tensor: it may be made, but not used.
 
 Source: ``nki/api/nki/language/__init__.py`` (class NkiTensor), ``nki/get-started/nki-language-guide.rst`` (Tensor
@@ -83,7 +83,9 @@ def _refusal(symbol: str, function: str) -> Callable[..., NoReturn]:
 
 
 class PythonOperators(NKIObject):
-    """The base of ``NkiTensor``: arithmetic raises TensorTypeError; equality is identity, so tensors are hashable."""
+    """The base of ``NkiTensor``: arithmetic raises TensorTypeError, and ``==`` compares identity, so tensors are
+    hashable.
+    """
 
     __slots__ = ()
 
@@ -104,10 +106,10 @@ class PythonOperators(NKIObject):
         raise self._no_operation(ufunc.__name__ if is_call else f"{ufunc.__name__}.{method}")
 
     def __array_function__(self, function: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of numpy's other functions if they compute nothing, such as ``np.shape``, or else raise.
+        """Return the result of a numpy function that computes nothing, such as ``np.shape``.
 
         Raises:
-            TensorTypeError: naming the function, and what to use instead.
+            TensorTypeError: for any other function, naming it and what to use instead.
         """
         try:
             return function._implementation(*args, **kwargs)
@@ -153,7 +155,7 @@ for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, 
 
 
 def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """Return the indices that are shown of a dimension: all, or of a long one the first and last ``edge``."""
+    """Return the indices of a dimension that are printed: all, or the first and last ``edge`` of a long dimension."""
     if size <= 2 * edge:
         return np.arange(size)
     return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
@@ -450,7 +452,9 @@ class NkiTensor(AccessPatterns, PythonOperators):
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
-        """Record that a function of ``nki.language`` computed this tensor: ``if tensor:`` can only mean its values."""
+        """Record that a function of ``nki.language`` computed this tensor, so that ``if tensor:`` is an error about its
+        values.
+        """
         self.is_computed = True
 
     def mark_comparison(self) -> None:
@@ -458,7 +462,9 @@ class NkiTensor(AccessPatterns, PythonOperators):
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Record how many rows of tiles of a grid lie side by side in these partitions, not one below the other."""
+        """Record that ``rows`` rows of a grid of tiles lie side by side in these partitions, instead of one below the
+        other.
+        """
         self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:

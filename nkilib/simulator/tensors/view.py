@@ -7,7 +7,7 @@
   reshaping and by an access pattern (``reshaped_views.py``);
 - :class:`Indirect`: the part of an address that is read at run time;
 - :func:`partition_in_storage`, :func:`placed_partition`, :func:`assumed_partition`: the partition in which a view on
-  chip starts; :func:`allowed_starts`, :func:`possible_starts`: those in which it may.
+  chip starts; :func:`allowed_starts`, :func:`possible_starts`: the partitions in which it may start.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class View(NKIObject):
         storage: the memory that the view lies in.
         buffer: the memory region of the storage.
         name: the name of the tensor in messages; empty if it has none.
-        is_whole: whether it is known to be all of the storage.
+        is_whole: True if it is known to be all of the storage.
         indirect_access: the dynamic part of this view's address, if it has one.
-        may_be_accessed: whether it is known to be within what a compute engine can access; see isa/checks.py.
+        may_be_accessed: True if it is known that a compute engine can access it; see isa/checks.py.
         size: the number of elements.
         free_size: the number of elements for each index of dimension 0; on chip, elements per partition.
     """
@@ -109,7 +109,7 @@ class View(NKIObject):
         dtype: DType | None = None,
         indirect: Indirect | None = None,
     ) -> Self:
-        """Return another view of the same storage."""
+        """Return another view of the same storage, with the given properties in place of this view's."""
         view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
         view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self.indirect_access)
@@ -341,7 +341,9 @@ def allowed_starts(partitions: int) -> tuple[int, ...]:
 
 
 def possible_starts(tensor: View) -> tuple[int, ...]:
-    """Return where an on-chip view may start: where the kernel placed it, else wherever a compiler may place it."""
+    """Return the partitions at which an on-chip view may start: where the kernel placed it, else where a compiler may
+    place it.
+    """
     placed = placed_partition(tensor)
     if placed is not None:
         return (placed,)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Errors for calls that do not fit a signature, which suggest parameters for keywords misspelt or removed from NKI.
+"""Errors for calls that do not fit a signature; they suggest parameters for keywords that are misspelt or were removed
+from NKI.
 
 - :func:`call_error`, :func:`bound_call`, with :func:`keyword_suggestions`: for a function that checks its calls itself;
-- :func:`wrong_call_in`: for one whose arguments Python itself refused; :data:`PUBLIC_NAMES` has these functions by the
-  names in Python's messages.
+- :func:`wrong_call_in`: for a function whose arguments Python itself rejected; :data:`PUBLIC_NAMES` lists these
+  functions by the names in Python's messages.
 """
 
 from __future__ import annotations
@@ -133,12 +134,14 @@ class PublicNames:
         self._found: dict[str, tuple[str, Callable[..., Any]]] = {}
 
     def offer(self, called: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-        """Register the ``names`` of a module with the contents ``namespace``, which kernels know as ``called``."""
+        """Register the public ``names`` of a module, whose contents are ``namespace`` and which kernels call
+        ``called``.
+        """
         self._modules[called] = names, namespace
         self._found.clear()
 
     def find(self, qualname: str) -> tuple[str, Callable[..., Any]] | None:
-        """Return the function that Python's messages call ``qualname``, preceded by its name in ours; or None."""
+        """Return the name in our messages and the function for ``qualname``, the name in Python's messages; or None."""
         return self._all().get(qualname)
 
     def label_of(self, code: CodeType) -> str:

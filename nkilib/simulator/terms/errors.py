@@ -7,7 +7,7 @@
   :class:`OutOfRangeError`, :class:`ArgumentTypeError`, :class:`UninitializedReadError`, :class:`CapacityError`,
   :class:`RaceError` and :class:`BarrierError`; :class:`SimulatorWarning`: the warning in place of one;
 - :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: the line of the kernel;
-- :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: put it into a
+- :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: add the location to a
   message.
 """
 
@@ -32,7 +32,9 @@ Class = TypeVar("Class", bound=type)
 
 
 def _public(error: Class) -> Class:
-    """Give an exception the module from which users import it: Python shows that name in tracebacks."""
+    """Set the module of an exception class to the one from which users import it, because Python shows that name in
+    tracebacks.
+    """
     error.__module__ = _SIMULATOR
     return error
 
@@ -90,12 +92,12 @@ class TensorTypeError(NkiValidationError, TypeError):
 
 @_public
 class GridTypeError(NkiValidationError, TypeError):
-    """A shape or an index of a grid of tiles has the wrong type."""
+    """The error for a shape or an index of a grid of tiles that has the wrong type."""
 
 
 @_public
 class GridValueError(NkiValidationError, ValueError):
-    """A shape or an index of a grid of tiles has an impossible value."""
+    """The error for a shape or an index of a grid of tiles that has an impossible value."""
 
 
 @_public
@@ -176,7 +178,7 @@ def is_library(frame: FrameType) -> bool:
 def kernel_frame() -> FrameType | None:
     """Return the innermost frame of the user's code, which is at the current line of the kernel.
 
-    Frames of the simulator, of numpy and of the standard library are none.
+    Frames of the simulator, of numpy and of the standard library do not count.
     """
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN

@@ -80,7 +80,9 @@ def extent(layout: Layout) -> tuple[int, int]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements follow each other without gap in row-major order; dimensions of size 1 do not matter."""
+    """Return whether the elements follow each other without a gap in row-major order; dimensions of size 1 are
+    ignored.
+    """
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step:
@@ -94,7 +96,7 @@ def _reach(steps: Sequence[tuple[int, int]]) -> int:
 
 
 def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
-    """Return whether steps in some dimensions lead over a distance; in each, fewer than its size, in either direction.
+    """Return whether a distance is a sum of steps along dimensions, in either direction, fewer in each than its size.
 
     Args:
         steps: stride and size of each dimension, the strides descending.

@@ -24,22 +24,24 @@ _NUMBERS = count()
 
 
 def new_scope(outer: Scope = ()) -> Scope:
-    """Return a scope inside ``outer`` that differs from all others of this process."""
+    """Return a new scope inside ``outer``, different from all others of this process."""
     return (*outer, next(_NUMBERS))
 
 
 def is_around(outer: Scope, inner: Scope) -> bool:
-    """Return whether ``inner`` is ``outer`` or lies inside of it, so that what belongs to ``outer`` exists there."""
+    """Return whether ``inner`` is ``outer`` or lies inside it; an object that belongs to ``outer`` then exists
+    there.
+    """
     return inner[: len(outer)] == outer
 
 
 def why_apart(scope: Scope, here: Scope, in_loop: str) -> str:
-    """Return why what belongs to ``scope`` does not exist in ``here``, as a predicate for a message.
+    """Return the reason why an object of ``scope`` does not exist in ``here``, as a predicate for a message.
 
     Args:
         scope: the scope of the object; it is not around ``here``.
         here: the scope of its use.
-        in_loop: the text for an object that belongs to an iteration of a dynamic loop that ``here`` is not in.
+        in_loop: the text for an object of an iteration of a dynamic loop if ``here`` is outside of that iteration.
     """
     if scope[:1] != here[:1]:
         return (

@@ -5,8 +5,8 @@
 
 - :class:`Spec`: a shape and a type in place of an array. A kernel on it runs its control flow, its checks and its
   costs, and computes nothing;
-- :class:`DataNeeded`: the signal that values of a tensor without data are needed; :class:`ValuesWanted`: that they
-  depend on values that a launch with ``skip_arithmetic`` has left out.
+- :class:`DataNeeded`: the signal that values of a tensor without data are needed; :class:`ValuesWanted`: the signal
+  that a launch with ``skip_arithmetic`` has left out values that are needed.
 """
 
 from __future__ import annotations

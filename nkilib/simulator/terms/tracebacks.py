@@ -34,7 +34,8 @@ def _is_simulators(frame: FrameType) -> bool:
 
 
 def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
-    """Return for each entry whether its frame is the user's: neither the simulator's nor a library's that it called.
+    """Return, for each entry of a traceback, whether it is the user's: neither the simulator's nor a library's called
+    by it.
 
     Args:
         entries: the entries of a traceback, the outermost one first.

@@ -3,9 +3,9 @@
 
 """Costs of instructions for their engines, in cycles. Modelled, not measured.
 
-Each cost is a :data:`Cost`, a function of :class:`CostInputs`: :func:`streamed` and :func:`assumed` serve many
-instructions; the others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced`, :func:`activated`,
-:func:`selected`, :func:`multiplied` and :func:`transposed`, those that do what the name says.
+Each cost is a :data:`Cost`, a function of :class:`CostInputs`. :func:`streamed` and :func:`assumed` serve many
+instructions. The others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced`, :func:`activated`,
+:func:`selected`, :func:`multiplied` and :func:`transposed`, serve the instructions that do what the name says.
 
 The definition of an instruction names one of these costs beside its semantics. N stands for the number of elements in a
 partition of its largest tile; no instruction takes less than about 64 cycles. Sources: the "Estimated instruction cost"
@@ -93,7 +93,8 @@ def copied(*names: str) -> Cost:
     """Return the cost of ``tensor_copy`` and ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
 
     For N elements in a partition, a fast mode takes N/4 cycles from SBUF to SBUF if the elements of a row are
-    contiguous on both sides, and N/2 if they are not, or if they are and one side is in PSUM. Everything else takes N.
+    contiguous on both sides. It takes N/2 if they are not contiguous, or if they are but one side is in PSUM.
+    Everything else takes N.
     """
 
     def cost(call: CostInputs) -> float:

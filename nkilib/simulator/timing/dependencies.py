@@ -3,9 +3,9 @@
 
 """The accesses to a storage for which later instructions have to wait, and the record that holds them.
 
-The record of a storage, :class:`Tracked`, has the accesses to a tile (:class:`TileUses`) or to a tensor in HBM
-(:class:`HbmUses`) by the parts that were accessed: each part is a :class:`Place`, which knows when its accesses are
-:class:`Done`. :func:`tracked` makes the record.
+The record of a storage, :class:`Tracked` (made by :func:`tracked`), holds the accesses to a tile (:class:`TileUses`) or
+to a tensor in HBM (:class:`HbmUses`), by the part that was accessed. A part is a :class:`Place`, which stores when its
+accesses are :class:`Done`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Done:
 
     Attributes:
         by: the engine that ran the instruction.
-        own_ns: the time from which on that engine need not wait for the completion any more.
+        own_ns: the time from which on the engine ``by`` itself need not wait any more.
         other_ns: the same time for the other engines, which notice the completion later.
         number: the number of the instruction on its core, from 1; 0 if nothing was done.
     """
@@ -67,14 +67,20 @@ class Place(Protocol):
         """Return the access that ``by`` has to wait for before it overwrites the part, and whether it is a read."""
 
     def note_read(self, done: Done) -> None:
-        """Note a read of the part, which has waited for what it has to wait for."""
+        """Record a completed read of the part.
+
+        The read has waited for everything that it depends on.
+        """
 
     def note_write(self, done: Done) -> None:
-        """Note a write to the part, which has waited for what it has to wait for."""
+        """Record a completed write to the part.
+
+        The write has waited for everything that it depends on.
+        """
 
 
 class RegisterPlace:
-    """A register or a scalar with the address of an operand: an instruction waits until it is loaded."""
+    """A register or a scalar that holds the address of an operand; the instruction waits until it is loaded."""
 
     __slots__ = ("_loaded", "storage")
 
@@ -130,7 +136,7 @@ class TilePlace:
         return latest, is_read
 
     def _last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the last access to this very part, without those to overlapping parts; see :meth:`last_access`."""
+        """Return the last access to exactly this part, without overlapping parts; see :meth:`last_access`."""
         latest, is_read = self._write, False
         # An engine need not wait for its own accesses to a part that it overwrites: it works in order, unlike DMA.
         if latest.by is by and by is not _DMA:
@@ -188,7 +194,9 @@ class HbmAccess:
 
 
 class _Index:
-    """The accesses to a tensor, grouped by extent and sorted by first byte, to find those that overlap a part."""
+    """An index of the accesses to a tensor, grouped by extent and sorted by first byte, to find those that overlap a
+    part.
+    """
 
     __slots__ = ("_known", "_levels", "_unsorted")
 
@@ -358,7 +366,7 @@ class Tracked:
         name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
         contents: a note that a pass keeps about the values in it; None if there is none.
-        has_place: whether it has its place in PSUM, or needs none.
+        has_place: whether it has a place in PSUM already, or needs none.
         is_placed: whether it had its place from the start, because it needs none or the kernel has placed it.
     """
 
@@ -379,7 +387,9 @@ class Tracked:
         return self.uses
 
     def share(self, other: Tracked) -> None:
-        """Share the memory of ``other`` on the device: an access to one of them also waits for those to the other."""
+        """Share the memory of ``other`` on the device: accesses to one of the two tensors also wait for accesses to the
+        other.
+        """
         self.uses = other.uses
         self.has_place = self.is_placed = True
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The DMA engines: the queue that triggers a transfer, the time each engine works on it, and when the engines are busy.
+"""The model of the DMA engines: the queue that triggers a transfer, the time that each engine works on it, and busy
+times.
 
 - :class:`Queue` and :func:`queue_of`: the queue of a transfer, which depends on the source of its address
   (:class:`Address`), :func:`is_software` whether GpSimd writes its descriptors, and :func:`between_triggers_ns`, how
@@ -173,7 +174,7 @@ def bytes_of(sides: Sequence[Side]) -> int:
 
 
 def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
-    """Return the average bytes of a row of a transfer; 0 for a transpose, which is not moved row by row.
+    """Return the average number of bytes of a row of a transfer; 0 for a transpose, which is not moved row by row.
 
     The arguments are those of :func:`engine_times`.
     """
@@ -189,7 +190,7 @@ def _whole_blocks(shape: tuple[int, ...]) -> int:
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """Return pairs (number of a DMA engine, number of a tile's partitions that it serves), without idle engines."""
+    """Return a pair for each DMA engine that serves partitions of a tile: its number, and how many it serves."""
     places = (side.first + side.step * number for number in range(side.shape[0]))
     return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())
 
@@ -262,7 +263,7 @@ class BusyIntervals(NamedTuple):
 
 
 class BusyTimes:
-    """The busy times of an engine in nanoseconds; a transfer that is triggered late leaves gaps that others fill."""
+    """The busy times of an engine in nanoseconds; other transfers fill the gaps that a late one leaves."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []

@@ -3,9 +3,9 @@
 
 """The footprints of views: their form, the bytes of a storage that they occupy, and whether two of them share a byte.
 
-- :class:`Footprint`: the form and the bytes of a view; :data:`views_of` returns the :class:`Views` that have them;
-- :class:`Form`, :func:`form_of`: the form; :class:`OccupiedBytes`, :func:`part_of`: the bytes; :class:`Reach`: those
-  that a view may have if its address is read at run time.
+- :class:`Footprint`: the form and the bytes of a view, made by :class:`Views` (returned by :data:`views_of`);
+- :class:`Form`, :func:`form_of`: the form; :class:`OccupiedBytes`, :func:`part_of`: the bytes; :class:`Reach`: the
+  range of a view whose address is read at run time.
 
 A kernel makes the same few views again and again, so each is described once: equal forms, parts and footprints are one
 object, looked up by the view's layout.
@@ -49,8 +49,8 @@ class OccupiedBytes:
         step: the bytes from the start of one run to the start of the next; 0 if there is one run.
         count: the number of runs; 0 if they are not at equal distances.
         level: the bit length of ``last - first``, by which parts of similar extents are grouped.
-        column, column_end: the bytes that every run occupies, counted from the last multiple of ``step``; the whole
-            range from 0 to ``step`` (1 if it is 0) if there is one run or a run crosses a multiple.
+        column, column_end: the range of bytes that every run occupies, modulo ``step``; the whole range from 0 to
+            ``step`` (1 if it is 0) if there is one run or a run crosses a multiple of ``step``.
     """
 
     layout: Layout
@@ -106,7 +106,7 @@ class OccupiedBytes:
 
 
 class Reach(NamedTuple):
-    """The elements that a tensor may have if its address is read at run time.
+    """The range of elements that a tensor may have if its address is read at run time.
 
     The fields are those of :class:`~nkilib.simulator.tensors.view.Indirect`.
     """

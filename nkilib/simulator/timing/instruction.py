@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions for the model of time: the properties that all of a kind share, and the calls that have no time yet.
+"""Instructions for the model of time: the properties that instructions of one kind share, and the calls that have no
+time yet.
 
 - :class:`InstructionKind`: the properties that instructions of one name on tensors of one form share: their engine,
   their cycles, or their queue and work for the DMA engines; :class:`InstructionKinds`, which :func:`kinds_for` returns,

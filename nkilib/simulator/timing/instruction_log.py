@@ -184,7 +184,9 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 
 
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """Return the cause of a repeated instruction: instructions before the repeated iterations are further away."""
+    """Return the cause of a repeated instruction: its distances, which are larger for instructions before the repeated
+    iterations.
+    """
 
     def moved(distance: int) -> int:
         return distance + shift.numbers if distance and number - distance < shift.floor else distance
@@ -232,7 +234,7 @@ class InstructionLog(Sequence[Note]):
 
     @property
     def run(self) -> int:
-        """The number of instructions that were run, without the repetitions."""
+        """The number of instructions that were run, not counting repetitions."""
         return len(self._numbers)
 
     @property
@@ -351,7 +353,9 @@ class InstructionLog(Sequence[Note]):
             yield position, shift
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
-        """Return the note that is ``position`` notes after the run instruction at ``first``, repetitions included."""
+        """Return the note that comes ``position`` notes after the run instruction at ``first``, counting
+        repetitions.
+        """
         # The number of notes up to the end of each repeat, with all that it adds.
         added = list(accumulate(repeat.added for repeat in repeats))
         ends = [repeat.end - first + before for repeat, before in zip(repeats, added, strict=True)]

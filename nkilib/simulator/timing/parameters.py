@@ -3,9 +3,9 @@
 
 """Assumptions of the model of time, each with a name, a default and a note.
 
-:class:`ModelParameters` has them; :data:`AS_ISSUED` are those of the first version of the model, in which every
-instruction runs where the kernel issues it. ``NS_PER_US`` is between the units of its times, and times that differ by
-less than ``SAME_NS`` are equal.
+:class:`ModelParameters` holds them; :data:`AS_ISSUED` are the assumptions of the first version of the model, in which
+every instruction runs where the kernel issues it. ``NS_PER_US`` converts units, and times that differ by less than
+``SAME_NS`` count as equal.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
 
 :class:`Watch` follows the iterations of one run of a loop, and finds a :class:`Period`.
 
-Every time on the timeline is the maximum of some other times, plus a constant. Suppose that two periods of iterations
-have come in a row in which each instruction starts and ends a fixed number of nanoseconds after the same instruction of
-the previous period, and that everything that later instructions can wait for has become later by as much or not at all.
-Then every further period does the same: no instruction waited for what has not become later, because the second period
-came later and did not wait longer.
+Every time on the timeline is the maximum of some other times, plus a constant. Suppose that in two successive periods
+of iterations each instruction starts and ends a fixed number of nanoseconds after the same instruction of the previous
+period, and that each time for which later instructions can wait has moved by the same number of nanoseconds or not at
+all. Then every further period does the same. No instruction waited for a time that has not moved, because the second
+period came later and did not wait longer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ class Period(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The state at the start of a loop or the end of an iteration: the number of notes and accesses, the timeline."""
+    """The state at the start of a loop or at the end of an iteration.
+
+    Attributes:
+        notes: how many instructions the log has a note of so far.
+        accesses: how many instructions have their tensors recorded so far.
+        marks: the state of the timeline.
+    """
 
     notes: int
     accesses: int
@@ -146,7 +152,7 @@ class Watch:
         return Period(iterations, before.notes, range(end - length, end), ns, before.marks)
 
     def _has_same_notes(self, first: int, second: int, count: int) -> bool:
-        """Tell whether two stretches of notes have the same instructions, with the same repeats among them."""
+        """Tell whether two ranges of notes have the same instructions, with the same repeats among them."""
         log = self._log
         return log.sites(first, first + count) == log.sites(second, second + count) and _shape(
             log, first, count

@@ -6,11 +6,11 @@
 :meth:`Settling.add` sorts instructions into computing, transfer, untimed and dropped ones, and lets each wait for the
 tensors that it touches.
 
-A new tile in PSUM (:class:`Banks`) waits for those that it takes the place of (:class:`_Vacated`): the tiles that
-were used longest ago. In the simulator, a kernel that makes a new tile in every step has as many as it likes. The
-device has 8 banks of 2 KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until
-the previous content of its place has been read. The place that a compiler takes is not published: the model takes the
-one that is free longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product
+A new tile in PSUM (:class:`Banks`) waits for the tiles whose place it takes (:class:`_Vacated`): those used longest
+ago. In the simulator the number of tiles is not limited. The device has 8 banks of 2 KiB
+(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
+place has been read. The place that a compiler chooses is not published; the model chooses the one that has been free
+longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product
 whose tiles fill it is measured without such waits.
 """
 
@@ -94,7 +94,7 @@ class Banks:
         self._tiles: OrderedDict[Tracked, float] = OrderedDict()
 
     def use(self, known: Tracked) -> Place | None:
-        """Note the use of a tile, which gets a place at its first use.
+        """Record the use of a tile, which gets a place at its first use.
 
         Returns:
             The tiles that were in the place, for which the new tile has to wait; None if there were none.
@@ -150,7 +150,7 @@ class Settling:
         self._choices: tuple[InstructionKind, ...] = ()
 
     def add(self, pending: Iterable[PendingInstruction]) -> None:
-        """Put instructions on the timeline, in program order, and note them."""
+        """Put instructions on the timeline, in program order, and add a note of each to the log."""
         for instruction in pending:
             if instruction.dropped_by:
                 kind, span = self._dropped(instruction)
@@ -177,14 +177,14 @@ class Settling:
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
     def arrival_at_barrier(self, engine: Engine, data: TensorAccess) -> float:
-        """Return when the core comes to a barrier on ``data``."""
+        """Return when the core arrives at a barrier on ``data``, in nanoseconds."""
         writes: Places = []
         self._touch(data, writes)
         self.recording.begin()
         return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: TensorAccess, dst: TensorAccess, values: dict[str, Any]) -> float:
-        """Return when the core is ready to swap tiles with the other core."""
+        """Return when the core is ready to swap tiles with the other core, in nanoseconds."""
         reads: Places = []
         writes: Places = []
         self._touch(src, reads)
@@ -225,7 +225,7 @@ class Settling:
         return self._kinds.kind(instruction.definition, engine, forms, instruction.deciding, indirect=indirect)
 
     def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
-        """Put an instruction on a register or a scalar on the timeline."""
+        """Put an instruction that works on a register or a scalar on the timeline."""
         parameters = self._parameters
         is_load = instruction.definition.name in LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US

@@ -123,7 +123,9 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which everything that an instruction reads or overwrites is ready, and what was ready last."""
+    """The time at which everything that an instruction reads or overwrites is ready, and the instruction that was ready
+    last.
+    """
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -245,7 +247,7 @@ class Timeline:
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add a barrier, to which the last core came at ``met_ns``.
+        """Add a barrier, at which the last core arrived at ``met_ns``.
 
         It delays its engine and everything that touches its data afterwards, because it counts as a write of the data.
         """
@@ -340,7 +342,7 @@ class Timeline:
         self.end_ns = self._met_ns
 
     def hold_up(self, by_us: float, register: int = 0) -> None:
-        """Delay each engine by ``by_us``, after its previous work and after the load of a register.
+        """Delay each engine by ``by_us``, counted from the end of its previous work and of the load of a register.
 
         ``register`` is the number of the instruction that loads the register; 0 if there is none.
         """
@@ -387,7 +389,7 @@ class Timeline:
         ]
 
     def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
-        """Note that an engine is done at ``end_ns``, and that others can use the result from ``ready_ns`` on."""
+        """Record that an engine is done at ``end_ns``, and that others can use the result from ``ready_ns`` on."""
         # The end of a DMA includes the time that others take to notice it.
         sync_ns = 0.0 if engine is _DMA else self._timing.sync_ns
         if reads:

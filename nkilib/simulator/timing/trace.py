@@ -46,8 +46,8 @@ _BATCH = 256
 class _Body:
     """The body of a device loop: its tiles and inner loops, in the order in which an iteration reaches them.
 
-    The device has one copy of a body, and so one place for each tile.
-    The calls of :meth:`tile` and :meth:`loop` in one iteration count through them; :meth:`again` starts from the front.
+    The device has one copy of a body, and so one place for each tile. In an iteration, successive calls of :meth:`tile`
+    and :meth:`loop` return the tiles and loops in order; :meth:`again` starts from the first one.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class Trace(Observer):
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all recorded instructions on the timeline: no pass looks ahead beyond this point."""
+        """Put all recorded instructions on the timeline; no pass may look ahead beyond this point."""
         self._settle()
         self.settled.add(self._window.flush())
 
@@ -208,7 +208,7 @@ class Trace(Observer):
             del self._known[number], self._kept[number]
 
     def arrives(self, call: Issued) -> float:
-        """Return when this core comes to a barrier, or is ready to swap tiles with the other core."""
+        """Return when this core arrives at a barrier, or is ready to swap tiles with the other core, in nanoseconds."""
         self.settle()
         roles = roles_of(call.definition)
         accesses = [self._access(call.values[at]) for at in roles.tensors]

@@ -31,12 +31,12 @@ _Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
 
 
 def _differentiated(gradient: str) -> str:
-    """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
+    """Return the name of the input whose gradient has the name ``gradient``, which is ``grad_<input>``."""
     return gradient.removeprefix("grad_")
 
 
 def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
-    """Return the memory of an input that ``backward`` writes a gradient over."""
+    """Return the memory of an input over which ``backward`` writes a gradient."""
     return ReusedMemory(
         backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
     )
@@ -83,13 +83,13 @@ class Derivative:
     Attributes:
         forward: the operator whose results are differentiated.
         backward: the operator that computes the gradients. Its inputs have the names of inputs and results of the
-            forward, which autograd saves, or ``grad_<result>``; its outputs are ``grad_<input>``. Results of the
-            forward whose gradient is not among the inputs are constants for autograd.
+            forward, which autograd saves, or ``grad_<result>``; its outputs are ``grad_<input>``. A result of the
+            forward without such an input ``grad_<result>`` is a constant for autograd.
         others: a function that computes the gradients of further inputs.
-        adding: an operator that replaces ``backward`` in calls with a certain optional input of the forward: it adds
-            one of the gradients to that input instead of returning it.
-        options: a function that takes the call of the forward and returns the options of the backward, by name, whose
-            values differ from the forward's options of the same names.
+        adding: an operator that replaces ``backward`` if the forward has a certain optional input: it adds one of the
+            gradients to that input instead of returning it.
+        options: a function that takes the call of the forward and returns, by name, the options of the backward that
+            differ from those of the forward.
     """
 
     forward: Operator
@@ -159,10 +159,10 @@ class Derivative:
         ctx.set_materialize_grads(False)
 
     def upstream(self, call: Call, grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Return the upstream gradients that the backward takes, by the names of its inputs, from ``grads``, which has
-        them by the names of the forward's results.
+        """Return the upstream gradients that the backward takes, by the names of its inputs.
 
-        A compiled graph passes zeros for a missing gradient, of length 0 for a result that does not exist.
+        ``grads`` has them by the names of the forward's results. A compiled graph passes zeros for a missing gradient,
+        of length 0 for a result that does not exist.
         """
         gradients = {output.name: grads.get(output.name) for output in self.forward.outputs if output.is_given(call)}
         names = self.upstream_names
@@ -226,8 +226,10 @@ class Derivative:
     def _chosen_backward(
         self, call: Call, written: Mapping[str, Tensor | None], needed: Mapping[str, bool]
     ) -> tuple[Operator, Call]:
-        """Return the operator to run, ``adding`` or ``backward``, and its call: ``adding`` if the gradient that it adds
-        is needed and the call has the tensor to add it to.
+        """Return the operator to run, and its call.
+
+        It is ``adding`` if the gradient that ``adding`` adds is needed and the call has the tensor to which it is
+        added; else ``backward``.
         """
         if self.adding is None or not any(
             written[name] is not None and needed[_differentiated(result)] for name, result in self.adding.writes.items()
@@ -243,8 +245,10 @@ class Derivative:
         backward: Operator | None = None,
         requests: Mapping[str, bool] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the results of ``backward``, by default the operator of that name, called with the tensors and options
-        of the call that it takes, and with the requests of gradients; missing upstream gradients are zeros.
+        """Return the results of ``backward``, which by default is the attribute of that name.
+
+        It is called with those tensors and options of ``call`` that it takes, and with ``requests`` of gradients;
+        missing upstream gradients are zeros.
         """
         backward = backward or self.backward
         tensors = []
@@ -265,9 +269,9 @@ class Derivative:
 class _InPlace(torch.autograd.Function):
     """The forward operator, with a backward that writes the gradient over the first input.
 
-    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
-    version of the input changes: code that saved the input for its own backward gets PyTorch's error; a second
-    backward here raises that of :class:`ReusedMemory`, in the same words.
+    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares that it mutates the
+    input, so the version of the input changes, and code that saved the input for its own backward gets PyTorch's error.
+    A second backward here raises the same error, from :class:`ReusedMemory`.
     """
 
     @staticmethod
@@ -325,8 +329,9 @@ def differentiate(
     adding: Operator | None = None,
     options: Callable[[Call], Mapping[str, Any]] | None = None,
 ) -> Derivative:
-    """Register ``backward`` as the derivative of ``forward``, and an error as that of ``backward``, in every namespace
-    that has these operators; see :class:`Derivative` for the arguments.
+    """Register ``backward`` as the derivative of ``forward``, and an error as the derivative of ``backward``.
+
+    Both are registered in every namespace that has these operators; see :class:`Derivative` for the arguments.
     """
     derivative = Derivative(forward, backward, others, adding, options)
 

@@ -6,8 +6,8 @@
 - :class:`Caller`: the function that messages name; :func:`counterpart`: what they recommend instead;
 - :func:`check_tensors`, :func:`check_plain`, :func:`check_devices`: the tensors of a call; :func:`check_loss` runs all;
 - :func:`check_tile_dtype`, :func:`check_float_dtype`, :func:`check_constant`, :func:`check_same_shape`: one tensor;
-- :func:`check_inplace`: the memory that a gradient is written over;
-- :func:`broadcast_shape`: the shape that tensors have together; :func:`autocast_dtype`: the dtype that products have.
+- :func:`check_inplace`: the memory over which a gradient is written;
+- :func:`broadcast_shape`: the common shape of tensors; :func:`autocast_dtype`: the dtype of products under autocast.
 
 Values are never read. For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
 """
@@ -98,7 +98,7 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
 
 
 def is_lazy(value: object) -> bool:
-    """Return whether a value stands for a tensor and is none, as :class:`nkilib.torch.LazyLogits`."""
+    """Return whether a value represents a tensor without being one, such as :class:`nkilib.torch.LazyLogits`."""
     return not isinstance(value, Tensor) and has_torch_function((value,))
 
 
@@ -214,8 +214,9 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def _leaves(input: Tensor) -> list[Tensor]:
-    """Return the autograd leaves among the input and the tensors that it is a view of; a view of a tensor that is not
-    differentiated may be a leaf itself.
+    """Return the autograd leaves among the input and the tensors of which it is a view.
+
+    A view of a tensor that is not differentiated may be a leaf itself.
     """
     if input.is_leaf or input._base is None:
         return [input] if input.is_leaf else []
@@ -246,7 +247,7 @@ def check_inplace(
         others: the other tensors of the call, by name.
         aligned: see :func:`~nkilib.torch.dispatch.memory.overlapping`.
         is_kept: whether the kernel gets the memory of the input, not a copy of it.
-        needs: the form of the input for which it does, in words that follow the name of the input.
+        needs: the form of the input with which the kernel gets its memory, in words that follow the name of the input.
 
     Raises:
         RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;

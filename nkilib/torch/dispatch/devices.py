@@ -78,11 +78,11 @@ class Registrar:
         return "library" if self.nki_op is None else "nki_op"
 
     def serves(self, device: torch.device, name: str) -> bool:
-        """Return whether ``nki_op`` has registered an operator for tensors on a device."""
+        """Return whether an operator has been registered by ``nki_op`` for tensors on a device."""
         return device.type == NATIVE_DEVICE and name in self.definitions
 
     def give_up(self, rejected: str, error: Exception) -> None:
-        """Switch to ``torch.library`` for everything, and warn.
+        """Switch to ``torch.library`` for all operators, and warn.
 
         Raises:
             RuntimeError: ``NKILIB_TORCH_OPS=nki_op`` requires ``nki_op``.

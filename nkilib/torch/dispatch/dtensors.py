@@ -6,8 +6,8 @@
 - :func:`dtensor`: whether an argument is a DTensor;
 - :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
   that take parts of rows;
-- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks of its columns,
-  by :func:`chunk_sizes`;
+- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks that hold its
+  columns, with sizes from :func:`chunk_sizes`;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
 
 The results that are computed from the parts are plain tensors, for the rows of this rank. Nothing is communicated here.
@@ -98,7 +98,10 @@ def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
 
 
 def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Reject a mesh whose ranks do not ascend: a process group sorts its ranks, so the columns would be permuted."""
+    """Reject a mesh whose ranks do not ascend.
+
+    A process group sorts its ranks, so the columns would be permuted.
+    """
     if torch.compiler.is_compiling():
         return
     ranks = mesh.mesh.movedim(mesh_dim, -1)
@@ -139,7 +142,11 @@ def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
 
 
 def _without_axis(shards: Mapping[int, int], axis: int) -> dict[int, int]:
-    """Return the shards of a tensor that lacks dimension ``axis``, which is not sharded in it."""
+    """Return the result of :func:`shards_of` for a tensor that has the same dimensions except ``axis``.
+
+    ``shards`` is that result for the tensor with ``axis``. A mesh dimension that shards ``axis`` is left out, and the
+    dimensions after ``axis`` have numbers smaller by 1.
+    """
     return {at: sharded - (sharded > axis) for at, sharded in shards.items() if sharded != axis}
 
 
@@ -174,8 +181,9 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Reject a plain target that has the rows of all ranks instead of this rank's, with a clearer message than that of
-    the shape check.
+    """Reject a plain target that has the rows of all ranks instead of this rank's.
+
+    The message is clearer than that of the shape check.
     """
 
     def rows(shape: torch.Size) -> torch.Size:

@@ -85,10 +85,9 @@ def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
 
 
 def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) -> bool:
-    """Return whether the kernel gets a copy of the first input that nothing else uses, so that it can write the first
-    output over it.
+    """Return whether the kernel gets its own copy of the first input, over which it can write the first output.
 
-    In a traced graph, this is left to the compiler.
+    In a traced graph the result is False, because the compiler decides about copies.
     """
     first, tensor, output = operator.inputs[0], call.first, operator.outputs[0]
     copy = keywords[first.of_kernel]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The conversion between PyTorch's tensors and what kernels read, which lies in memory without gaps.
+"""The conversion between PyTorch's tensors and the tensors that kernels read, which have no gaps in memory.
 
 - :func:`as_rows`: rows along one dimension; :func:`axis_of`, :func:`row_length`, :func:`rows_shape` and
   :func:`is_view_as_rows` tell about them;
-- :func:`stored_order`: the dimensions in memory order; :class:`AlongAxis`: these, for an operator along one of them;
+- :func:`stored_order`: the dimensions in memory order; :class:`AlongAxis`: the same for an operator along one
+  dimension;
 - :func:`unviewed`: a result that PyTorch does not treat as a view.
 """
 
@@ -62,8 +63,8 @@ def unviewed(view: Tensor) -> Tensor:
     """Return a view as a tensor that PyTorch does not treat as one, with the same memory and strides.
 
     In-place arithmetic, ``detach_()`` and ``requires_grad_()`` then work as on the result of one of PyTorch's own
-    operators. It does not share its version with the tensor that it was a view of, so that tensor must have no other
-    use: where a backward keeps it, its memory could change without an error, and a copy is needed instead.
+    operators. It does not share its version counter with the tensor of which it was a view, so that tensor must have no
+    other use: if a backward keeps it, its memory could change without an error. Then a copy is needed instead.
     """
     tensor: Tensor = _UNSAFE_VIEW(view, view.shape)
     return tensor
@@ -118,7 +119,7 @@ class AlongAxis:
         return len(self.order) <= KERNEL_DIMENSIONS
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """Return a view of the tensor, or of another one of its shape, in memory order. If it has more dimensions than
+        """Return a view, in memory order, of the tensor or of another one of its shape. If it has more dimensions than
         kernels take, those on each side of :attr:`dim` are merged.
         """
         permuted = tensor.permute(self.order)

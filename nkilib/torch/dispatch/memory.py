@@ -5,7 +5,7 @@
 
 - :func:`is_traced`, :func:`address`: whether a tensor has memory now, and where;
 - :func:`overlapping`: the name of a tensor that shares memory with one that will be overwritten;
-- :class:`ReusedMemory`: what a forward saves and its backward writes gradients over.
+- :class:`ReusedMemory`: memory that a forward saves and over which its backward writes gradients.
 
 Values are never read: everything is decided from addresses, strides, shapes and versions.
 """
@@ -41,12 +41,14 @@ def address(tensor: Tensor) -> int | None:
 
 
 def _weakly(tensor: Tensor) -> StorageWeakRef:
-    """Return a reference to a tensor's memory that does not keep it; two are equal if the memory is the same."""
+    """Return a reference that does not keep a tensor's memory alive; two references are equal if the memory is the
+    same.
+    """
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 class ReusedMemory:
-    """Memory that a forward saves and its backward writes gradients over, so that there is only one backward.
+    """Memory that a forward saves and over which its backward writes gradients, so that only one backward is possible.
 
     PyTorch raises for saved tensors that were changed in place, but not under saved-tensor hooks, which may return the
     changed memory. So the backward itself remembers that it has written, and compares versions.
@@ -108,7 +110,9 @@ def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, e
 
 
 def _start(tensor: Tensor) -> tuple[object, int]:
-    """Return where a tensor starts: its device and address, or its storage and the offset in bytes there."""
+    """Return the position of a tensor's first element: its device and address, or its storage and the byte offset in
+    it.
+    """
     start = address(tensor)
     if start is not None:
         return tensor.device, start

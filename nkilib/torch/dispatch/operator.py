@@ -30,8 +30,9 @@ FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
 
 
 def compute_properties(instance: object) -> None:
-    """Compute the cached properties of an instance, which a graph of torch.compile can then read: it cannot compute
-    them, because ``functools.cached_property`` takes a lock in Python 3.11.
+    """Compute the cached properties of an instance, so that a graph of torch.compile can read them.
+
+    A graph cannot compute them, because ``functools.cached_property`` takes a lock in Python 3.11.
     """
     for name, attribute in vars(type(instance)).items():
         if isinstance(attribute, cached_property):
@@ -100,7 +101,8 @@ class Input:
         dtypes: the accepted dtypes; empty for all.
         saved: for an input of a backward, a function that returns the tensor that autograd saves for it, from the call
             of the forward and its results by name. None for the input or result of the same name.
-        is_for_backward: for an input of a forward: its kernel does not get it, only the backward writes to it.
+        is_for_backward: whether this input of a forward is not passed to its kernel, because only the backward writes
+            to it.
     """
 
     name: str
@@ -315,7 +317,7 @@ class Operator:
         """Return the arguments by name, with defaults for those not given.
 
         Args:
-            args: the inputs in order, and after the last one options.
+            args: the inputs in order, followed by options.
             keywords: options by name.
         """
         tensors = {**self._absent, **dict(zip(self.input_names, args, strict=False))}
@@ -330,5 +332,5 @@ class Operator:
         return self.taken(values_of(*groups))
 
     def taken(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the options, by name, that the operator has; one that is missing gets its default."""
+        """Return the given options, by name, that the operator has; a missing one gets its default."""
         return {name: options[name] for name in self.option_names if name in options}

@@ -3,8 +3,8 @@
 
 """PyTorch operators made from their descriptions by :func:`register`.
 
-:data:`OPERATORS` has the descriptions, :data:`DEFINITIONS` what PyTorch made of them. :func:`typed_function` is a
-function with the signature of an operator (:func:`operator_signature`).
+:data:`OPERATORS` holds the descriptions, and :data:`DEFINITIONS` the objects that PyTorch made from them.
+:func:`typed_function` is a function with the signature of an operator (:func:`operator_signature`).
 
 ``torch.ops.nkilib.<name>``, registered with ``torch.library``, has a schema, shapes, and one implementation for each
 device:
@@ -154,8 +154,8 @@ def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
 
 
 def _functionalized(name: str) -> Callable[..., Any]:
-    """Return the in-place variant for tensors without memory, such as XLA's: the first output becomes the input's
-    value.
+    """Return the in-place variant for tensors without memory, such as XLA's: the input takes the value of the first
+    output.
 
     PyTorch functionalizes its own operators before XLA sees them, but rejects a custom operator that mutates, unless
     such a function is registered for it.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Errors and warnings that torch.compile must not silently drop from its graph: :func:`refuse_inplace`, :func:`warn`.
+"""Errors and warnings that torch.compile must not silently leave out: :func:`refuse_inplace`, :func:`warn`.
 
 Importing this module imports the compiler, so it is imported only while something is compiled.
 """

@@ -264,7 +264,7 @@ _SOFT_MARGIN_LOSS: Final = rowwise_loss(
 
 
 def _row_weights(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return the weights as [1, C] if all rows have the same weights, else the weights of each row."""
+    """Return the weights as [1, C] if all rows have the same weights, else as one row of weights for each row."""
     if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
         return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
     return weight.expand(shape).movedim(axis, -1)

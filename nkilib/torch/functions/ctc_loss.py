@@ -147,8 +147,9 @@ def _check(
 
 
 def _longest(lengths: Lengths, total: int, possible: int) -> int:
-    """Return the length of the longest target; if the lengths are a tensor whose values may not be read, the greatest
-    length that can have an alignment.
+    """Return the length of the longest target.
+
+    If the values of the lengths may not be read, it is the greatest length that can have an alignment.
 
     Raises:
         RuntimeError: the lengths are known, and do not add up to the number of targets.
@@ -170,8 +171,9 @@ def _longest(lengths: Lengths, total: int, possible: int) -> int:
 
 
 def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
-    """Return concatenated targets as padded ones, [N, S], with tensor operations only, because the values of lengths on
-    a device are not read.
+    """Return concatenated targets as padded targets, [N, S].
+
+    It uses tensor operations only, because the values of lengths on a device are not read.
     """
     total = targets.shape[0]
     longest = _longest(lengths, total, min(total, steps))

@@ -3,8 +3,8 @@
 
 """``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both.
 
-:func:`checked_beta`, :func:`checked_numbers`, :func:`check_labels` and :func:`reduced_divergence` are the options,
-labels and reductions of such a divergence, also for ``linear_distillation_loss``.
+:func:`checked_beta`, :func:`checked_numbers`, :func:`check_labels` and :func:`reduced_divergence` check the options and
+labels of such a divergence and reduce it, also for ``linear_distillation_loss``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _INT32 = 2**31
 
 
 def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
-    """Return ``beta``, or without one the value for ``direction``: 0 for KL(teacher || student), 1 for KL(student ||
-    teacher). Between these, it is the weight of the teacher in the mixture.
+    """Return ``beta``, or if it is None the value for ``direction``: 0 for KL(teacher || student), 1 for KL(student ||
+    teacher). A beta between 0 and 1 is the weight of the teacher in the mixture.
 
     Raises:
         TypeError: ``beta`` is not a number.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses that compare two or three things, as in the training of embeddings, each with its module:
+"""Losses that compare two or three vectors or scores, as in the training of embeddings, each with its module:
 
 - ``cosine_embedding_loss``, ``CosineEmbeddingLoss``: two vectors, by their cosine;
 - ``hinge_embedding_loss``, ``HingeEmbeddingLoss``: two vectors, by a distance that the caller computes;
@@ -347,8 +347,9 @@ def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[
 
 
 def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
-    """Reject two tensors with rows of one element if the third one has longer rows: PyTorch does not repeat their
-    distance.
+    """Reject two tensors with rows of one element if the third one has longer rows.
+
+    PyTorch does not repeat the distance of the two.
 
     Raises:
         NotImplementedError: if the check fails.

@@ -4,7 +4,7 @@
 """Losses from log-likelihoods, each with its module:
 
 - ``nll_loss``, ``NLLLoss``: of classes, from log-probabilities;
-- ``gaussian_nll_loss``, ``GaussianNLLLoss``: of numbers, from mean and variance;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: the loss of numbers, from mean and variance;
 - ``poisson_nll_loss``, ``PoissonNLLLoss``: of counts, from a rate;
 - ``kl_div``, ``KLDivLoss``: of distributions, the Kullback-Leibler divergence.
 """
@@ -191,11 +191,10 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
 
 
 def _least_of_log(caller: Caller, name: str, value: Any) -> float:
-    """Return the value, a number that is added to the argument of a logarithm or is its lower bound, as a Python
-    number.
+    """Return a number that is added to the argument of a logarithm or bounds it from below, as a Python float.
 
     Raises:
-        TypeError: it is not a number.
+        TypeError: the value is not a number.
         ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
             :func:`finite_number`.
     """
@@ -209,8 +208,10 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """Return the variances with the dimensions of the input. They must be a float, or a tensor of a shape that PyTorch
-    expands; other types are rejected later.
+    """Return the variances with the dimensions of the input.
+
+    A float, and a tensor of a shape that PyTorch expands, are converted; other types are returned unchanged and
+    rejected later.
     """
     if isinstance(var, float):
         if var < 0.0:
@@ -332,9 +333,9 @@ def poisson_nll_loss(
     inplace: bool = False,
     **unknown: Unpack[NoKeywords],
 ) -> Tensor:
-    """Compute the negative log-likelihood of counts t under Poisson distributions, ``exp(x) - t x`` for an input x that
-    is the logarithm of the rate, or ``x - t log(x + eps)`` without ``log_input``, with the kernels of
-    :mod:`nkilib.experimental.loss`.
+    """Compute the negative log-likelihood of counts t under Poisson distributions, with the kernels of
+    :mod:`nkilib.experimental.loss`: ``exp(x) - t x`` for log rates x, or ``x - t log(x + eps)`` for rates x without
+    ``log_input``.
 
     The result equals ``torch.nn.functional.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps,
     reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not

@@ -3,13 +3,13 @@
 
 """Two ways to compute a loss inside calls of the output layer, where FSDP2's hooks gather a weight that it shards.
 
-- :func:`chunked_loss`, for a loss of logits: calls the layer for one chunk of the tokens at a time, so that no more
-  logits than a chunk's are in memory.
+- :func:`chunked_loss`, for a loss of logits: calls the layer for one chunk of the tokens at a time, so that only one
+  chunk's logits are in memory.
 - :func:`results_in_forward`, for a loss of hidden states and weight: calls the layer once, with the loss in place of
-  its forward. :func:`check_linear_head` rejects layers for which this would leave something out.
+  its forward. :func:`check_linear_head` rejects layers that do more than the loss computes.
 
-:func:`is_fully_sharded` tells whether FSDP2 shards a module, :func:`class_before_sharding` and
-:func:`has_only_hooks_of_fsdp` what the module was before.
+:func:`is_fully_sharded` tells whether FSDP2 shards a module, :func:`class_before_sharding` which class the module had
+before, and :func:`has_only_hooks_of_fsdp` whether it has hooks of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """Return whether ``fully_shard`` was applied to the module, by itself or in a list. FSDP2 is not imported for the
-    check.
+    """Return whether ``fully_shard`` was applied to the module, alone or in a list of modules.
+
+    The check does not import FSDP2.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
@@ -57,7 +58,7 @@ class _Chunk(NamedTuple):
 
 
 def _fsdp(head: nn.Module) -> FSDPModule | None:
-    """Return the module if FSDP2 shards it by itself, else None."""
+    """Return the module if ``fully_shard`` was applied to it alone, else None."""
     for parameter in head.parameters():
         if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
             raise NotImplementedError(
@@ -139,8 +140,9 @@ def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> _
 
 
 def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
-    """Run the backward of a chunk, and return the gradient of its hidden states; FSDP2's module collects the gradients
-    of its parameters itself, and only in a backward.
+    """Run the backward of a chunk, and return only the gradient of its hidden states.
+
+    FSDP2's module collects the gradients of its parameters itself, and does so only in a backward.
     """
     value.backward()  # type: ignore[no-untyped-call]
     of_hidden, hidden.grad = hidden.grad, None
@@ -148,7 +150,9 @@ def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
 
 
 def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Add the gradients to the sums; the first one of a parameter is copied, because its memory may be shared."""
+    """Add the gradients to the sums. The first gradient of a parameter is copied, because other tensors may share its
+    memory.
+    """
     for at, gradient in enumerate(gradients):
         if gradient is not None:
             known = sums[at]
@@ -270,7 +274,7 @@ def _is_of_fsdp(hook: object) -> bool:
 
 
 def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
-    """Return whether a module has no hooks but those of ``fully_shard``."""
+    """Return whether all hooks of a module are those of ``fully_shard``."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
 
@@ -302,7 +306,7 @@ def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Make a call of the module run ``forward``, between the module's hooks."""
+    """Make a call of the module run ``forward`` in place of its own, between the module's hooks."""
     own = vars(module).get("forward")
     module.forward = forward
     try:
@@ -314,8 +318,9 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 class _Token(torch.autograd.Function):
-    """The token that a call of the head returns: a number that requires a gradient if a result does. Its backward runs
-    before that of the results, and adds nothing to their gradients.
+    """The token that a call of the head returns: a number that requires a gradient if one of the results does.
+
+    Its backward runs before the backward of the results, and adds nothing to their gradients.
     """
 
     @staticmethod
@@ -330,8 +335,9 @@ class _Token(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """Copies of the results, whose backward first starts the backward of the token (:class:`_Token`), with a gradient
-    of 0.
+    """Copies of the results.
+
+    Their backward first starts the backward of the token (:class:`_Token`), with a gradient of 0.
     """
 
     @staticmethod

@@ -71,7 +71,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _dtype_of_input(call: Call) -> dict[str, Any]:
-    """Return the option for a gradient in the dtype of the input, which the backward does not get."""
+    """Return the option that gives the gradient the input's dtype, which the backward does not get as an input."""
     return {"dtype": _name_of(call.first.dtype)}
 
 

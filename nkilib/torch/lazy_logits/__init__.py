@@ -3,10 +3,10 @@
 
 """Logits that are computed only if something needs them: the output layer of any model without logits in memory.
 
-- ``head``: :func:`fuse_linear_loss`, and what then runs in place of the output layer;
-- ``logits``: :class:`LazyLogits`, which it returns;
-- ``form``: what lazy logits are made of;
-- ``transformations``: the functions of torch that give lazy logits again;
-- ``consumers``: the functions of torch that kernels compute from them;
-- ``record``: what ran without logits and where they were computed, and the options of a fused layer.
+- ``head``: :func:`fuse_linear_loss`, and the forward that then replaces the output layer's;
+- ``logits``: :class:`LazyLogits`, the object that this forward returns;
+- ``form``: the description of logits that are not computed;
+- ``transformations``: the functions of torch whose result is lazy logits again;
+- ``consumers``: the functions of torch that kernels compute from lazy logits;
+- ``record``: the options of a fused layer, and its record of fused functions and of places where logits were computed.
 """

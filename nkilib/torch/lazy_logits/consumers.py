@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of torch that a kernel computes from hidden states and weights in place of logits: cross-entropy, NLL
-loss of log-probabilities, ``gather``, ``logsumexp``, ``argmax``, sums over the classes, and Kullback-Leibler
-divergence.
+"""The functions of torch that a kernel computes from hidden states and weights in place of logits.
 
-Each is registered in ``logits.CONSUMERS`` with the same arguments, and returns None for arguments that no kernel takes;
-the logits are then computed. :func:`_results` runs a function of nkilib on the operands of the logits.
+They are cross-entropy, NLL loss of log-probabilities, ``gather``, ``logsumexp``, ``argmax``, sums over the classes, and
+Kullback-Leibler divergence. ``logits.CONSUMERS`` has a substitute for each, with the same arguments. It returns None
+for arguments that no kernel takes; the logits are then computed. :func:`_results` calls a function of nkilib with
+hidden states, weight and bias.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ..
 
 
 def _features_last(form: Form) -> Tensor:
-    """Return the hidden states [..., D] of all terms, with their features beside each other."""
+    """Return the hidden states [..., D] of all terms of a form, concatenated along the features."""
     parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=form.class_dim)).movedim(form.class_dim, -1)
 
@@ -55,20 +55,23 @@ def _sum_of_biases(form: Form) -> Tensor | None:
 
 
 def _kept_classes(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of the classes that were not cut off."""
+    """Return the rows of weight and bias for the classes that the form keeps."""
     if weight.shape[0] == form.classes:
         return weight, bias
     return weight[: form.classes], None if bias is None else bias[: form.classes]
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast: its dtype is that of the call of the output layer, not of the loss."""
+    """Return a context without autocast, because the dtype of products is fixed by the call of the output layer, not by
+    the call of the loss.
+    """
     return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple[Tensor, ...]:
-    """Return the results of a function of the operands of the logits, without autocast, whose dtype of products is
-    :func:`_compute_dtype`.
+    """Return the results of a function of hidden states, target, weight and bias.
+
+    It runs without autocast; the dtype of its products is :func:`_compute_dtype`.
     """
     form, call = logits.form, logits.call
     call.check_unchanged()
@@ -97,7 +100,7 @@ def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
 
 
 def _loss_dtype(logits: LazyLogits) -> torch.dtype:
-    """Return the dtype that a loss of the logits has, which autocast takes to float32."""
+    """Return the dtype that a loss of the logits has: float32 under autocast."""
     return logits.dtype if autocast_dtype(logits.device) is None else torch.float32
 
 
@@ -118,18 +121,20 @@ def _is_log_softmax(form: Form) -> bool:
 
 
 def _is_class_dim_of_losses(form: Form) -> bool:
-    """Return whether the classes are where a loss of torch has them: the second dimension, or the only one."""
+    """Return whether the classes are in the dimension where losses of torch expect them: the second, or the only
+    one.
+    """
     return form.class_dim == min(1, form.ndim - 1)
 
 
 def _are_indices(form: Form, target: object) -> bool:
-    """Return whether a target is a class index for each position."""
+    """Return whether a target has one class index for each position."""
     positions = [size for dim, size in enumerate(form.shape) if dim != form.class_dim]
     return isinstance(target, Tensor) and not target.is_floating_point() and list(target.shape) == positions
 
 
 def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_outputs: bool) -> tuple[Tensor, ...]:
-    """Return the cross-entropy of logits of a form, with all results that nkilib has if they are asked for."""
+    """Return the cross-entropy of logits of the given form; with ``return_outputs``, all results that nkilib has."""
     options = logits.call.options
     smoothing, lse_square_scale = options.of_loss(loss.label_smoothing, logits.call.term.layer.training)
 
@@ -162,7 +167,7 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
 
 
 def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
-    """Return the cross-entropy; None for targets that are no class index of each position."""
+    """Return the cross-entropy; None if the target does not have one class index for each position."""
     if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
         return None
     (result,) = _loss(logits, logits.form, target, loss, False)
@@ -195,14 +200,16 @@ def _nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor | None:
-    """The loss of the log-softmax, which is the cross-entropy of the logits."""
+    """Return the NLL loss of a log-softmax, computed as the cross-entropy of the logits; None for other arguments."""
     if not _is_log_softmax(input.form) or size_average is not None or reduce is not None:
         return None
     return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction))
 
 
 def _divided(form: Form, temperature: Tensor) -> Form | None:
-    """Return the form divided by a tensor of one element or of a shape that broadcasts to the positions."""
+    """Return the form divided by a tensor of one element, or of a shape that broadcasts to the positions; None for
+    other tensors.
+    """
     if temperature.numel() == 1:
         return divided_by_tensor(form, temperature.reshape(()))
     missing = form.ndim - 1 - temperature.dim()
@@ -227,7 +234,9 @@ def _own_cross_entropy(
     logit_softcap: float | None = None,
     temperature: float | Tensor = 1.0,
 ) -> Tensor | CrossEntropyOutputs | None:
-    """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
+    """Return :func:`nkilib.torch.cross_entropy` of lazy logits. Its cap and temperature apply after those that the form
+    has.
+    """
     recorded = input.form
     is_known = class_dim % recorded.ndim == recorded.class_dim and _are_indices(recorded, target)
     form = _capped(recorded, logit_softcap, temperature) if is_known else None
@@ -239,7 +248,7 @@ def _own_cross_entropy(
 
 
 def _capped(form: Form, logit_softcap: float | None, temperature: float | Tensor) -> Form | None:
-    """Return the form of logits with a cap, and a temperature after it, that a function of nkilib brings."""
+    """Return the form with a cap, and after it a temperature, added; None if the form cannot hold them."""
     is_capped = form.cap is not None or form.temperatures is not None
     if form.kind is not Kind.LOGITS or (is_capped and logit_softcap is not None):
         return None
@@ -252,7 +261,10 @@ _NO_CLASS: Final = -(2**31)
 
 
 def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
-    """Return the log-probabilities of given classes of each position, and keep a score of the same launch as known."""
+    """Return the log-probabilities of given classes of each position.
+
+    One further score of the same launch is kept in ``known``.
+    """
     logprob, logits.known[name] = _scores(logits, logits.form, ids, _NO_CLASS, (name,))
     return logprob
 
@@ -260,7 +272,9 @@ def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
 def _scores(
     logits: LazyLogits, form: Form, ids: Tensor, ignore_index: int, outputs: tuple[str, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the log-probabilities of given classes of each position, and further scores, of logits of a form."""
+    """Return the log-probabilities of given classes of each position, and further scores, of logits of the given
+    form.
+    """
 
     def scores(hidden: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
         result: LinearTokenScores = linear_token_scores(
@@ -293,7 +307,10 @@ def _token_scores(
     exact_maximum: bool | None = None,
     **shards: Any,
 ) -> TokenScores | None:
-    """:func:`nkilib.torch.token_scores` of a whole vocabulary; its kernel for hidden states always has the maximum."""
+    """Return :func:`nkilib.torch.token_scores` of lazy logits with all classes.
+
+    ``exact_maximum`` has no effect: the kernel for hidden states always uses the exact maximum.
+    """
     is_whole = group is None and all(value is None for value in shards.values())
     is_known = is_whole and logits.form.is_last and _are_indices(logits.form, target)
     form = _capped(logits.form, logit_softcap, temperature) if is_known else None
@@ -305,7 +322,7 @@ def _token_scores(
 
 @_consumes("gather")
 def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
-    """Log-probabilities, or logits, of given classes of each position."""
+    """Return log-probabilities or logits of given classes of each position; None for other arguments."""
     form = input.form
     is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
     if not is_known:
@@ -326,7 +343,7 @@ def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = F
 
 
 def _score(logits: LazyLogits, name: str) -> Tensor:
-    """Return a score of each position that needs no class, from an earlier call if there was one."""
+    """Return a score of each position that does not depend on a target, from an earlier call if there was one."""
     known = logits.known.get(name)
     if known is not None and (known.requires_grad or not torch.is_grad_enabled() or not known.is_floating_point()):
         return known
@@ -337,14 +354,14 @@ def _score(logits: LazyLogits, name: str) -> Tensor:
 
 
 def _over_classes(form: Form, dim: Any) -> bool:
-    """Return whether a reduction is over the classes, and nothing else."""
+    """Return whether a reduction is over the classes and over no other dimension."""
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
     return isinstance(dim, int) and dim % form.ndim == form.class_dim
 
 
 def _placed(form: Form, scores: Tensor, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    """Return scores of positions as a reduction over the classes does."""
+    """Return scores [positions] in the shape and dtype that a reduction over the classes gives."""
     scores = scores.unsqueeze(form.class_dim) if keepdim else scores
     return scores if dtype is None else scores.to(dtype)
 
@@ -371,7 +388,7 @@ def _argmax(input: LazyLogits, dim: int | None = None, keepdim: bool = False) ->
 
 @_consumes("max")
 def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The largest of each position and its class, by two launches."""
+    """Return the largest logit of each position and its class, by two launches."""
     indices = _argmax(input, dim, keepdim=True) if isinstance(dim, int) else None
     values = None if indices is None else _gather(input, input.form.class_dim, indices)
     if indices is None or values is None:
@@ -381,7 +398,9 @@ def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _sum_of_logits(logits: LazyLogits) -> Tensor:
-    """Return the sum of the logits of each position, which is a product with the summed weights of all classes."""
+    """Return the sum of the logits of each position, computed as a product of the hidden states with the weight summed
+    over the classes.
+    """
 
     def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
         rows = hidden.reshape(-1, hidden.shape[-1])
@@ -396,7 +415,7 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Sums over the classes, or over everything: see :func:`_total`."""
+    """Return the sum over the classes, or over all elements; None for a form that :func:`_total` does not sum."""
     return _reduced(input, dim, keepdim, dtype, 1)
 
 
@@ -404,12 +423,12 @@ def _sum(
 def _mean(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Means over the classes, or over everything: see :func:`_total`."""
+    """Return the mean over the classes, or over all elements; None for a form that :func:`_total` does not sum."""
     return _reduced(input, dim, keepdim, dtype, input.numel() if dim is None else input.form.classes)
 
 
 def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | None, divisor: int) -> Tensor | None:
-    """Return the sum over the classes or over everything, divided."""
+    """Return the sum over the classes or over all elements, divided by ``divisor``."""
     form = input.form
     is_of_all = dim is None and not keepdim
     total = _total(input) if is_of_all or _over_classes(form, dim) else None
@@ -420,8 +439,10 @@ def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | No
 
 
 def _total(logits: LazyLogits) -> Tensor | None:
-    """Return the sum over the classes of each position: of logits, of log-probabilities, as label smoothing takes them,
-    and of what gives an entropy; None for others.
+    """Return the sum over the classes of each position; None for a form whose sum no kernel computes.
+
+    A kernel computes the sum of logits, of log-probabilities (for label smoothing), and of p log p and p z (for an
+    entropy).
     """
     form = logits.form
     if form.kind is Kind.P_LOG_P:
@@ -443,7 +464,7 @@ def _kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor | None:
-    """The divergence of log-probabilities of a student from those of a teacher, both lazy."""
+    """Return the divergence of a student's log-probabilities from a teacher's, both lazy; None for other arguments."""
     if size_average is not None or reduce is not None or not log_target or not isinstance(target, LazyLogits):
         return None
     student, teacher = input.form, target.form
@@ -459,7 +480,7 @@ def _kl_div(
 
 @_consumes("distillation_loss")
 def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **options: Any) -> Tensor | None:
-    """:func:`nkilib.torch.distillation_loss` of two lazy logits."""
+    """Return :func:`nkilib.torch.distillation_loss` of a student's and a teacher's lazy logits."""
     if not isinstance(teacher_logits, LazyLogits):
         return None
     is_known = all(item.form.kind is Kind.LOGITS for item in (student_logits, teacher_logits))
@@ -467,7 +488,11 @@ def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **option
 
 
 def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any]) -> Tensor | None:
-    """Return ``linear_distillation_loss`` of logits; None for teachers whose products it does not take.
+    """Return ``linear_distillation_loss`` of two lazy logits, or None where that function cannot compute it.
+
+    It cannot if the shapes differ, the classes are not the last dimension, the student's weight is spread over ranks, a
+    model has a tensor of temperatures or logits that are a sum of several products, the teacher requires grad, the
+    teacher's weight is missing or a DTensor, or the products of the models have different dtypes.
 
     Args:
         student, teacher: logits, or their log-softmax.

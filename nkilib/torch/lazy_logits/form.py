@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The form of logits that are not computed: products of hidden states with weights, a scale, a cap, temperatures, and
-a dtype.
+"""The description of logits that are not computed: products of hidden states with weights, a scale, a cap, temperatures
+and a dtype.
 
-:class:`Form` is the sum of its products (:class:`Term`), or a function of that (:class:`Kind`); :class:`Placed` says
-how the computed logits lie on the ranks of a mesh.
+A :class:`Form` describes the sum of its products (:class:`Term`), or a function of this sum (:class:`Kind`).
+:class:`Placed` says how the computed logits would lie on the ranks of a mesh.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """Logits z, or a function of them and of p = softmax(z)."""
+    """The function that a form describes, of the logits z and p = softmax(z)."""
 
     LOGITS = "z"
     LOG_SOFTMAX = "log p"
@@ -51,14 +51,14 @@ class Placed(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A product of hidden states with the weight of a layer, and a bias.
+    """A product of hidden states with the weight of a layer, plus its bias.
 
     Attributes:
-        hidden: the hidden states, with their features in the place of the classes of the logits.
+        hidden: the hidden states; their features take the dimension that the classes have in the logits.
         layer: the layer, a ``torch.nn.Linear``.
-        parameters: views of its weight and of its bias, if it has one. What looks for the graph that an output depends
-            on, as DistributedDataParallel does, finds it here.
-        factor: multiplies the product, if it is one of a sum.
+        parameters: views of its weight and, if it has one, of its bias. Code that follows the graph of an output, such
+            as DistributedDataParallel, finds the parameters here.
+        factor: multiplies the product, if the form is a sum of products.
         mesh: the ranks over which the classes of the layer are spread; None: this rank has all of them.
     """
 
@@ -70,30 +70,30 @@ class Term:
 
 
 def _near(number: float) -> float:
-    """Return the number, or 1 where rounding alone keeps it from that, as in c * tanh(x / c)."""
+    """Return the number, or exactly 1 if it differs from 1 only by rounding, as the scale in c * tanh(x / c) may."""
     return 1.0 if abs(number - 1.0) < 1e-12 else number
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Logits z = softcap(scale * x) / temperatures of x, the sum of the terms, or a function of them and of
-    p = softmax(z).
+    """The description of logits z = softcap(scale * x) / temperatures, where x is the sum of the terms, or of a
+    function of z and p = softmax(z).
 
     Attributes:
         terms: the products whose sum x is.
         class_dim: the dimension of the classes, counted from 0.
-        classes: the classes that were not cut off are those below this number.
+        classes: the number of classes that the logits keep: the first ones of the layer.
         scale: multiplies x.
         cap: None for z = scale * x; else z = cap * tanh(scale / cap * x), as ``logit_softcap`` of
-            :func:`nkilib.torch.linear_cross_entropy`; 1 / scale if tanh was the last function so far.
-        temperatures: None; or float32 without gradient, of no dimensions; or one for each position, in the shape of the
-            logits with one class.
+            :func:`nkilib.torch.linear_cross_entropy`. Right after a tanh, the cap is 1, until a factor multiplies it.
+        temperatures: None, or a float32 tensor without gradient: of no dimensions, or of the shape of the logits with
+            one class, for a temperature of each position.
         dtype: the dtype that the computed logits have.
         kind: the function of the logits over the classes.
-        factor: multiplies that function; 1 for the logits themselves.
-        is_detached: whether no gradient flows back from it.
-        placed: the kind of tensor that the computed logits are. The shape is that of all classes, and the hidden
-            states are no DTensor.
+        factor: multiplies the function; 1 for the logits themselves.
+        is_detached: whether no gradient flows back from the logits.
+        placed: the kind of tensor that the computed logits would be. In every kind, ``classes`` counts the classes of
+            all ranks, and the hidden states are plain tensors.
     """
 
     terms: tuple[Term, ...]
@@ -146,7 +146,9 @@ class Form:
         return self.temperatures is not None and self.temperatures.dim() > 0
 
     def mapped(self, function: Callable[[Tensor], Tensor], class_dim: int | None = None) -> Form:
-        """Return the form with a function applied to the hidden states of each term, and to temperatures."""
+        """Return the form with a function applied to the hidden states of each term, and to temperatures of
+        positions.
+        """
         terms = tuple(replace(term, hidden=function(term.hidden)) for term in self.terms)
         temperatures = self.temperatures
         if temperatures is not None and self.has_own_temperatures:
@@ -167,10 +169,11 @@ class Form:
         return replace(self, scale=scale, cap=cap)
 
     def divided(self, temperatures: Tensor) -> Form | None:
-        """Return the form divided by temperatures, float32 and shaped as those of a form; None if no kernel takes them.
+        """Return the form divided by temperatures (float32, in one of the shapes of :class:`Form`); None if no kernel
+        takes them.
 
-        On the CPU this reads their values, except in a graph that is traced: there the kernel raises an error for a
-        value out of range. On devices the results of its position are NaN.
+        On the CPU this reads their values, except in a traced graph, where the kernel raises an error for a value out
+        of range. On devices such a value makes the results of its position NaN.
         """
         if self.kind is not Kind.LOGITS:
             return None
@@ -183,21 +186,21 @@ class Form:
         return replace(self, temperatures=temperatures)
 
     def temperature_of_positions(self) -> float | Tensor:
-        """Return what functions of nkilib take as ``temperature``: 1, or a tensor of one element or of the shape of the
-        positions.
+        """Return the argument ``temperature`` for functions of nkilib: 1, or a tensor of one element or of the shape of
+        the positions.
         """
         if self.temperatures is None:
             return 1.0
         return self.temperatures.squeeze(self.class_dim) if self.temperatures.dim() else self.temperatures
 
     def spread_temperatures(self) -> Tensor:
-        """Return the temperatures, of which there are, in the shape of the logits with one class."""
+        """Return the temperatures, which must not be None, in the shape of the logits with one class."""
         sizes = list(self.shape)
         sizes[self.class_dim] = 1
         return cast(Tensor, self.temperatures).expand(sizes)
 
     def is_alike(self, other: Form) -> bool:
-        """Return whether the two differ in nothing but hidden states and values of temperatures, and may be joined
+        """Return whether two forms differ only in hidden states and values of temperatures, so that they can be joined
         along positions.
         """
         mine, theirs = ([(term.layer, term.factor) for term in form.terms] for form in (self, other))
@@ -205,7 +208,7 @@ class Form:
         return mine == theirs and rest == of_other and (self.temperatures is None) == (other.temperatures is None)
 
     def is_same(self, other: Form) -> bool:
-        """Return whether the two are one form of the same hidden states."""
+        """Return whether two forms describe the same function of the same hidden states."""
         pairs = zip(self.terms, other.terms, strict=False)
         is_of_both = self.is_alike(other) and self.temperatures is other.temperatures
         return is_of_both and all(mine.hidden is theirs.hidden for mine, theirs in pairs)

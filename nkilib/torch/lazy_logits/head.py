@@ -3,9 +3,9 @@
 
 """``fuse_linear_loss``: the output layer of any model returns logits that are computed only if something needs them.
 
-:class:`FusedHead` is what runs in place of the forward of the layer, :func:`fuse_linear_loss` puts it there, and
-:class:`Undo` takes it away. :func:`_find_output_layer` finds the layer in a model. :func:`fused_calls` tells what ran
-without logits.
+:func:`fuse_linear_loss` replaces the forward of the layer by :class:`FusedHead`, and :class:`Undo` restores it.
+:func:`_find_output_layer` finds the layer in a model. :func:`fused_calls` returns the record of what ran without
+logits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SKIP_LOGITS: Final = Deprecation(
 
 
 def _parameters_of(layer: nn.Linear) -> tuple[Tensor, ...]:
-    """Return views of weight and bias, whose graphs lead to them, unlike those of parameters, which have none."""
+    """Return views of weight and bias. Unlike parameters, views have a graph, which leads to the parameters."""
     parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
     return parameters if is_fully_sharded(layer) else tuple(parameter.view_as(parameter) for parameter in parameters)
 
@@ -63,7 +63,9 @@ def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
 
 
 def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
-    """Return a clause about another property than the number of features; None if kernels take the products."""
+    """Return a clause that says why no kernel takes the products, whatever the number of features; None if kernels take
+    them.
+    """
     classes, dtypes = _sizes_of(layer)[0], (hidden.dtype, layer.weight.dtype)
     if hidden.device.type not in SUPPORTED_DEVICES:
         return f"no kernel runs on {hidden.device.type}"
@@ -88,8 +90,9 @@ def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
 
 
 def _is_spread_by_classes(layer: nn.Linear, hidden: Tensor) -> bool:
-    """Return whether each rank of a mesh of one dimension has all hidden states and a part of the classes, as
-    ``ColwiseParallel`` of PyTorch leaves them.
+    """Return whether each rank of a mesh of one dimension has all hidden states and a part of the classes.
+
+    PyTorch's ``ColwiseParallel`` places an output layer like this.
     """
     placed, parameters = dtensor(hidden), [dtensor(parameter) for parameter in layer.parameters()]
     if placed is None or is_fully_sharded(layer) or len(placed.placements) != 1:
@@ -105,15 +108,15 @@ def _is_spread_by_classes(layer: nn.Linear, hidden: Tensor) -> bool:
 class FusedHead:
     """The forward of a fused output layer.
 
-    A copy of the model has its own, which calls the copy of the layer; so has a model from a pickle.
+    A copy of the model, and a model from a pickle, has its own FusedHead, which calls the copied layer.
 
     Attributes:
         layer: the output layer, a ``torch.nn.Linear``.
-        options: the options of ``fuse_linear_loss``, and what the layer did so far.
-        is_adapter: whether its results are added to those of another fused layer, in a product with the features of
-            both, so that it may have few.
-        skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
-        was_called: whether it ran since :class:`_TellsOfOther` looked last, in no graph of ``torch.compile``.
+        options: the options of ``fuse_linear_loss``, and the record of the layer.
+        is_adapter: whether its results are added to another fused layer's. Both layers are then one product with the
+            features of both, so an adapter may have fewer features than kernels take.
+        skip_logits: whether the next call returns lazy logits; None: training and the option ``evaluation`` decide.
+        was_called: whether the forward ran, outside of ``torch.compile``, since :class:`_TellsOfOther` looked last.
     """
 
     layer: nn.Linear
@@ -123,7 +126,9 @@ class FusedHead:
     was_called: bool = False
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
-        """Return lazy logits of hidden states, or logits where no kernel takes them or nobody trains."""
+        """Return lazy logits of hidden states. Return logits if no kernel takes the operands, or if lazy logits are not
+        wanted.
+        """
         is_asked = self.is_asked()
         reason = self.reason_for_logits(input) if is_asked else None
         if is_asked and reason is None:
@@ -138,20 +143,22 @@ class FusedHead:
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
-        """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
+        """Return whether a call should return lazy logits: in training with gradients enabled, or as ``skip_logits``
+        and ``evaluation`` say.
+        """
         if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
         return _is_wanted(self.options, self.layer)
 
     def reason_for_logits(self, hidden: Tensor) -> str | None:
-        """Return a clause that says why no kernel takes the products; None if kernels do."""
+        """Return a clause that says why no kernel takes the products; None if kernels take them."""
         _, features = _sizes_of(self.layer)
         if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
             return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
         return _reason_for_logits(self.layer, hidden)
 
     def lazy_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the lazy logits of hidden states, which end the call."""
+        """Return the lazy logits of hidden states, and reset ``skip_logits``."""
         self.skip_logits = None
         layer = self.layer
         term = Term(hidden, layer, _parameters_of(layer))
@@ -168,7 +175,8 @@ class FusedHead:
 class _Call:
     """The call of a fused output layer, hooks included.
 
-    A layer that ``fully_shard`` got by itself would gather its weights for a call that does not need them.
+    It skips the hooks where the result is lazy logits and ``fully_shard`` was applied to the layer alone: these hooks
+    would gather weights that the call does not need.
     """
 
     head: FusedHead
@@ -183,8 +191,10 @@ class _Call:
 
 @dataclass(eq=False)
 class _TellsOfOther:
-    """A hook after the forward of an output layer that is not fused itself, which tells if it multiplied without the
-    fused layers in it: so do some adapters of PEFT, and a layer that came in the place of the fused one.
+    """A hook after the forward of an output layer that is not fused itself.
+
+    It records and warns if the layer multiplied without the fused layers inside it. Some adapters of PEFT do that, and
+    so does a layer that replaced the fused one.
     """
 
     options: FusedOptions
@@ -211,12 +221,13 @@ def _watch(layer: object, options: FusedOptions) -> None:
 
 @dataclass(eq=False)
 class _TakesSkipLogits:
-    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases, and sees an
-    output layer that came since.
+    """A hook before the forward of the model.
+
+    It takes the argument ``skip_logits`` of earlier releases, and notices an output layer that was replaced since.
 
     Attributes:
-        heads: what runs in the fused layers.
-        is_known: whether the fused layer is the one that ``get_output_embeddings()`` of the model returns.
+        heads: the forwards of the fused layers.
+        is_known: whether the fused layer is the one that the model's ``get_output_embeddings()`` returns.
     """
 
     heads: list[FusedHead]
@@ -236,27 +247,31 @@ class _TakesSkipLogits:
 
 
 def _known_layer(model: nn.Module) -> object:
-    """Return the output layer that a model knows."""
+    """Return the output layer that the model's ``get_output_embeddings()`` returns."""
     get = getattr(model, "get_output_embeddings", None)
     return get() if callable(get) else None
 
 
 def _sizes_of(layer: nn.Linear) -> tuple[int, int]:
-    """Return the numbers of classes and features: those of the weight, since the attributes of a layer that PEFT ties
-    to embeddings are the other way round, but those of the layer where its weight is a shard without dimensions.
+    """Return the numbers of classes and features of a layer.
+
+    They are the sizes of the weight, because a layer that PEFT ties to embeddings has swapped attributes. Where the
+    weight is a shard without two dimensions, they are the attributes of the layer.
     """
     shape = layer.weight.shape
     return (shape[0], shape[1]) if len(shape) == 2 else (layer.out_features, layer.in_features)
 
 
 def _is_wanted(options: FusedOptions, layer: nn.Module) -> bool:
-    """Return whether a call of an output layer gives lazy logits if it can: in training, where a graph is recorded."""
+    """Return whether a call of an output layer should return lazy logits, if it can: in training with gradients
+    enabled.
+    """
     return not _is_traced() and (options.evaluation or (layer.training and torch.is_grad_enabled()))
 
 
 def _is_traced() -> bool:
-    """Return whether ``torch.export`` or ``torch.jit`` traces or a function of ``torch.func`` runs, for which the
-    kernels have no rules.
+    """Return whether ``torch.export``, ``torch.jit`` or a function of ``torch.func`` is at work, for which the kernels
+    have no rules.
     """
     if torch.compiler.is_exporting():
         return True
@@ -266,14 +281,15 @@ def _is_traced() -> bool:
 
 
 def fused_heads(model: nn.Module) -> list[FusedHead]:
-    """Return what runs in fused layers of a model."""
+    """Return the forwards (:class:`FusedHead`) of the fused layers of a model."""
     found = (vars(module).get(_FORWARD) for module in model.modules())
     return [head for head in found if isinstance(head, FusedHead)]
 
 
 @hides_unknown
 def fused_calls(model: nn.Module, **unknown: Unpack[NoKeywords]) -> FusedCalls:
-    """Return what ran without logits in a fused model, and where logits were computed.
+    """Return the record of a fused model: the functions that ran without logits, and the places where logits were
+    computed.
 
     Raises:
         ValueError: the model is not fused.
@@ -289,9 +305,9 @@ def fused_calls(model: nn.Module, **unknown: Unpack[NoKeywords]) -> FusedCalls:
 
 
 class Undo:
-    """Makes the output layer return logits again, when it is called or at the end of a ``with`` block.
+    """Makes the output layer return plain logits again, when it is called or at the end of a ``with`` block.
 
-    A second call does nothing. A deep copy of a fused model is fused, and ``Undo(copy)()`` restores it.
+    A second call does nothing. A deep copy of a fused model is fused too, and ``Undo(copy)()`` restores it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -318,15 +334,17 @@ class Undo:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module only multiplies by its weight, and runs the forward of its class."""
+    """Return whether a module only multiplies by its weight: a layer whose forward is its class's own."""
     kind = class_before_sharding(module)
     is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
     return is_linear and _FORWARD not in vars(module)
 
 
 def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
-    """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
-    and adds to it. Without any the model computes logits, and a warning says so.
+    """Return the layers whose results are the logits: the output layer itself, or the layers that PEFT's wrapper holds
+    and adds up.
+
+    If there are none, the model computes logits, and a warning says so.
     """
     get_base = getattr(output_layer, "get_base_layer", None)
     base = get_base() if callable(get_base) else output_layer
@@ -347,8 +365,9 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
 
 
 def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the innermost model that knows its output layer, and the layer; a model within another that has another
-    layer is a part of that one, and its layer is none of the whole.
+    """Return the innermost model that knows its output layer, and this layer.
+
+    A model inside another one is skipped if the outer one has a different output layer.
     """
     found: dict[nn.Module, nn.Module] = {}
     inside: set[nn.Module] = set()  # of models that know a layer

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``LazyLogits``: what a fused output layer returns in place of logits, which are computed if something needs them.
+"""``LazyLogits``: the object that a fused output layer returns in place of logits, which are computed only if something
+needs them.
 
-Every function of torch that gets the object arrives at :meth:`LazyLogits.__torch_function__`, and every method at
-:func:`_called`. Both call :func:`_applied`, which does the first that is possible: record a function whose result is a
-form of logits again (``transformations.RECORDED``), run a kernel on hidden states and weights (:data:`CONSUMERS`), or
-compute the logits, by the very functions that were called on the object so far, and go on with the tensor.
+A function of torch with this object as an argument calls :meth:`LazyLogits.__torch_function__`, and a method calls
+:func:`_called`. Both call :func:`_applied`, which takes the first possible of three ways: record a function whose
+result is a form of logits again (``transformations.RECORDED``); run a kernel on hidden states and weights
+(:data:`CONSUMERS`); or compute the logits, by the functions that were called on the object so far, and go on with the
+tensor.
 
-:class:`HeadCall` is the call of the output layer that the objects come from, :class:`Mode` the state of torch in it.
+:class:`HeadCall` is the call of the output layer that the objects come from, and :class:`Mode` the state of torch
+during this call.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ _OPERATORS: Final = (*_COMPARISONS, *_ARITHMETIC, *(f"r{name}" for name in _ARIT
 
 @dataclass(frozen=True)
 class Mode:
-    """The state of torch that decides how logits are computed, where the output layer or a function was called.
+    """The state of torch, when the output layer or a function was called, that decides how logits are computed.
 
     Attributes:
         is_grad_enabled: whether a graph is recorded.
@@ -92,12 +95,14 @@ class Mode:
 
     @classmethod
     def current(cls, device: torch.device) -> Mode:
-        """Return the mode here and now."""
+        """Return the present mode."""
         return cls(torch.is_grad_enabled(), autocast_dtype(device))
 
     def autocast_again(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return a context with the autocast of this mode; that of gradients is a statement of its own, since
-        ``torch.compile`` does not know it in a stack of contexts.
+        """Return a context with the autocast of this mode.
+
+        Gradients need a statement of their own, since ``torch.compile`` does not know their context in a stack of
+        contexts.
         """
         if autocast_dtype(device) == self.autocast:
             return ExitStack()
@@ -109,13 +114,13 @@ class HeadCall:
     """A call of the output layer.
 
     Attributes:
-        options: the options of ``fuse_linear_loss``, with its record.
-        term: hidden states and layer of the call.
+        options: the options of ``fuse_linear_loss``, and the record of the layer.
+        term: the hidden states and the layer of the call.
         mode: the mode of the call.
-        versions: counters of changes in place of the hidden states and of the parameters; None where a graph was
-            traced, which cannot read them.
-        results: references to the objects that came of the call; none where a graph is traced.
-        num_results: how many came of it.
+        versions: the version counters of the hidden states and of the parameters, which count changes in place; None in
+            a traced graph, which cannot read them.
+        results: references to the lazy logits that come from the call; none in a traced graph.
+        num_results: how many lazy logits have come from the call.
     """
 
     options: FusedOptions
@@ -126,22 +131,24 @@ class HeadCall:
     num_results: int = 0
 
     def live_results(self) -> list[LazyLogits]:
-        """Return the objects that came of the call and still live."""
+        """Return the lazy logits that come from the call and still exist."""
         return [logits for reference in self.results if (logits := reference()) is not None]
 
     def stock_logits(self) -> Tensor:
-        """Compute the logits as the layer does."""
+        """Compute the logits as the layer itself does."""
         term = self.term
         target = torch.zeros((), dtype=torch.int64, device=term.hidden.device)
         (logits,) = results_in_forward(term.layer, term.hidden, target, _linear)
         return logits
 
     def check_unchanged(self) -> None:
-        """Reject logits of hidden states or parameters that have changed since, except in a graph of ``torch.compile``,
-        where counters of changes cannot be read.
+        """Raise an error if the hidden states or the parameters have changed since the call.
+
+        A graph of ``torch.compile`` is not checked, because it cannot read version counters.
 
         Raises:
-            RuntimeError: they have; or ``fully_shard`` has sharded parameters again that tensor parallelism shards too.
+            RuntimeError: they have changed; or ``fully_shard`` has sharded parameters again that tensor parallelism
+                shards too.
         """
         placed, hidden = dtensor(self.term.layer.weight), dtensor(self.term.hidden)
         if placed is not None and hidden is not None and placed.device_mesh != hidden.device_mesh:
@@ -161,19 +168,19 @@ class HeadCall:
 
 
 def versions_of(term: Term) -> tuple[int, ...]:
-    """Return the version counters of hidden states and parameters; inference tensors have none."""
+    """Return the version counters of hidden states and parameters. Inference tensors have no counter."""
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
 
 def replicated(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return a tensor that every rank has whole as a DTensor."""
+    """Return a tensor, which every rank has whole, as a DTensor."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
 
 def whole(parameter: Tensor) -> Tensor:
-    """Return a parameter, gathered if ``fully_shard`` has left it sharded after the forward of the root."""
+    """Return a parameter, gathered if ``fully_shard`` left it sharded after the forward of the root module."""
     placed = dtensor(parameter)
     return parameter if placed is None else averaged(CALLER, "the weight of the output layer", placed)
 
@@ -186,7 +193,7 @@ def _linear(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None)
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """How an object was made of others: a function, its arguments, and which of its results the object is."""
+    """The function whose result an object is, its arguments, and the object's index among its results."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -199,16 +206,17 @@ class Made:
 class LazyLogits:
     """Logits that are computed only if something needs them.
 
-    In place of a tensor [..., V], code may carry it to a loss: views and selections of positions, scales, caps,
+    Code may pass the object to a loss in place of a tensor [..., V]: views and selections of positions, scales, caps,
     temperatures, casts and ``log_softmax`` are recorded; ``cross_entropy``, ``log_softmax`` with ``gather``,
     ``logsumexp`` and ``argmax`` run kernels on hidden states and weights. Everything else computes the logits and goes
-    on with them, so results are those of the stock model. It is no ``torch.Tensor``: ``isinstance`` is False.
+    on with them, so results are those of the stock model. The object is not a ``torch.Tensor``: ``isinstance`` is
+    False.
 
     Attributes:
-        form: the products, the scale and so on that the logits are.
-        call: the call of the output layer that they come from.
-        made: how the object was made of others; None for the result of the call itself.
-        known: results of kernels, by name, that a later function may need too.
+        form: the description of the logits: products, scale, cap, temperatures and dtype.
+        call: the call of the output layer that the logits come from.
+        made: the function that made the object from others; None for the result of the call itself.
+        known: results of kernels that a later function may need too, by name.
     """
 
     form: Form
@@ -244,18 +252,18 @@ class LazyLogits:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient flows back from the logits."""
+        """Whether gradients flow back from the logits."""
         tensors = (tensor for term in self.form.terms for tensor in (term.hidden, *term.parameters))
         is_wanted = self.call.mode.is_grad_enabled and not self.form.is_detached
         return is_wanted and any(tensor.requires_grad for tensor in tensors)
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no function made the logits, in the graph of autograd."""
+        """Whether the logits are a leaf of autograd's graph."""
         return not self.requires_grad
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the shape, or a size of it."""
+        """Return the shape, or the size of one dimension."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
@@ -301,11 +309,11 @@ class LazyLogits:
         return _as_it_is, (self._tensor("pickle").detach(),)
 
     def compute(self) -> Tensor:
-        """Return the logits as a tensor, which is computed once, by the functions that were called on the object.
+        """Return the logits as a tensor. It is computed once, by the functions that were called on the object.
 
         Raises:
-            RuntimeError: the hidden states or the parameters of the output layer have changed since; or this is the
-                forward of a ``torch.autograd.Function`` that got the object.
+            RuntimeError: the hidden states or the parameters of the output layer have changed since; or the call is in
+                the forward of a ``torch.autograd.Function`` that got the object as an argument.
         """
         _check_outside_of_functions(self)
         if self._computed is None:
@@ -322,7 +330,7 @@ class LazyLogits:
         return self._computed
 
     def _tensor(self, function: str) -> Tensor:
-        """Return the logits for a function that needs them, and tell about it."""
+        """Return the logits as a tensor for a function that needs them, and record that it did."""
         if self._computed is None:
             self.call.options.tell(function, self.nbytes, self.call.term.layer.training)
         return self.compute()
@@ -352,8 +360,9 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _check_outside_of_functions(logits: LazyLogits) -> None:
-    """Reject logits within the forward of a ``torch.autograd.Function`` that got them as an argument: autograd sees no
-    tensor there, so no gradient would flow back to the model, and nothing would say so.
+    """Raise an error within the forward of a ``torch.autograd.Function`` that got the lazy logits as an argument.
+
+    Autograd does not see a tensor there, so no gradient would flow back to the model, without any message.
 
     Raises:
         RuntimeError: if the check fails.
@@ -377,7 +386,7 @@ _APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[
 
 
 def _kind_of(form: Form) -> type[Tensor]:
-    """Return the class that the computed logits have."""
+    """Return the class of the tensor that the computed logits are."""
     if form.placed is Placed.TENSOR:
         return Tensor
     from torch.distributed.tensor import DTensor
@@ -404,7 +413,7 @@ def _lazy_in(value: Any) -> Iterator[LazyLogits]:
 
 
 def _mapped(function: Callable[[LazyLogits], Any], value: Any) -> Any:
-    """Return the arguments with a function applied to what is lazy in them."""
+    """Return the arguments with a function applied to those that are lazy logits."""
     if isinstance(value, LazyLogits):
         return function(value)
     if type(value) in (tuple, list):
@@ -432,8 +441,9 @@ def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 def _kept(name: str, value: Any) -> Any:
-    """Return the arguments of a recorded function with copies of tensors of temperatures, which may change in place
-    before the logits are computed.
+    """Return the arguments of a recorded function, with copies of tensors that are temperatures.
+
+    The caller may change such a tensor in place before the logits are computed.
     """
     if name not in _SCALES:
         return value
@@ -443,7 +453,9 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _compute_all(call: HeadCall, function: str) -> None:
-    """Compute all objects that came of a call, before one of them changes in place: some share memory as tensors."""
+    """Compute all lazy logits that come from a call, before one of them changes in place: as tensors, some share
+    memory.
+    """
     for logits in call.live_results():
         logits._tensor(function)
 
@@ -451,7 +463,7 @@ def _compute_all(call: HeadCall, function: str) -> None:
 def _made(
     first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Any:
-    """Return the object, or the objects, of a recorded function."""
+    """Return the object or objects that are the result of a recorded function."""
     mode = Mode.current(first.device)
     if isinstance(result, tuple):
         return tuple(
@@ -461,7 +473,7 @@ def _made(
 
 
 def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0) -> None:
-    """Give what is known of all positions to the rows, of which a loop asks for it one by one."""
+    """Give each row its part of the scores that are known for all positions, for loops that ask row by row."""
     at = dim % logits.ndim
     for name, values in logits.known.items():
         for row, value in zip(rows, values.unbind(at - (at > logits.form.class_dim)), strict=True):
@@ -469,10 +481,12 @@ def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0)
 
 
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
-    """Scale an object that nothing else came of, which no other object can share memory with; None for others.
+    """Scale lazy logits in place, if nothing else comes from their call, so that no other object can share their
+    memory; None otherwise.
 
     Raises:
-        RuntimeError: something else came of the call in a graph of ``torch.compile``, where nobody knows what lives.
+        RuntimeError: something else came from the call, in a graph of ``torch.compile``, where it is unknown which
+            objects still exist.
     """
     logits: LazyLogits = args[0]
     call = logits.call
@@ -538,7 +552,9 @@ def _without_logits(
 
 
 def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch with arguments of which some are lazy: record it, run a kernel, or compute logits."""
+    """Call a function of torch some of whose arguments are lazy logits: record it, run a kernel, or compute the
+    logits.
+    """
     if "input" in kwargs:
         args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
     lazy = list(_lazy_in((args, kwargs)))
@@ -556,7 +572,7 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _called(name: str, function: Callable[..., Any], logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-    """Call a method."""
+    """Call a method of lazy logits, whose function of torch is ``function``."""
     return _applied(name, function, (logits, *args), kwargs)
 
 

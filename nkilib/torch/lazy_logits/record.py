@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of a fused output layer: what ran without logits, where they were computed, and the options that say what
-happens then.
+"""The record and the options of a fused output layer.
 
-The record (:class:`FusedCalls`) counts the functions that ran without logits, and each :class:`Place` where logits were
-computed after all, of which a :class:`LogitsComputedWarning` tells. :class:`FusedOptions` holds it beside the options
-of ``fuse_linear_loss``.
+The record (:class:`FusedCalls`) counts the functions that ran without logits, and the calls at each :class:`Place`
+where logits were computed after all, of which a :class:`LogitsComputedWarning` tells. :class:`FusedOptions` holds the
+record and the options of ``fuse_linear_loss``, which say what happens when logits are computed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LIBRARIES: Final = ("nkilib.torch.", "torch.")
 
 
 class LogitsComputedWarning(UserWarning):
-    """Logits were computed, because something needed them that no kernel gives."""
+    """Warns that logits were computed, because a function needed them that no kernel computes."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Place:
     """Where logits were computed.
 
     Attributes:
-        function: the name of the function or method that needed them, or the reason.
-        file, line: the place of the code that called it, outside of torch and nkilib.
+        function: the name of the function or method that needed the logits, or the reason.
+        file, line: the place of the call, in code outside of torch and nkilib.
     """
 
     function: str
@@ -46,11 +45,11 @@ class Place:
 
 @dataclass
 class FusedCalls:
-    """The calls of an output layer since it was fused, except those within a graph of ``torch.compile``.
+    """The record of the calls of an output layer since it was fused, except those within a graph of ``torch.compile``.
 
     Attributes:
-        fused: for each function that ran on hidden states and weights without logits, how often it did.
-        computed: for each place where logits were computed, how often they were.
+        fused: by function that ran on hidden states and weights, without logits: how often it ran.
+        computed: by place where logits were computed: how often this happened.
     """
 
     fused: dict[str, int] = field(default_factory=dict)
@@ -90,11 +89,11 @@ def _message(function: str, num_bytes: int, place: Place | None) -> str:
 
 @dataclass(eq=False)
 class FusedOptions:
-    """Options of ``fuse_linear_loss``, and what its layer did so far.
+    """The options of ``fuse_linear_loss``, and the record of the layer.
 
     Attributes:
         evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute: see ``fuse_linear_loss``.
-        calls: the functions that ran without logits, and the places where they were computed.
+        calls: the functions that ran without logits, and the places where logits were computed.
     """
 
     evaluation: bool
@@ -105,10 +104,10 @@ class FusedOptions:
     calls: FusedCalls = field(default_factory=FusedCalls)
 
     def of_loss(self, label_smoothing: float, is_training: bool) -> tuple[float, float]:
-        """Return label smoothing and the factor of the z-loss of a cross-entropy.
+        """Return the label smoothing and the z-loss factor of a cross-entropy.
 
         Raises:
-            ValueError: both the call and ``fuse_linear_loss`` bring label smoothing.
+            ValueError: both the call and ``fuse_linear_loss`` set label smoothing.
         """
         if not is_training:
             return label_smoothing, 0.0
@@ -120,12 +119,12 @@ class FusedOptions:
         return label_smoothing + self.label_smoothing, self.lse_square_scale
 
     def tell(self, function: str, num_bytes: int, is_training: bool) -> None:
-        """Count logits that are computed, and warn about it once a place, or raise.
+        """Record that logits are computed, and warn once for each place, or raise, as ``on_compute`` says.
 
         Args:
-            function: the function that needs them, or the reason.
+            function: the function that needs the logits, or the reason.
             num_bytes: the bytes of the logits.
-            is_training: whether the layer trains.
+            is_training: whether the layer is in training.
 
         Raises:
             RuntimeError: ``on_compute`` is "raise"; or an option of the loss is set, which would not be applied.

@@ -4,9 +4,9 @@
 """The functions of torch that turn a form of logits into another form, so that the logits are still not computed.
 
 The registry :data:`RECORDED` has a :class:`Handler` for each function whose result is a form again: views and
-selections of positions, a cut of the vocabulary, scales, caps, temperatures, casts, softmax and log-softmax. Each of
-them returns None for arguments with which the result is no form; the logits are then computed. :func:`registering`
-fills such a registry.
+selections of positions, a cut of the vocabulary, scales, caps, temperatures, casts, softmax and log-softmax. A handler
+returns None for arguments with which the result is no form; the logits are then computed. :func:`registering` adds
+functions to a registry.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Handler:
     """A substitute for a function of torch.
 
     Attributes:
-        function: a function with its parameters, or fewer; it returns None for arguments that it does not take.
-        most: how many positional arguments it takes; None: any number.
-        keywords: the names of its parameters; None: any.
+        function: the function to call. It may have fewer parameters than torch's, and returns None for arguments that
+            it does not take.
+        most: the largest number of positional arguments; None: any number.
+        keywords: the names of its keyword parameters; None: any.
     """
 
     function: Callable[..., Any]
@@ -55,7 +56,7 @@ class Handler:
         return cls(function, most, None if inspect.Parameter.VAR_KEYWORD in kinds else names)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the function returns; None for arguments without a parameter."""
+        """Return the result of the function; None if an argument has no parameter."""
         is_known = self.most is None or len(args) <= self.most
         if not is_known or (self.keywords is not None and any(name not in self.keywords for name in kwargs)):
             return None
@@ -63,7 +64,7 @@ class Handler:
 
 
 def registering(registry: dict[str, Handler]) -> Callable[..., Callable[[Function], Function]]:
-    """Return a decorator that registers a function for functions and methods of torch of some names."""
+    """Return a decorator that registers a function under the given names of torch's functions and methods."""
 
     def of_names(*names: str) -> Callable[[Function], Function]:
         def register(function: Function) -> Function:
@@ -80,7 +81,7 @@ _records: Final = registering(RECORDED)
 
 
 def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return sizes that were passed one by one, or as one sequence."""
+    """Return sizes as a tuple, whether they were passed one by one or as one sequence."""
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], (int, torch.SymInt)) else tuple(sizes)
 
 
@@ -181,14 +182,14 @@ def _is_index(item: Any) -> bool:
 
 
 def _dimensions(item: Any) -> int:
-    """Return the number of dimensions of the indexed tensor that an index takes."""
+    """Return how many dimensions of the indexed tensor one index uses up."""
     if item is None or item is Ellipsis:
         return 0
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
 def _rank(form: Form, items: tuple[Any, ...]) -> int:
-    """Return the number of dimensions of what an index gives; indices that are tensors are broadcast to one."""
+    """Return the number of dimensions of an indexing's result. All indices that are tensors broadcast to one shape."""
     tensors = [item for item in items if isinstance(item, Tensor)]
     broadcast = max([0, *(1 if item.dtype == torch.bool else item.dim() for item in tensors)])
     dropped = sum(_dimensions(item) for item in items if not isinstance(item, slice))
@@ -196,7 +197,7 @@ def _rank(form: Form, items: tuple[Any, ...]) -> int:
 
 
 def _cut(form: Form, classes: slice) -> Form | None:
-    """Return the form of the first classes; None for other classes than those from the first one on."""
+    """Return the form with only the selected classes; None unless they start with the first class, without gaps."""
     if classes.step not in (None, 1) or classes.start not in (None, 0):
         return None
     stop = form.classes if classes.stop is None else classes.stop
@@ -260,7 +261,10 @@ def _unbound(form: Form, dim: int = 0) -> tuple[Form, ...] | None:
 
 @_records("__getitem__")
 def _indexed(form: Form, index: Any) -> Form | None:
-    """Positions, and a cut of the classes from the first one on; the dimension of the classes must be the last."""
+    """Return the form of an indexing that selects positions, and classes from the first one on; None for others.
+
+    The dimension of the classes must be the last.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
     if not form.is_last or not all(_is_index(item) for item in items):
         return None
@@ -291,7 +295,9 @@ _PRODUCTS: Final = {
 
 
 def _product(first: Form, second: Form) -> Form | None:
-    """Probabilities times logits, or times their own logarithm, of the same positions."""
+    """Return the form of probabilities times logits, or times their own logarithm, of the same positions; None for
+    others.
+    """
     kinds = {first.kind, second.kind}
     kind = _PRODUCTS.get(frozenset(kinds)) if len(kinds) == 2 else None
     alike = replace(first, kind=second.kind, factor=second.factor, dtype=second.dtype).is_same(second)
@@ -333,7 +339,11 @@ def divided_by_tensor(form: Form, divisor: Tensor, is_inverse: bool = False) -> 
 
 @_records("mul", "multiply", "__mul__", "__rmul__")
 def _multiplied(form: Any, other: Any) -> Form | None:
-    """Scales; a tensor of one for each position may be a mask, whose zeros are no temperature."""
+    """Return the form multiplied by a number, by a tensor of one element, or by another form (:func:`_product`); None
+    for other factors.
+
+    A tensor with one factor for each position is not taken: it may be a mask, and a factor of 0 has no temperature.
+    """
     if isinstance(form, Form) and isinstance(other, Form):
         return _product(form, other)
     if not isinstance(form, Form):
@@ -354,7 +364,7 @@ def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form
 
 @_records("__rdiv__")
 def _divisor_first(divisor: Any, form: Any) -> Form | None:
-    """A division by a tensor, as a graph of ``torch.compile`` has it."""
+    """Return the form of a division whose divisor comes first, as graphs of ``torch.compile`` pass it."""
     is_known = isinstance(divisor, Tensor) and isinstance(form, Form)
     return divided_by_tensor(form, divisor) if is_known else None
 
@@ -365,7 +375,7 @@ def _negated(form: Form) -> Form | None:
 
 
 def _is_linear(form: Form) -> bool:
-    """Return whether a form is its scaled products, and no function of them."""
+    """Return whether a form is only its scaled products, without cap, temperature or function."""
     return form.kind is Kind.LOGITS and form.cap is None and form.temperatures is None
 
 
@@ -376,7 +386,7 @@ def _capped(form: Form) -> Form | None:
 
 @_records("add", "__add__", "__radd__")
 def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
-    """The sum of two products is one product of the features of both."""
+    """Return the form of the sum of two products: one product with the features of both."""
     if not isinstance(form, Form) or not isinstance(other, Form) or alpha != 1:
         return None
     is_alike = form.shape == other.shape and form.class_dim == other.class_dim
@@ -398,7 +408,7 @@ for _name, _dtype in (("float", torch.float32), ("half", torch.float16), ("bfloa
 
 
 def _is_device_of(value: Any, tensor: Tensor) -> bool:
-    """Return whether a value is the device of the tensor, or no device at all."""
+    """Return whether a value is the tensor's device, or is not a device at all."""
     if not isinstance(value, (str, torch.device)):
         return True
     try:
@@ -410,7 +420,10 @@ def _is_device_of(value: Any, tensor: Tensor) -> bool:
 
 @_records("to", "type")
 def _converted(form: Form, *given: Any, **named: Any) -> Form | None:
-    """A cast to a floating dtype, or to the device of the hidden states; flags about copies have no effect."""
+    """Return the form cast to a floating dtype; None for other casts.
+
+    The only device that it takes is that of the hidden states. Flags about copies have no effect.
+    """
     if not given and not named:
         return None  # the name of the type
     named = {name: value for name, value in named.items() if name not in ("copy", "non_blocking", "memory_format")}

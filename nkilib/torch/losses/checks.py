@@ -31,7 +31,7 @@ def _is_integral(tensor: Tensor) -> bool:
 
 
 def _refuse_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Reject a tensor that is neither bfloat16, float16 nor float32.
+    """Reject a tensor whose dtype is not bfloat16, float16 or float32.
 
     Raises:
         RuntimeError: it is complex or integer, as in PyTorch.
@@ -97,7 +97,7 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
 
 
 def check_reduction_or_batchmean(caller: Caller, reduction: Any) -> None:
-    """Reject a reduction that is neither one of all losses nor ``"batchmean"``.
+    """Reject a reduction that is neither ``"mean"``, ``"sum"`` or ``"none"`` nor ``"batchmean"``.
 
     Raises:
         ValueError: if the check fails.

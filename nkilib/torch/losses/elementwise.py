@@ -3,9 +3,9 @@
 
 """Elementwise losses in PyTorch: their operators, made from one description, and the semantics around them.
 
-:func:`elementwise_loss` registers the operators of a loss, and :class:`ElementwiseLoss` calls them: dtypes,
-broadcasting, memory order, ``inplace``. :class:`Matrix` keeps weights unexpanded that elements share.
-:func:`loss_of_pair` is the loss of an input and a target, as most functions have it.
+:func:`elementwise_loss` registers the operators of a loss. :class:`ElementwiseLoss` calls them, and handles dtypes,
+broadcasting, memory order and ``inplace``. :class:`Matrix` keeps weights unexpanded that several elements share.
+:func:`loss_of_pair` is the loss of an input and a target, for most functions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _FEWEST_ROWS: Final = 512
 
 
 def _compact(weight: Tensor, dimensions: int) -> Tensor:
-    """Return a view of a weight with the given number of dimensions, in which a dimension of stride 0 (made by
-    ``expand``) has one element again.
+    """Return a view of a weight with the given number of dimensions.
+
+    A dimension of stride 0, made by ``expand``, has one element again.
     """
     whole = weight[(None,) * (dimensions - weight.dim())]
     return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
@@ -99,8 +100,8 @@ class Matrix:
         return all(size == 1 for size in weight.shape[: self.split])
 
     def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
-        """Return the number of weights that would have to be expanded to all elements, and the number of dimensions
-        along which the others would be repeated.
+        """Return two costs of the split: the number of weights that would have to be expanded to all elements, and the
+        number of dimensions along which the other weights would be repeated.
         """
         whole, dimensions = 0, 0
         for weight in weights:
@@ -345,7 +346,9 @@ def elementwise_loss(
 
 
 def _sum_of(weight: Tensor) -> Tensor:
-    """Return the sum of a weight, float32. PyTorch's sum of an expanded weight is off by up to 4e-3 on the CPU."""
+    """Return the sum of a weight, float32. It avoids PyTorch's sum of an expanded weight, which has errors of up to
+    4e-3 on the CPU.
+    """
     if weight.requires_grad:
         return weight.contiguous().sum(dtype=torch.float32)
     numbers = _compact(weight, weight.dim())

@@ -57,14 +57,14 @@ class _Halves(NamedTuple):
         return self.high == self.low >> (_BITS - 1)
 
     def are(self, value: int) -> Tensor:
-        """Return a bool tensor: whether each integer equals ``value``, of 64 bits."""
+        """Return a bool tensor: whether each integer equals ``value``, a 64-bit integer."""
         high, low = value >> _BITS, value & (1 << _BITS) - 1
         return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
 
 
 def _halves(target: Tensor) -> _Halves | None:
-    """Return the halves of 64-bit integers, or of unsigned 32-bit ones, read from their memory as int32; None if there
-    is no memory to read.
+    """Return the halves of 64-bit or unsigned 32-bit integers, read from their memory as int32; None if the memory
+    cannot be read so.
     """
     if is_traced(target) or target.device.type == "xla":
         return None
@@ -95,7 +95,7 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:
-    """Return int32 indices: the classes, and -1 or ``num_classes`` for an index that is not a class."""
+    """Return int32 indices. An index that is not a class becomes -1 or ``num_classes``."""
     if _is_narrow(target):
         return target.to(torch.int32).clamp(-1, num_classes)
     halves = _halves(target)
@@ -154,14 +154,13 @@ def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int
 
 @hides_unknown
 def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **unknown: Unpack[NoKeywords]) -> Tensor:
-    """Check class indices on the host and convert them to int32, which kernels take as they are; then move the result
-    to the device.
+    """Check class indices on the host, convert them to int32, which kernels take without a conversion, and return the
+    result.
 
-    On a Neuron device no value is read, and 64-bit integers may be computed with 32 bits. So call this where labels
-    come from the loader, to check them.
+    On a Neuron device no value is read, and 64-bit integers may be computed with 32 bits. So call this where the labels
+    come from the loader, before they move to the device.
 
     Example::
-
         target = int32_targets(batch["labels"], vocabulary).to("neuron")
 
     Args:
@@ -292,10 +291,17 @@ def check_inplace_scores(
 ) -> None:
     """Reject ``inplace`` where the gradient cannot be written over the input.
 
+    Args:
+        caller: the function that error messages name.
+        input: the scores, as the caller of the loss passed them.
+        computed: the scores in the dtype that the kernel gets; a copy of ``input`` if that is another dtype.
+        inplace: the argument to check.
+        others: the other tensors of the call, by name.
+
     Raises:
-        TypeError: it is not a bool.
-        ValueError: the kernel would work on a copy.
-        RuntimeError: a leaf that requires grad, or a view of one; one of ``others`` shares memory with it;
+        TypeError: ``inplace`` is not a bool.
+        ValueError: the kernel would work on a copy of the input, made for its dtype or because it is not contiguous.
+        RuntimeError: the input is a leaf that requires grad, or a view of one; one of ``others`` shares memory with it;
             torch.compile is tracing.
     """
     check_flags(caller, inplace=inplace)

@@ -3,10 +3,11 @@
 
 """The results of losses as PyTorch has them: their dtype, shape and reduction.
 
-- Operators that return a reduced loss, or the loss of each element or row (:func:`is_each`): :func:`loss_output`, and
-  :func:`kernel_gradient` for the backward.
-- Operators that always return the loss of each row: :func:`reduced` and :func:`in_shape_of_rows` of their results.
-- The dtype of a loss: :func:`promoted` of its tensors; under autocast, that of :func:`as_computed`.
+- For operators that return a reduced loss, or the loss of each element or row (:func:`is_each`): :func:`loss_output`,
+  and :func:`kernel_gradient` for the backward.
+- For operators that always return the loss of each row: :func:`reduced`, and :func:`in_shape_of_rows` for other
+  results.
+- The dtype of a loss: :func:`promoted` of its tensors, or under autocast :func:`as_computed`.
 """
 
 from __future__ import annotations
@@ -60,16 +61,17 @@ def loss_output(
 
 
 def kernel_gradient(call: Call) -> dict[str, Any]:
-    """Return the kernel argument for the upstream gradient: one number for each loss, or float32 [1] for a reduced
-    loss.
+    """Return the kernel argument for the upstream gradient: one number for each loss; for a reduced loss, float32
+    [1].
     """
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}
 
 
 def in_shape_of_rows(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return one value for each row in the shape of the rows: a copy, because a backward may keep the values, which a
-    caller may change in place.
+    """Return one value for each row, in the shape of the rows.
+
+    The result is a copy: a backward may keep ``values``, and a caller may change the result in place.
     """
     return values.reshape(shape).clone()
 
@@ -81,16 +83,16 @@ def reduced(
     divisor: Tensor | int | None = None,
     is_empty: Tensor | None = None,
 ) -> Tensor:
-    """Return the values of rows, reduced by a reduction of :mod:`nkilib.core.host.options`.
+    """Return the mean or the sum of the rows' values, or for ``"none"`` the values in the shape of the rows.
 
     Args:
         values: one value for each row.
         reduction: the caller's argument.
         shape: the shape of the rows, for ``"none"``.
         divisor: the divisor of a mean; None for the number of rows.
-        is_empty: a bool tensor without dimensions, whether no row is valid. The mean is then NaN and its gradient 0, as
-            in PyTorch; a division by 0 would have an infinite gradient, or NaN, which is an error under
-            ``torch.autograd.detect_anomaly()``. None: there is a valid row.
+        is_empty: a bool tensor without dimensions, true if no row is valid. The mean is then NaN and its gradient 0, as
+            in PyTorch. (The gradient of a division by 0 would be infinite or NaN, an error under
+            ``torch.autograd.detect_anomaly()``.) None: at least one row is valid.
     """
     if reduction == "none":
         return in_shape_of_rows(values, shape)

@@ -109,9 +109,7 @@ class RowInputs:
 
 
 def _may_require_grad(tensor: Tensor | None) -> bool:
-    """Return whether the tensor requires grad, or may: for a tensor that vmap maps over, ``requires_grad`` is always
-    False.
-    """
+    """Return whether the tensor requires grad or may do so: inside vmap, ``requires_grad`` is always False."""
     if tensor is None:
         return False
     return tensor.requires_grad or (not torch.compiler.is_compiling() and is_batchedtensor(tensor))
@@ -177,7 +175,8 @@ class RowwiseLoss:
         Args:
             tensors: the tensors of the call, by name.
             reduction, inplace: the arguments of the call.
-            integers, bools: names of tensors that PyTorch takes in integer types, and as bool, too.
+            integers, bools: names of the tensors that PyTorch takes in integer types too, and of those that it takes as
+                bool too.
 
         Raises:
             TypeError: an argument has the wrong Python type, or a tensor is float64.

@@ -3,10 +3,10 @@
 
 """The argument ``temperature`` of losses of logits: a number, or a tensor with one temperature for each position.
 
-A number is an option of the operators and a constant of the compiled kernel. A tensor is the input
-:data:`TEMPERATURES` of the operators, so that no value compiles anew: :func:`number_and_tensor` tells which of the two
-a call has, :func:`temperatures_of_rows` checks the tensor and brings it into the form of the kernels, and
-:func:`check_temperatures` checks its values on the CPU. Modules keep either by :func:`keep_temperature`.
+A number is an option of the operators and a constant of the compiled kernel. A tensor is the input :data:`TEMPERATURES`
+of the operators, so that no value compiles anew: :func:`number_and_tensor` tells which of the two a call has,
+:func:`temperatures_of_rows` checks the tensor and brings it into the form of the kernels, and
+:func:`check_temperatures` checks its values on the CPU. Modules store a number or a tensor by :func:`keep_temperature`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def number_and_tensor(temperature: Any) -> tuple[Any, Tensor | None]:
-    """Return the number and the tensor of temperatures that the operators get: 1.0 and the argument if it is a tensor,
-    else the argument and None.
+    """Return the number and the tensor that the operators get for the argument ``temperature``.
+
+    A tensor gives 1.0 and the tensor; a number gives the number and None.
     """
     return (1.0, temperature) if isinstance(temperature, Tensor) else (temperature, None)
 
 
 def keep_temperature(module: nn.Module, temperature: Any) -> None:
-    """Set the attribute ``temperature`` of a module: a tensor is a buffer, which moves with the module, but is not in
-    the state dict.
+    """Set the attribute ``temperature`` of a module.
+
+    A tensor becomes a buffer, which moves with the module but is not in the state dict.
     """
     if isinstance(temperature, Tensor):
         module.register_buffer("temperature", temperature, persistent=False)
@@ -47,7 +49,7 @@ def keep_temperature(module: nn.Module, temperature: Any) -> None:
 
 
 def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
-    """Reject temperatures of positions of which this rank has a part, as the part of a DTensor may be.
+    """Reject a tensor of temperatures for positions of which this rank has only a part, as in a DTensor.
 
     Raises:
         NotImplementedError: if the check fails.
@@ -113,13 +115,13 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def check_temperatures(caller: Caller, temperatures: Tensor | None, least: float, most: float) -> None:
-    """Check that the temperatures of a call, if it has any, are in the range of the kernels; for the CPU, since the
-    check reads them.
+    """Check that all temperatures of a call, if it has any, are in the range of the kernels.
 
-    Elsewhere the results of a position whose temperature is not in the range are NaN.
+    The check reads their values, so it is for the CPU. Elsewhere a temperature out of range makes the results of its
+    position NaN.
 
     Raises:
-        ValueError: if one is not.
+        ValueError: a temperature is out of range.
     """
     if temperatures is None:
         return

@@ -6,7 +6,8 @@ TorchTitan.
 
 How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
 
-``losses``: from logits; ``linear``: from hidden states; ``installation``: ``install``, which replaces TorchTitan's own.
+``losses`` has the losses from logits, ``linear`` those from hidden states, and ``installation`` has ``install``, which
+replaces TorchTitan's own.
 """
 
 from nkilib.torch.replacement import Undo

@@ -4,9 +4,9 @@
 """Results of TRL's functions under ZeRO-3 of DeepSpeed, where the parameters of output layers are whole only while they
 are gathered.
 
-Weight and bias are gathered around the forward; afterwards they have no elements. The backward needs them once more, so
-it gathers them again, with TRL's own context, and nothing keeps them in between. :func:`is_sharded` tells whether that
-is needed, and :func:`gathered_results` computes the results of a recipe so.
+Weight and bias are gathered for the forward, and have no elements afterwards. The backward gathers them again, with
+TRL's own context; nothing keeps them in between. :func:`is_sharded` tells whether this is needed, and
+:func:`gathered_results` computes the results of a recipe in this way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_sharded(*parameters: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class _OfParameter:
-    """A placeholder that a graph keeps in place of a saved tensor that shares the memory of a parameter.
+    """The placeholder that a graph keeps for a saved tensor which shares memory with a parameter.
 
     Attributes:
         number: the index of the parameter in :attr:`_Parameters.tensors`.
@@ -63,17 +63,17 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Gathered weights and biases whose memory a graph must not keep alive.
+    """Gathered weights and biases whose memory a graph must not keep.
 
     Attributes:
-        tensors: the weights and biases, without missing biases.
+        tensors: the weights, and the biases that exist.
     """
 
     tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
-        """Return what the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of a
-        parameter.
+        """Return the object that the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of
+        a parameter.
         """
         for number, parameter in enumerate(self.tensors):
             if saved.data_ptr() == parameter.data_ptr() and saved.numel() == parameter.numel():
@@ -93,7 +93,7 @@ def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """Results computed from detached operands in a graph of their own; the backward runs that graph within TRL's
+    """Results computed from detached operands in a graph of their own. The backward runs this inner graph within TRL's
     context, which gathers the parameters.
 
     Only the outer graph has the parameters themselves as inputs, so their hooks run once.
@@ -151,6 +151,6 @@ class _Gathered(torch.autograd.Function):
 def gathered_results(
     recipe: Recipe[_Results_co], gathered: Gathering, operands: Operands, layers: Layers
 ) -> _Results_co:
-    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
+    """Return the results of a recipe for gathered weights; the backward gathers the weights again."""
     results: _Results_co = _Gathered.apply(recipe, gathered, layers, *operands)  # type: ignore[no-untyped-call]
     return results

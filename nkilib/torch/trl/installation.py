@@ -111,12 +111,12 @@ class PatchedFunction:
         return getattr(self.module, self.attribute)
 
     def put(self, function: Any) -> None:
-        """Make every trainer call ``function``."""
+        """Make every trainer call ``function`` at this location."""
         setattr(self.module, self.attribute, function)
 
     @contextmanager
     def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
-        """Return TRL's context in which ZeRO-3 has gathered the parameters of the given output layers."""
+        """Return TRL's context within which ZeRO-3 gathers the parameters of the given output layers."""
         with ExitStack() as contexts:
             for parameters in layers:
                 contexts.enter_context(getattr(self.utils, _GATHER)(*parameters))
@@ -124,8 +124,8 @@ class PatchedFunction:
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """Return the differences between the arguments of TRL's installed function and those of the release that was read,
-    one clause each.
+    """Return how the arguments of TRL's installed function differ from those of the release that was read, one clause
+    for each difference.
     """
     _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
     names, expected = [parameter.name for parameter in parameters], list(function.parameters)
@@ -195,7 +195,7 @@ def find_places() -> Places:
 
 @dataclass(frozen=True, eq=False)
 class Installation:
-    """One call of ``install`` that has not been undone; instances are compared by identity.
+    """A call of ``install`` that has not been undone. Two instances are equal only if they are the same object.
 
     Attributes:
         devices: the device types whose tensors the kernels take.
@@ -206,8 +206,8 @@ class Installation:
 
 @dataclass
 class Router:
-    """An object that replaces a function of TRL, a class whose ``apply`` is called, and passes each call to the kernels
-    or to TRL's own code.
+    """The replacement of a function of TRL. Trainers call its ``apply``, which passes each call to the kernels or to
+    TRL's own code.
 
     Attributes:
         place: the location of the replaced function.
@@ -296,7 +296,7 @@ class DivergenceRouter(Router):
 
 
 def router_of(place: PatchedFunction, kind: type[Router]) -> Router:
-    """Return the router at a location, or a new one, which replaces the function from its first installation on.
+    """Return the router at a location, or a new one, which replaces the function as soon as an installation is added.
 
     Raises:
         RuntimeError: the location holds neither TRL's function nor a router.

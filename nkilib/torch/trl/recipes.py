@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The computation of TRL's functions on the kernels: what TRL passes, and nkilib's functions that it becomes.
+"""The computation of TRL's functions on the kernels: the conversion of TRL's arguments to those of nkilib's functions.
 
 A recipe holds the arguments of a function of TRL that are not tensors, says whether the kernels take a call, and
 computes the results from the :data:`Operands`: token scores (:class:`ScoreRecipe`), and the divergence of a student
@@ -118,8 +118,10 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """The arguments of TRL's ``ChunkedLogProbFunction`` beside tensors and ``chunk_size``, and its results by
+    """The options of TRL's ``ChunkedLogProbFunction`` and its results, computed by
     :func:`nkilib.torch.linear_token_scores`.
+
+    The options are the arguments that are not tensors, without ``chunk_size``.
 
     Attributes:
         temperature: the divisor of the logits.
@@ -189,12 +191,13 @@ class LogitOptions:
 
 
 def _products(student: Head, teacher: Head) -> torch.dtype | None:
-    """Return a dtype of the products that rounds no more than TRL does; None to multiply each model in the dtype of its
-    operands.
+    """Return a dtype for the products that rounds no more than TRL does; None to multiply each model in its operands'
+    dtype.
 
-    TRL rounds hidden states and weight of a model to autocast's dtype, or to that of its hidden states, and multiplies
-    them in float32. The kernels round all hidden states and weights to one dtype, or none. So if the models differ,
-    operands that TRL rounds are multiplied in float32 without rounding. Neither rounds a bias.
+    TRL rounds hidden states and weight of a model to autocast's dtype, or to the dtype of the hidden states, and
+    multiplies them in float32. The kernels round the hidden states and weights of both models to one dtype, or none of
+    them. So if the models' dtypes differ, operands that TRL rounds are multiplied in float32 without rounding. Neither
+    TRL nor the kernels round a bias.
     """
     heads = (student, teacher)
     autocast = autocast_dtype(student.hidden.device)

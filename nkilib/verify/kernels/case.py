@@ -50,8 +50,8 @@ class ClassDifference:
         count: the number of these elements.
         rows: the indices of these elements along the first dimension.
         index: the index of the first of these elements.
-        came: the class of this first element.
-        expected: the class that was expected of it.
+        came: the class that this first element has.
+        expected: the class that it should have.
     """
 
     count: int

@@ -167,7 +167,7 @@ _LSE_UNITS: Final = 4.0
 def widened(references: References) -> References:
     """Widen the bounds of gradients, because the launch computes its own log-sum-exp.
 
-    A log-sum-exp that is off by some units changes every p by as many units of its own size.
+    An error of the log-sum-exp by some units changes every softmax probability by as many units of its own size.
     """
     return {
         name: reference._replace(bound=None if reference.bound is None else _LSE_UNITS * reference.bound)

@@ -88,7 +88,7 @@ def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
 
 
 def has_reference(arguments: Mapping[str, Any]) -> bool:
-    """Tell whether the reference knows every option of a launch."""
+    """Return whether the reference knows every option of a launch."""
     return {field.name for field in fields(LossOptions)} & arguments.keys() <= _RECIPE | _FORM
 
 
@@ -244,8 +244,9 @@ def _all_gradients(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of the backward of a shard, including what it cannot know of the other shards: the weights
-    of the targets' classes and the sum of all weights.
+    """Return the arguments of the backward of a shard.
+
+    The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too.
     """
     arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED))
     weights = arguments["class_weight_hbm"]

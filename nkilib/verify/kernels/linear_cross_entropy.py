@@ -93,7 +93,7 @@ def _lse(arguments: Mapping[str, Any]) -> Array:
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
     """Return the upstream gradients and the log-sum-exp of a backward.
 
-    A launch that computes its own log-sum-exp, so that it has no ``lse_hbm``, gets the exact one.
+    For a launch without ``lse_hbm``, which computes the log-sum-exp itself, it is the exact one.
     """
     if "lse_hbm" not in arguments:
         scale = arguments["grad_scale"] if "grad_scale" in arguments else arguments["grad_scale_hbm"][0]
@@ -199,8 +199,9 @@ def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
-    """Return arguments of a backward with upstream gradients of loss, lse and log-probability, with maximum and
-    log-sum, from which p is computed, and with a sum that dW is added to.
+    """Return arguments of a backward with upstream gradients of loss, lse and log-probability.
+
+    It computes p from maximum and log-sum, and adds dW to a sum.
     """
     arguments = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
     problem = problem_of(arguments)
@@ -244,8 +245,10 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of the backward of a shard, including what it cannot know of the other shards: the weights
-    of the targets' classes and the sum of all weights. Its dX, a summand of the whole, is not rounded.
+    """Return the arguments of the backward of a shard.
+
+    The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too. Its
+    dX, a summand of the whole, is not rounded.
     """
     arguments = _backward({**_operands(type_name), "label_smoothing": 0.1})
     weights = arguments["class_weight_hbm"]

@@ -154,7 +154,7 @@ def _backward_references(
 
 
 def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
-    """Yield a forward with coefficients, if the loss has some, and one without."""
+    """Yield a forward with coefficients, if the loss has some, and a forward without."""
     without = {"coefficients_wanted": False} if entry.has_coefficients else {}
     with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
     for reduction, cores, options, results in (

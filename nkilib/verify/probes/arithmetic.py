@@ -226,7 +226,7 @@ _FACTORS: Final = row(2.0**-80, 2.0**-90, 2.0**-95)
 
 
 def _kept_and_flushed(values: Array) -> dict[bool, Array]:
-    """Return the expected results, whose last two are subnormal: with True as they are, with False flushed to zero."""
+    """Return the expected results, whose last two are subnormal: with True unflushed, with False flushed to zero."""
     values = values.astype(np.float32)
     return {True: values, False: np.where(values < 2.0**-126, np.float32(0), values)}
 

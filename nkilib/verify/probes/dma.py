@@ -263,7 +263,7 @@ _FLAT: Final = np.arange(128) * 64 + _COLUMNS
 
 
 def _left_over(mark: float | None) -> Array:
-    """Return the negated rows, with ``mark`` at the elements that were scattered to; None: as they are."""
+    """Return the negated rows, with ``mark`` at the elements that were scattered to; with None, all rows as negated."""
     rows = -_POSITIVE
     if mark is not None:
         rows[np.arange(128), _COLUMNS] = mark

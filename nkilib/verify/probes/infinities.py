@@ -54,7 +54,7 @@ _ROWS: Final = np.array(
 
 
 def _folded(step: Callable[[float, float], float], end: Callable[[float], float] = float) -> Array:
-    """Return what a chain of comparisons over each row gives, by ``step`` and then ``end``, negated."""
+    """Return the negated result of a chain of comparisons over each row, made by ``step`` and finally ``end``."""
     return np.array([[-end(reduce(step, map(float, row)))] for row in _ROWS], np.float32)
 
 

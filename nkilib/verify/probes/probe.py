@@ -199,7 +199,7 @@ def same_arguments(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
 
 
 def left(name: str) -> str:
-    """Return the name, in an observation, of the argument ``name`` as the launch left it."""
+    """Return the name, in an observation, of the state in which the launch left the argument ``name``."""
     return argument_name(name)
 
 

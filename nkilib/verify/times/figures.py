@@ -293,7 +293,7 @@ def _losses() -> Iterator[Figure]:
 
 
 def _token_scores() -> Iterator[Figure]:
-    """Yield log-probability and entropy of every position, which recipes of reinforcement learning need."""
+    """Yield the launch that computes log-probability and entropy of every position, for reinforcement learning."""
     for positions, vocabulary in ((512, 32768), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()

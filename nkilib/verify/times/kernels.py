@@ -172,7 +172,9 @@ def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def nothing(first: nl.NkiTensor, second: nl.NkiTensor | None = None, third: nl.NkiTensor | None = None) -> nl.NkiTensor:
-    """Return a number for any arrays; the launch takes the time that a launch on them takes besides its work."""
+    """Return one number, whatever the arrays. The launch takes the time that a launch on these arrays needs besides its
+    work.
+    """
     number_sbuf = tile((1, 1))
     nisa.memset(dst=number_sbuf, value=float(sum(array is not None for array in (first, second, third))))
     return stored(number_sbuf)

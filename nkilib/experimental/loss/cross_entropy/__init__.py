@@ -11,11 +11,11 @@ Example::
 :mod:`nkilib.experimental.loss.inline` has the same functions, to be called from other kernels.
 
 - ``kernels``: the kernels as plain functions; ``registry_entry``: the kernels with guarantees and work;
-- ``launch``, ``validation``: the arguments and options of a launch, what a backward is given, and their checks;
+- ``launch``: the arguments and options of a launch, and the inputs of a backward; ``validation``: their checks;
 - ``forward``: the losses on one core;
 - ``results``: the values of a group of batches, and the results computed from them;
-- ``backward``, ``coefficients``: the gradient on one core, and the coefficients that it is made of;
-- ``targets``, ``softcap``: the targets and factors of classes, and the cap of logits, on chip;
+- ``backward``: the gradient on one core; ``coefficients``: the coefficients from which it is computed;
+- ``targets``: the targets and the factors of classes, on chip; ``softcap``: the cap of logits;
 - ``tiling``: the choice of a tiling; ``profiling``: the modelled profile of a launch;
-- ``reference``, ``bounds``: float64 results, and the accepted errors of the kernels.
+- ``reference``: float64 results; ``bounds``: the accepted errors of the kernels.
 """

@@ -195,7 +195,7 @@ def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTe
 
 @dataclass(frozen=True)
 class SoftmaxTerms:
-    """The terms that turn exponentials into a softmax: float32 [rows, 1].
+    """The terms that turn exponentials into a softmax of z (the logits after cap and temperature): float32 [rows, 1].
 
     Attributes:
         lse_sbuf: the log-sum-exp.
@@ -217,7 +217,8 @@ class SoftmaxTerms:
         """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
         alone.
 
-        For large logits, lse has lost its last digits. The maximum is one of the logits, and z minus it is exact.
+        For large logits, lse has lost its last digits. The maximum is one of the logits, and z (the logits after cap
+        and temperature) minus it is exact.
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -230,7 +231,7 @@ class SoftmaxTerms:
         return cls(lse_sbuf, bias_sbuf, inverse_sbuf, log_sum_sbuf, scale)
 
     def take_exponentials(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor) -> None:
-        """Compute exp(z + bias) of scores [rows, columns], into SBUF or PSUM."""
+        """Compute exp(z + bias) from scores [rows, columns], into SBUF or PSUM; z is the scores times ``scale``."""
         nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores_sbuf, bias=self.bias_sbuf, scale=self.scale.of(0))
 
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:

@@ -188,8 +188,8 @@ class Options:
 
     @property
     def scale(self) -> float:
-        """The factor by which the logits, or with a cap c the tangents tanh(logits / c), are multiplied to give z; with
-        temperatures of positions, divided by these.
+        """The factor by which the logits, or with a cap c the tangents tanh(logits / c), are multiplied to give z, the
+        logits after cap and temperature. Temperatures of positions still have to divide it.
         """
         return (1.0 if self.softcap is None else self.softcap) / self.temperature
 
@@ -198,8 +198,9 @@ class Options:
         return ConstantScale(self.scale) if temperatures is None else temperatures.scale(self.scale)
 
     def slope_of(self, temperatures: Temperatures | None) -> Scale:
-        """Return the derivative of z by the logits, without that of a cap: 1 over the temperature, and over those of
-        positions if there are any.
+        """Return the derivative of z by the logits, without the derivative of a cap.
+
+        It is 1 over the temperature, and over the temperatures of positions if there are any.
         """
         slope = 1.0 / self.temperature
         return ConstantScale(slope) if temperatures is None else temperatures.scale(slope)
@@ -318,7 +319,9 @@ class Launch:
         return batches_of_core(self.num_positions, cores, core, rows)
 
     def temperatures(self, rows: LoadedRows, shape: tuple[int, int]) -> Temperatures | None:
-        """Load the temperatures of rows of which there are (rows, batches); None without temperatures of positions."""
+        """Load the temperatures of a group of rows, whose numbers of rows and batches are ``shape``; None if there are
+        none.
+        """
         if self.temperature_hbm is None:
             return None
         return Temperatures.load(self.temperature_hbm, rows, shape, TEMPERATURE_LIMITS)

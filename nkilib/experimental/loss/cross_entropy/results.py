@@ -256,8 +256,8 @@ def _results_under_shift(group: ShiftedGroup) -> _TargetResults:
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
     """Return the sum over the classes of f * (lse - z), where f are the class factors.
 
-    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G
-    already.
+    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m), where x = z / scale, m is the maximum of
+    x, and log d + scale * m is lse: large logits have cancelled in G already.
     """
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
     first_sbuf = statistics.scaled(first.row_first_sbuf)

@@ -83,7 +83,8 @@ def validate_recipe(function: str, recipe: LossOptions) -> None:
 def validate_temperatures(
     function: str, temperature_hbm: nl.NkiTensor | None, num_positions: int, temperature: float, like: str
 ) -> None:
-    """Check a tensor of temperatures, unless it is None; ``like`` names the tensor whose positions they are of.
+    """Check a tensor of temperatures, unless it is None; ``like`` names, in error messages, the tensor to whose
+    positions they belong.
 
     Raises:
         AssertionError: if it is not accepted; the message has function, requirement, value and remedy.
@@ -234,7 +235,7 @@ def validate_upstream(
 def validate_class_targets(
     function: str, targets_hbm: nl.NkiTensor, num_positions: int, matrix: str, like: str
 ) -> None:
-    """Check that the targets are one int32 for each position, that is for each row of ``matrix``.
+    """Check that there is one int32 target for each position, that is for each row of ``matrix``.
 
     Args:
         function: the name of the function in error messages.

@@ -6,5 +6,5 @@
 - ``kernels``: the kernels as plain functions; ``host``: registry entry, float64 reference and bounds;
 - ``layout``: the inputs, sequences and states on partitions, and the chunks of time;
 - ``recursion``: the alphas and betas of all time steps;
-- ``forward``, ``gradient``: the losses, and their gradient.
+- ``forward``: the losses; ``gradient``: their gradient.
 """

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of CTC on one core: for each group of sequences the alphas (``recursion.py``), and from the stored alphas
-the losses and their reduction.
+"""The forward of CTC on one core: the alphas (``recursion.py``), then from them the losses and their reduction.
 
-:func:`forward_of_core` is the loop over the groups, :class:`Likelihood` has the losses of one, and :class:`Results` the
-tensors that they are stored in.
+It processes one group of sequences after another (:func:`forward_of_core`). :class:`Likelihood` holds the losses of a
+group, and :class:`Results` the tensors in HBM that they are stored in.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from nkilib.nki import nisa, nl
 
 
 def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load the alphas at the last time of each sequence, [rows, 2 S + 1]. Lengths are clamped to times that exist."""
+    """Load the alphas at the last time step of each sequence of a group, [rows, 2 S + 1].
+
+    A length beyond the time steps that exist is clamped to them.
+    """
     layout, rows = group.layout, group.rows
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=index_sbuf, src=group.sequences(input_lengths_hbm, 0).reshape((rows, 1)))
@@ -36,9 +38,9 @@ def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.Nk
 
 
 def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor, offset: float) -> nl.NkiTensor:
-    """Return the alpha of state number ``2 * target length + offset`` of each sequence.
+    """Return the alpha of state ``2 * target length + offset`` of each sequence, [rows, 1].
 
-    It is ``NOTHING``, which stands for the logarithm of 0, where there is no such state.
+    A state that does not exist gets ``NOTHING``, which stands for the logarithm of 0.
     """
     rows, states = group.rows, group.layout.states
     state_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -57,7 +59,7 @@ def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.Nk
 
 
 def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return -log(exp left + exp right)."""
+    """Return -log(exp(left) + exp(right)), elementwise."""
     softplus_sbuf = nl.ndarray(left_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     sum_sbuf = nl.ndarray(left_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=softplus_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
@@ -72,9 +74,9 @@ def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiT
 def _set_losses_without_time(
     nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor
 ) -> None:
-    """Set the losses of sequences with an input length of 0 in ``nll_sbuf``.
+    """Set, in ``nll_sbuf``, the losses of the sequences whose input length is 0.
 
-    Such a loss is 0 if the target is empty; else there is no alignment.
+    Such a loss is 0 if the target is empty, and infinite otherwise, because no alignment exists.
     """
     is_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     of_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -113,8 +115,8 @@ class Likelihood:
     ) -> Likelihood:
         """Compute the losses of a group of sequences.
 
-        The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
-        at the last time of each sequence.
+        The log-likelihood is log(exp a + exp b), where a and b are the alphas of a sequence's last blank and last label
+        at its last time step.
         """
         input_length_sbuf = length_column(group.rows, group.sequences(batch.input_lengths_hbm, 0))
         target_length_sbuf = length_column(group.rows, group.sequences(batch.target_lengths_hbm, 0))
@@ -167,7 +169,7 @@ def factor_of_losses(group: Group, target_length_sbuf: nl.NkiTensor, reduction: 
 
 
 def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
-    """Store the losses of a group of sequences, or put them into ``sums``."""
+    """Store the losses of a group of sequences in HBM, or add them to ``sums`` if they are reduced."""
     column = (group.rows, 1)
     nisa.dma_copy(dst=group.sequences(results.nll_hbm, 0).reshape(column), src=likelihood.nll_sbuf)
     loss_sbuf = nl.ndarray(column, dtype=nl.float32, buffer=nl.sbuf)
@@ -184,7 +186,7 @@ def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: 
 
 
 def forward_of_core(layout: BatchLayout, batch: Inputs, results: Results) -> None:
-    """Compute and store the results for the groups of sequences of this core."""
+    """Compute the losses and alphas of this core's groups of sequences, and store them in ``results``."""
     sums = None if results.reduction == "none" else PartialSums.make(layout.groups)
     for group in layout.own_groups():
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)

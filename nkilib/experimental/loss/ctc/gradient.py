@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of CTC on one core: for each group of sequences the betas (``recursion.py``), and from betas and stored
-alphas the gradient, one chunk of time after another.
+"""The backward of CTC on one core: for each group of sequences the betas (``recursion.py``), then from betas and stored
+alphas the gradient, chunk by chunk along the time.
 
 :func:`backward_of_core` is the loop over the groups. :class:`Classes` has the one-hot classes of states,
 :class:`Occupancies` the probabilities of states, and :class:`Factors` the factor of the gradient of each sequence;
 :class:`Gradient` computes a :class:`Piece` at a time. :func:`kept_bytes` and :func:`kept_wavefronts` count the tiles
-that a layout has to leave room for.
+that a layout must leave room for.
 
 The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
 class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
@@ -54,14 +54,14 @@ def _transposed(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def runs(pairs: int) -> list[slice]:
-    """Split the states of a block into runs that fit the partitions, as equal as possible."""
+    """Split the states of a block into ranges of nearly equal size, each of at most 128 states (one per partition)."""
     states = 2 * pairs
     size = div_ceil(states, div_ceil(states, PARTITIONS))
     return [slice(start, min(states, start + size)) for start in range(0, states, size)]
 
 
 def kept_bytes(group: Group) -> int:
-    """Return the bytes of a partition that the kept one-hot classes take; 0 if they are not kept."""
+    """Return the bytes per partition of the one-hot classes that a group keeps on chip; 0 if it keeps none."""
     layout = group.layout
     nbytes = len(runs(layout.pairs)) * group.partitions * layout.classes * FLOAT32_BYTES
     return nbytes if nbytes <= _KEPT_BYTES and layout.classes <= BANK_COLUMNS else 0
@@ -69,8 +69,8 @@ def kept_bytes(group: Group) -> int:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the states, as numbers and one-hot. A run is a range of at most 128 states of a block, see
-    :func:`runs`.
+    """The classes of the states, as numbers and as one-hot vectors. A run is a range of at most 128 states of a block
+    (:func:`runs`).
 
     Attributes:
         group: the group of the sequences.
@@ -102,7 +102,8 @@ class Classes:
         return result
 
     def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Return the one-hot classes of the states of one run in one partition, for classes [start, end).
+        """Return the one-hot classes of the states of one run, for the sequence in one partition and classes [start,
+        end).
 
         Returns:
             A tile, float32 [states, classes].
@@ -129,16 +130,17 @@ class Classes:
 
 
 def kept_wavefronts(blocks: int) -> int:
-    """Return the number of wavefronts whose transposed probabilities are kept, at least one for each block.
+    """Return for how many wavefronts (:mod:`.layout`) the transposed state probabilities are kept: at least one per
+    block.
 
-    It is a power of two, so that an iteration of the loop has few wavefronts.
+    It is a power of two, which keeps the number of wavefronts in an iteration of the loop small.
     """
     return 1 << (blocks - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Occupancies:
-    """The source of the occupancies of a group: the transposed state probabilities of several wavefronts.
+    """The transposed state probabilities of several wavefronts, from which the occupancies of a group are computed.
 
     Attributes:
         classes: the classes of the states.
@@ -150,7 +152,7 @@ class Occupancies:
 
     @classmethod
     def make(cls, classes: Classes) -> Occupancies:
-        """Allocate tiles for as many wavefronts as a chunk of time needs to pass through all blocks."""
+        """Allocate tiles for as many wavefronts as a chunk of time needs to pass through all blocks of states."""
         group, layout = classes.group, classes.group.layout
 
         def tiles() -> tuple[nl.NkiTensor, ...]:
@@ -160,7 +162,7 @@ class Occupancies:
         return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(layout.blocks))))
 
     def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
-        """Transpose steps [step, step + steps) of a wavefront's state probabilities [P, chunk, states].
+        """Transpose the state probabilities [P, chunk, states] of time steps [step, step + steps) of a wavefront.
 
         The results of these steps share a bank of PSUM.
         """
@@ -176,7 +178,7 @@ class Occupancies:
     def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
         """Compute the occupancies of sequence number ``row`` of the group, for classes [start, end).
 
-        They belong to the chunk of time that has passed through all blocks after this wavefront.
+        Their chunk of time is the one that has passed through all blocks of states after this wavefront.
 
         Returns:
             The occupancies, in PSUM, [chunk, classes].
@@ -214,7 +216,7 @@ class CtcUpstream:
 
 
 def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load a vector with one number per sequence, or a single number for all of them, as float32 [chunk, rows]."""
+    """Load one number per sequence, or one for all of them, from a vector in HBM as float32 [chunk, rows]."""
     size = vector_hbm.shape[0]
     loaded_sbuf = nl.ndarray((group.layout.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.layout.chunk))
@@ -262,8 +264,8 @@ class Factors:
         return cls(group, factor_sbuf, _rows(group, group.sequences(input_lengths_hbm, 0)))
 
     def at(self, times: Times) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return the factors at the given times, 0 where the input of a sequence has ended, and a uint32 mask of those
-        places.
+        """Return the factors at the given times and a uint32 mask; where an input has ended, the factor is 0 and the
+        mask 1.
         """
         shape = self.factor_sbuf.shape
         time_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -278,9 +280,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the gradient of a chunk that is computed at a time: a range of sequences of a group and a range of
-    classes.
-    """
+    """A part of the gradient of a chunk of time: a range of sequences of a group, and a range of classes."""
 
     rows: slice
     classes: slice
@@ -306,7 +306,7 @@ def pieces(group: Group) -> Iterator[Piece]:
 
 
 class _GradientPiece:
-    """The computation of the gradient of one :class:`Piece`, and its tiles."""
+    """The computation of one :class:`Piece` of the gradient, with its tiles."""
 
     def __init__(self, gradient: Gradient, piece: Piece, times: Times, wavefront: int) -> None:
         self._gradient = gradient
@@ -317,7 +317,7 @@ class _GradientPiece:
         self._values_sbuf = nl.ndarray(self._shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def _like(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile in the type of a tensor: the piece's float32 tile if the tensor is float32, else a new one."""
+        """Return a tile of the type of ``tensor_hbm``: the piece's own tile if that type is float32, else a new one."""
         if tensor_hbm.dtype == nl.float32:
             return self._values_sbuf
         return nl.ndarray(self._shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf)
@@ -332,7 +332,9 @@ class _GradientPiece:
         nisa.activation(dst=self._values_sbuf, op=nl.exp, data=loaded_sbuf)
 
     def subtract(self, row: int) -> None:
-        """Subtract the occupancies of sequence number ``row`` of the group from its probabilities."""
+        """Subtract the occupancies of sequence number ``row`` of the group from the exponentials of its
+        log-probabilities.
+        """
         classes = self._piece.classes
         for start in range(classes.start, classes.stop, BANK_COLUMNS):
             end = min(classes.stop, start + BANK_COLUMNS)
@@ -342,9 +344,9 @@ class _GradientPiece:
             nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=occupancy_psum, op=nl.subtract)
 
     def store(self, at: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Multiply the differences by the factors of :meth:`Factors.at` and store the result.
+        """Multiply the differences by the factors that :meth:`Factors.at` returned (``at``), and store the result.
 
-        Behind the end of a sequence the result is 0, whatever the tile holds there.
+        After the end of a sequence 0 is stored, whatever the tile holds there.
         """
         factor_sbuf, is_behind_sbuf = (tile_sbuf[:, self._piece.rows].expand_dim(2) for tile_sbuf in at)
         width = self._shape[2]
@@ -379,8 +381,9 @@ class Gradient:
     grad_hbm: nl.NkiTensor
 
     def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
-        """Yield, in small tasks, the work for ``times``, whose states are complete in all blocks after this
-        wavefront.
+        """Yield the small tasks that compute the gradient at ``times``.
+
+        After this wavefront, all blocks of states have completed these times.
         """
         group = self.factors.group
         at = self.factors.at(times)
@@ -393,7 +396,7 @@ class Gradient:
 
 
 def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """Yield the work that is left of the previous wavefront, the transposes and the gradient, in small tasks."""
+    """Yield the small tasks that are left for the previous wavefront: transposes, and the gradient."""
     before = wavefront.number - 1
     if before < 0:
         return

@@ -36,7 +36,7 @@ _STEP_UNITS, _UNLIKELY, _LOGARITHMS = 2.0, 20.0, 3
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor of a launch on log-probabilities [T, N, C].
+    """Return the size of one tensor of a launch on log-probabilities [T, N, C], by the tensor's name.
 
     The tensors include labels, lengths, and the results that the forward keeps for the backward. The option ``labels``
     is the number of labels of the longest target.
@@ -64,14 +64,14 @@ def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
 
 
 def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``ctc_loss_forward``, whose parameters it takes."""
+    """Return the work of ``ctc_loss_forward``, whose parameters this function takes."""
     return _work(log_probs_hbm, targets_hbm, 1)
 
 
 def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``ctc_loss_backward``, whose parameters it takes.
+    """Return the work of ``ctc_loss_backward``, whose parameters this function takes.
 
-    The log-probabilities are read, and a gradient of their size is written.
+    The log-probabilities are read, and a gradient of the same size is written.
     """
     return _work(log_probs_hbm, targets_hbm, 2)
 
@@ -138,9 +138,7 @@ class CtcLosses(NamedTuple):
 
 
 def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
-    each time.
-    """
+    """Return the alphas [T, states]: for each time and state, the log-probability of the prefixes that end there."""
     alphas = np.full(emissions.shape, -np.inf)
     alphas[0, :2] = emissions[0, :2]
     for t in range(1, len(emissions)):
@@ -152,7 +150,7 @@ def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
-    """Return the loss of a sequence, and add its occupancies to ``occupancies``, which the caller has set to 0."""
+    """Return the loss of one sequence, and add its occupancies to ``occupancies``, which the caller has set to 0."""
     if len(log_probs) == 0:
         return 0.0 if len(classes) == 1 else np.inf
     emissions = log_probs[:, classes]
@@ -196,7 +194,7 @@ def ctc_loss_reference(
 
 
 def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:
-    """Return the factor of each loss in the reduction."""
+    """Return the factor of each loss in the reduction, [N]: 1, or for a mean 1 / (N * max(target length, 1))."""
     if reduction != "mean":
         return np.ones(len(target_lengths))
     return 1.0 / (np.maximum(target_lengths, 1) * float(len(target_lengths)))
@@ -235,14 +233,14 @@ def ctc_loss_gradient_reference(
 
 
 def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
-    """Return the error of each loss; 0 for an infinite one.
+    """Return the bound on the error of each loss in float32, [N]; 0 for an infinite loss.
 
     u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two
     log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged,
     because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are
     at most 0, so the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is
-    -loss. The exception are states that contribute next to nothing to the whole: a state with a share below e^-20
-    counts with that share. Thus loss + 20 bounds the magnitudes of the logarithms.
+    -loss. A state whose share of the whole is below e^-20 is counted with that share. Thus loss + 20 bounds the
+    magnitudes of the logarithms.
     """
     magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
     return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
@@ -251,7 +249,7 @@ def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
 def ctc_loss_bound(
     reference: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
 ) -> Float64Array:
-    """Return the largest accepted error of losses, stored in ``dtype`` for ``"none"``; infinite losses must be
+    """Return the accepted error of the losses, which are stored in ``dtype`` for ``"none"``; infinite losses must be
     exact.
     """
     errors = _errors(reference, input_lengths)
@@ -270,12 +268,12 @@ def ctc_loss_gradient_bound(
     factors: Float64Array,
     exact: Float64Array,
 ) -> Float64Array:
-    """Return the largest accepted errors of a gradient whose exact values are ``exact``, in the log-probabilities'
-    type.
+    """Return the accepted errors of a gradient with exact values ``exact``, stored in the type of the
+    log-probabilities.
 
     The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta,
     the error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an
-    error of ``SIMULATED.exp`` units.
+    error of ``SIMULATED.exp`` units u = 2^-23.
     """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of connectionist temporal classification (CTC), plain functions to be launched or called from NKI code,
-with the checks of their arguments and the layout of a launch.
+"""The kernels of connectionist temporal classification (CTC): plain functions to launch or to call from NKI code.
 
-The functions ``require_...`` check the arguments, and :func:`fitting_layout` chooses the sizes of a launch so that its
-tiles fit SBUF, both before the first instruction.
+Before the first instruction, the functions ``require_...`` check the arguments, and :func:`fitting_layout` chooses the
+sizes of a launch so that its tiles fit SBUF.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def require_batch(
     lengths: dict[str, nl.NkiTensor],
     blank: int,
 ) -> None:
-    """Check log-probabilities [T, N, C], int32 targets [N, S], int32 lengths [N] by name, and the class of the
+    """Check log-probabilities [T, N, C], int32 targets [N, S], the named int32 lengths [N], and the class of the
     blank.
     """
     shape = tuple(log_probs_hbm.shape)
@@ -100,7 +99,7 @@ def require_options(function: str, reduction: str, zero_infinity: bool) -> None:
 
 
 def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: tuple[int, ...]) -> None:
-    """Check the shape and type of a result of the forward that the backward takes."""
+    """Check the shape and the type of a float32 result of the forward that is an argument of the backward."""
     require(
         tuple(tensor_hbm.shape) == shape and tensor_hbm.dtype == nl.float32,
         f"{function}: {name} must be float32 of shape {shape}, as the forward returned it, got {tensor_hbm.dtype} of "
@@ -109,17 +108,17 @@ def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: t
 
 
 def _piece_bytes(layout: BatchLayout, dtype: nl.DType) -> int:
-    """Return the bytes of a partition that pieces of the gradient take.
+    """Return the bytes per partition of the tiles in which pieces of the gradient are computed.
 
-    They are float32; for another type of the log-probabilities, loaded and stored pieces in that type are
-    added.
+    The tiles are float32. If the log-probabilities have another type, tiles of that type are added for loads and
+    stores.
     """
     of_element = dtype_bytes(nl.float32) + (0 if dtype == nl.float32 else 2 * dtype_bytes(dtype))
     return _PIECES * of_element * min(PIECE_COLUMNS, layout.rows * layout.classes)
 
 
 def fitting_layout(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> BatchLayout:
-    """Return the layout of a launch, with the longest chunks of time that fit SBUF."""
+    """Return the layout of a launch: chunks are as many time steps long as fit SBUF."""
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
     layout = BatchLayout.make(shape, labels, fewest_pairs, 1)
     element, float32 = dtype_bytes(dtype), dtype_bytes(nl.float32)
@@ -179,7 +178,7 @@ def ctc_loss_forward(
         dtype: type of the losses for ``"none"``; None: the type of the log-probabilities.
 
     Returns:
-        loss_hbm: [N] for ``"none"``, else [1], float32.
+        loss_hbm: the losses, [N] for ``"none"``, else their sum or mean, float32 [1].
         nll_hbm: [N] float32, the losses before ``zero_infinity`` and the reduction, an argument of the backward.
         alpha_hbm: [T, N, 2 S + 1] float32, logarithms of the probabilities of all prefixes, an argument of the
             backward. Values below -1e29 stand for the logarithm of 0. Values behind the length of an input or a

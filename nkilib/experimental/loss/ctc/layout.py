@@ -4,10 +4,10 @@
 """The inputs of CTC (:class:`Inputs`), the layout of their sequences and states on partitions, and the chunks of time.
 
 :class:`BatchLayout` has the sizes of a launch, and a :class:`Group` the sequences that are processed together; their
-lengths and labels are on chip as :class:`Sequences`, and :class:`Times` are the time steps of a chunk in one block.
+lengths and labels are on chip as :class:`Sequences`, and :class:`Times` are the time steps of a chunk.
 
 The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
-sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
+sequence lie in up to four blocks, each in partitions of its own, which keeps instructions short. A block needs the
 values of one label of its neighbour at the previous time step; therefore it runs a chunk of time behind its neighbour.
 A wavefront is the work that is done together: one chunk of time in each block.
 """
@@ -58,23 +58,23 @@ class Group:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions that instructions cover.
+        """The number of partitions that instructions on the group's tiles cover.
 
-        It includes the gaps between the blocks if a group is not full.
+        It includes the gaps between the blocks if the group is not full.
         """
         return (self.layout.blocks - 1) * self.layout.stride + self.rows
 
     def block(self, number: int) -> slice:
-        """Return the partitions of a block."""
+        """Return the partitions of block ``number`` of states, as a slice."""
         start = number * self.layout.stride
         return slice(start, start + self.rows)
 
     def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
-        """Return the part of a tensor that belongs to the sequences of the group."""
+        """Return the part of a tensor in HBM that belongs to the group's sequences, which ``dimension`` counts."""
         return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
 
     def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Allocate a tile [partitions, *columns] for all blocks of the group."""
+        """Allocate a tile [partitions, *columns], for all blocks of states of the group."""
         return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
 
 
@@ -105,7 +105,7 @@ class BatchLayout:
         """Choose the sizes for log-probabilities [T, N, C] and at most ``labels`` labels.
 
         Args:
-            fewest_pairs: the smallest number of pairs of a block; a sequence is not split into smaller blocks.
+            fewest_pairs: the smallest number of pairs (a blank and the label beside it) of a block.
             chunk: the largest number of steps of a chunk.
         """
         rows = min(PARTITIONS, div_ceil(shape.sequences, 2))  # with two sequences or more, both cores have work
@@ -116,7 +116,7 @@ class BatchLayout:
 
     @property
     def stride(self) -> int:
-        """The distance, in partitions, from the start of one block to the start of the next."""
+        """The distance, in partitions, from the start of one block of states to the start of the next."""
         return _STRIDES[self.blocks]
 
     @property
@@ -131,7 +131,7 @@ class BatchLayout:
 
     @property
     def wavefronts(self) -> int:
-        """The number of wavefronts until the last block has processed all chunks."""
+        """The number of wavefronts until the last block of states has processed all chunks of time."""
         return self.chunks + self.blocks - 1
 
     @property
@@ -150,12 +150,7 @@ class BatchLayout:
 
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
-    """Return the number of time steps of a chunk that fit a partition; 0 if not even one fits.
-
-    Args:
-        bytes_of_step: the bytes of a partition that each step takes.
-        bytes_taken: the bytes of a partition that other tiles take.
-    """
+    """Return how many time steps of a chunk fit a partition; 0 if not even one fits."""
     return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
 
 
@@ -179,7 +174,7 @@ class Times:
 
     @property
     def rows(self) -> slice:
-        """The rows that exist, as a slice of a tile of the chunk."""
+        """The rows whose times exist, as a slice of a tile of the chunk."""
         return slice(self.start, self.end)
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
@@ -199,7 +194,7 @@ def length_column(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load the lengths of a group into each block, float32 [P, 1]."""
+    """Load the sequence lengths of a group into the partitions of each block of states, float32 [P, 1]."""
     loaded_sbuf = group.tile(1, dtype=nl.int32)
     nisa.memset(dst=loaded_sbuf, value=0)
     for block in range(group.layout.blocks):
@@ -211,10 +206,9 @@ def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the labels, 0 where a target has none, and the index of each in its target: float32 [P, pairs + 1]
-    each.
+    """Return the labels (0 where a target has none) and their indices in the target, float32 [P, pairs + 1] each.
 
-    The first index, of the column before the first label, is -1.
+    Column 0 is for the label before the block's first pair; at the start of a target its index is -1.
     """
     layout = group.layout
     loaded_sbuf = group.tile(layout.pairs + 1, dtype=nl.int32)
@@ -237,7 +231,9 @@ def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTenso
 def _add_difference(
     mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
 ) -> None:
-    """Add ``NOTHING`` to the mask where a label is no class, that is where clamping it to a class has changed it."""
+    """Add ``NOTHING`` to the mask where a label is no class, that is, where clamping the label to a class changed
+    it.
+    """
     is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
     nisa.scalar_tensor_tensor(
@@ -250,15 +246,15 @@ class Sequences:
     """The lengths and labels of the sequences of a group, and masks of the labels. P is the number of partitions
     of the group.
 
-    In tiles with ``pairs + 1`` columns, columns k and k + 1 belong to the labels before and behind blank k of
-    the block.
+    In tiles with ``pairs + 1`` columns, column k is for the label before blank k of the block, k + 1 for the one after
+    it.
 
     Attributes:
         group: the group of the sequences.
         input_length_sbuf, target_length_sbuf: float32 [P, 1].
         class_sbuf: float32 [P, pairs + 1], labels as classes; an arbitrary class where there is no label.
         mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``, the logarithm of 0.
-        is_end_sbuf: uint32 [P, pairs + 1], 1 for the label behind the target.
+        is_end_sbuf: uint32 [P, pairs + 1], 1 for the label after the end of the target.
         may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may follow the label before it directly.
     """
 
@@ -322,5 +318,5 @@ class Inputs:
     blank: int
 
     def sequences(self, group: Group) -> Sequences:
-        """Load the lengths and labels of a group, which are fixed for all times."""
+        """Load the lengths and labels of a group."""
         return Sequences.load(group, self.targets_hbm, self.input_lengths_hbm, self.target_lengths_hbm)

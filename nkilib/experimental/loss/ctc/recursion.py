@@ -3,7 +3,7 @@
 
 """The forward and the backward recursion of CTC, alpha and beta, in logarithms, for a group of sequences.
 
-:class:`Recursion` computes time steps in all blocks of states; :class:`Direction` is what differs between alpha and
+:class:`Recursion` computes time steps in all blocks of states; :class:`Direction` holds what differs between alpha and
 beta. The work is done in wavefronts (:class:`Wavefront`): each processes one chunk of time in every block, and blocks
 run one chunk behind each other. The emissions of a wavefront, the log-probabilities of its states, are computed while
 the previous one is processed (:class:`EmissionSource`). :func:`store_alphas` sweeps over all wavefronts for alpha;
@@ -35,8 +35,8 @@ class Wavefront:
     """One chunk of time in every block.
 
     Attributes:
-        number: the number of the wavefront, which selects one of the tiles that are used alternately; in a
-            loop, that of the first iteration.
+        number: the number of the wavefront, which selects one of the tiles that alternate; in a loop of the device, the
+            number in its first iteration.
         before, now, following: the times of each block in the previous wavefront, in this one and in the next one.
             While this wavefront computes, the results of the previous one are stored and the inputs of the next one are
             loaded.
@@ -49,7 +49,7 @@ class Wavefront:
 
     @property
     def computes(self) -> bool:
-        """Whether any block has a time step to compute."""
+        """Whether any block of states has a time step to compute in this wavefront."""
         return not all(times.is_empty for times in self.now)
 
 
@@ -61,8 +61,8 @@ def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScala
     Args:
         layout: the layout of the launch.
         is_alpha: whether time ascends in the order of the recursion.
-        chunk: the number of the chunk; in a loop, that of the first iteration.
-        count: the time steps that the loop has counted, in which all chunks are whole; None outside of a loop.
+        chunk: the number of the chunk; in a loop of the device, its number in the first iteration.
+        count: the loop's counter of time steps, all in whole chunks; None outside of a loop.
     """
     first = chunk * layout.chunk if is_alpha else layout.steps - (chunk + 1) * layout.chunk
     if count is not None:
@@ -71,14 +71,14 @@ def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScala
 
 
 def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run: Callable[[Wavefront], None]) -> None:
-    """Run all wavefronts in order, and one more in which nothing is left to compute.
+    """Run all wavefronts in order, and then a last one that only stores results.
 
     Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled. The
     others are iterations of a loop of the device, which has one copy of its body.
 
     Args:
         layout: the layout of the launch.
-        is_alpha: whether time ascends and the first block leads; else time descends and the last block leads.
+        is_alpha: whether time ascends and the first block of states leads; else time descends and the last one leads.
         per_iteration: the number of wavefronts in an iteration of the loop, a multiple of the number of tiles
             that alternate.
         run: the function that runs a wavefront.
@@ -124,7 +124,7 @@ class Emissions:
 
 
 def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the index of each pair's label in a loaded chunk [steps, C] of a partition: class + C * step."""
+    """Return the index of each pair's label, class + C * step, in a chunk [steps, C] that a partition has loaded."""
     layout = group.layout
     start_sbuf = group.tile(layout.chunk, 1)
     nisa.iota(dst=start_sbuf, pattern=[[layout.classes, layout.chunk], [0, 1]])
@@ -140,8 +140,7 @@ def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class EmissionSource:
-    """The source of the :class:`Emissions` of a group: tiles of two chunks, used alternately, and the indices of
-    the labels.
+    """The source of the :class:`Emissions` of a group: alternating tiles for two chunks, and the indices of the labels.
 
     GpSimd gathers the log-probabilities of the labels from those of all classes, with a list of indices for each
     partition.
@@ -151,7 +150,7 @@ class EmissionSource:
         log_probs_hbm: the log-probabilities, [T, N, C].
         blank: class of the blank.
         first_label: the column of the labels in :class:`Sequences` that belongs to the first pair.
-        stays_at_end: whether the emissions are for betas, whose recursion starts in the label behind the
+        stays_at_end: whether the emissions are for betas, whose recursion starts in the label after the end of the
             target.
         index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk.
         loaded: two tiles of loaded log-probabilities, [P, steps, C], in their type in HBM.
@@ -171,7 +170,7 @@ class EmissionSource:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, is_alpha: bool) -> EmissionSource:
-        """Allocate the tiles for all chunks of a group, and compute the indices."""
+        """Allocate the tiles of a group, which all chunks of time use, and compute the indices of the labels."""
         group, layout = sequences.group, sequences.group.layout
         first_label = 1 if is_alpha else 0
         loaded = tuple(
@@ -228,10 +227,10 @@ class EmissionSource:
             self._hold_at_end(emissions, times)
 
     def _hold_at_end(self, emissions: Emissions, times: list[Times]) -> None:
-        """Change the emissions behind the end of each input, where the recursion of beta starts.
+        """Change the emissions after the end of each input, where the recursion of beta starts.
 
-        There the label behind the target has probability 1, so that a sequence stays in it, and every other state
-        has probability 0.
+        There the label after the target has probability 1, so that a sequence stays in it; all other states have
+        probability 0.
         """
         group, layout = self.sequences.group, self.sequences.group.layout
         time_sbuf = group.tile(layout.chunk)
@@ -255,9 +254,7 @@ class EmissionSource:
         return self.emissions[wavefront % ALTERNATING_TILES]
 
     def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of a tile of :class:`Sequences` that belong to the labels of the pairs, repeated at each
-        step.
-        """
+        """Return the columns of the pairs' labels in a tile of :class:`Sequences`, repeated at each time step."""
         layout = self.sequences.group.layout
         return tile_sbuf[:, self.first_label : self.first_label + layout.pairs].expand_dim(1).broadcast(1, layout.chunk)
 
@@ -285,22 +282,22 @@ class Direction:
 
     @property
     def border(self) -> int:
-        """The column that holds a copy of a label of the neighbouring block, see :attr:`outermost`."""
+        """The column into which a block copies a label from the column :attr:`outermost` of the neighbouring block."""
         return 0 if self.is_alpha else self.width - 1
 
     @property
     def outermost(self) -> int:
-        """The column whose label the next block copies into its :attr:`border`."""
+        """The column of the label that the next block copies into its column :attr:`border`."""
         return self.width - 1 - self.border
 
     @property
     def carried(self) -> int:
-        """The row that holds a copy of the step before the chunk."""
+        """The row for a copy of the last step of the previous chunk."""
         return 0 if self.is_alpha else self.chunk
 
     @property
     def last(self) -> int:
-        """The row of the last step."""
+        """The row of the last step of the chunk."""
         return self.chunk - self.carried
 
     @property
@@ -309,23 +306,23 @@ class Direction:
         return range(self.chunk) if self.is_alpha else range(self.chunk - 1, -1, -1)
 
     def row(self, step: int) -> int:
-        """Return the row of a step of the chunk."""
+        """Return the row of a tile that holds a step of the chunk."""
         return step + 1 if self.is_alpha else step
 
     def row_before(self, step: int) -> int:
-        """Return the row of the step that the recursion computes before this one."""
+        """Return the row of the step that the recursion computes just before this one."""
         return step if self.is_alpha else step + 1
 
     def blanks(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the blanks of all pairs in a row [P, width]."""
+        """Return the columns of all pairs' blanks in a row [P, width]."""
         return row_sbuf[:, 1 : self.width : 2]
 
     def own(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the labels of a row [P, width] that the block computes."""
+        """Return the columns of a row [P, width] with the labels that the block itself computes."""
         return self._labels(row_sbuf, 2 if self.is_alpha else 0)
 
     def others(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return, for each pair of a row [P, width], the label from which its blank is reached."""
+        """Return, for each pair of a row [P, width], the column of the label from which the pair's blank is reached."""
         return self._labels(row_sbuf, 0 if self.is_alpha else 2)
 
     def _labels(self, row_sbuf: nl.NkiTensor, start: int) -> nl.NkiTensor:
@@ -370,7 +367,7 @@ class Recursion:
 
     @classmethod
     def make(cls, group: Group, is_alpha: bool, may_skip_sbuf: nl.NkiTensor) -> Recursion:
-        """Allocate the tiles, with probability 0 for all states."""
+        """Allocate the tiles, and set the probability of all states to 0."""
         direction = Direction(is_alpha, group.layout.pairs, group.layout.chunk)
         states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(ALTERNATING_TILES))
         for tile_sbuf in states:
@@ -382,10 +379,10 @@ class Recursion:
         return self.states[wavefront % ALTERNATING_TILES]
 
     def carry(self, wavefront: int) -> None:
-        """Copy the values from which a wavefront starts.
+        """Copy the values from which a wavefront starts into its tile.
 
-        They are the last step of the previous wavefront, and the border labels that the neighbouring blocks
-        computed in it.
+        They are the last step of the previous wavefront, and the border labels that the neighbouring blocks computed in
+        it.
         """
         now_sbuf, before_sbuf = self.of(wavefront), self.of(wavefront - 1)
         at, border, outermost = self.direction.carried, self.direction.border, self.direction.outermost
@@ -446,7 +443,7 @@ class Recursion:
         nisa.tensor_tensor(dst=direction.own(now_sbuf), data1=greater_sbuf, data2=softplus_sbuf, op=nl.add)
 
     def _softplus(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return softplus(-|left - right|)."""
+        """Return softplus(-|left - right|), elementwise."""
         distance_sbuf = self.group.tile(self.direction.pairs)
         nisa.tensor_tensor(dst=distance_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
         nisa.tensor_scalar(dst=distance_sbuf, data=distance_sbuf, op0=nl.abs, operand0=None)
@@ -469,7 +466,7 @@ def _store_chunk(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], al
 def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, alpha_hbm: nl.NkiTensor) -> None:
     """Compute the alphas of a group at all times, and store them into [T, N, 2 S + 1].
 
-    Behind a sequence's end they mean nothing.
+    Values after the end of a sequence mean nothing.
     """
     group = sequences.group
     source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=True)
@@ -491,9 +488,9 @@ def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, 
 
 
 def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load the losses (-log-likelihoods) of a group into each block, with 0 where there is no alignment.
+    """Load the losses (-log-likelihoods) of a group into the partitions of each block of states.
 
-    There all states have probability 0, whatever the loss is.
+    A loss without an alignment becomes 0: all its states have probability 0, whatever the loss is.
     """
     nll_sbuf = group.tile(1)
     nisa.memset(dst=nll_sbuf, value=0.0)
@@ -528,7 +525,7 @@ class Posteriors:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
-        """Allocate the tiles and set the betas at the end of time, where each sequence is in the label behind its
+        """Allocate the tiles and set the betas at the last time, where each sequence is in the label after its
         target.
         """
         group, layout = sequences.group, sequences.group.layout

@@ -5,6 +5,6 @@
 
 - ``kernels``: the kernels as plain functions; ``host``: registry entry, modelled times, float64 reference, bounds;
 - ``launch``: a launch and its checks; ``tiling``: the division of rows into chunks;
-- ``pair``, ``totals``: student and teacher on chip, and the sums over rows with the results that follow;
-- ``forward``, ``mixture``, ``backward``: the divergences, those of Jensen-Shannon, and the gradient.
+- ``pair``: the logits of student and teacher on chip; ``totals``: sums over rows, and the results computed from them;
+- ``forward``: the divergences; ``mixture``: the Jensen-Shannon divergence; ``backward``: the gradient.
 """

@@ -5,8 +5,7 @@
 
 :func:`backward_of_core` runs the gradient of a Kullback-Leibler divergence in either direction
 (:class:`KullbackLeiblerBackward`), or that of Jensen-Shannon (:class:`MixtureBackward`). Both multiply exponentials by
-the coefficients of their rows (:func:`coefficients_of`), which come from the results of the forward
-(:func:`loaded_totals`).
+coefficients of the rows (:func:`coefficients_of`), computed from results of the forward (:func:`loaded_totals`).
 """
 
 from __future__ import annotations
@@ -41,20 +40,22 @@ _SIGN_AND_EXPONENT, _FRACTION, _BITS_OF_ONE = -(1 << 23), (1 << 23) - 1, 127 << 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of rows, float32 [128, batches]; the gradient of an element is
+    """The coefficients of rows, float32 [128, batches].
+
+    The gradient of an element is
 
     - (e_t * ratio - e_s) * factor for KL(teacher || student),
     - (d - center) * e_s * factor for KL(student || teacher),
-    - (L + moment) * e_s * factor for Jensen-Shannon,
+    - (L + moment) * e_s * factor for Jensen-Shannon.
 
-    where e_s and e_t are the exponentials of student and teacher under their shifts, d is the student's logit minus the
-    teacher's, and L is that of :mod:`.mixture`.
+    e_s and e_t are the shifted exponentials of student and teacher, d is the student's logit minus the teacher's, and L
+    is the log of the ratio of the mixture to the student's probability (:mod:`.mixture`).
 
     Attributes:
         factor_sbuf: the factor of each row; 0 for ignored positions.
-        ratio_sbuf: S of the student over S of the teacher.
-        center_sbuf: for KL(student || teacher) T * (lse of the student - lse of the teacher + divergence); otherwise
-            T * (lse of the teacher - lse of the student).
+        ratio_sbuf: the student's sum of exponentials over the teacher's.
+        center_sbuf: for KL(student || teacher) T * (lse of the student - lse of the teacher + divergence); otherwise T
+            * (lse of the teacher - lse of the student).
         moment_sbuf: the forward's moment: KL(student || mixture), or the loss.
     """
 
@@ -83,7 +84,7 @@ def _loaded_exponentials(
 
 
 def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Totals:
-    """Load the shifts and sums that the forward has stored, for all rows."""
+    """Load the shifts and sums of exponentials that the forward has stored, for all rows of the core."""
     temperatures = RowTemperatures.of(launch, CoreRows(batches), (POSITIONS, len(batches)))
     scale = temperatures.scale
     student = _loaded_exponentials(saved.student_shift_hbm, saved.student_sum_hbm, batches, scale)
@@ -94,7 +95,16 @@ def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Total
 def coefficients_of(
     launch: Launch, batches: list[Batch], totals: Totals, moment_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
 ) -> Coefficients:
-    """Return the coefficients of all rows, from their shifts and sums and the vectors loaded here."""
+    """Compute the coefficients of all rows of the core.
+
+    Args:
+        launch: the launch of the kernel.
+        batches: the batches of the core.
+        totals: the shifts and sums of exponentials of both models, from the forward.
+        moment_hbm: the moment of each row, from the forward: KL(student || mixture), or for a Kullback-Leibler
+            divergence the loss.
+        grad_loss_hbm: the upstream gradient of each row.
+    """
     temperature, scale = totals.temperature, totals.student.scale
     moment_sbuf, grad_sbuf = loaded_rows(moment_hbm, batches), loaded_rows(grad_loss_hbm, batches)
     if launch.labels_hbm is not None:
@@ -116,7 +126,7 @@ def coefficients_of(
 
 
 def _powers_of(coefficients: Coefficients) -> nl.NkiTensor:
-    """Return the signed power of two of each factor: 0 for 0, and NaN for a factor that is no finite number."""
+    """Return the power of two of each factor, with its sign; 0 for 0, and NaN for a factor that is not finite."""
     bits_sbuf = nl.ndarray(coefficients.factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=bits_sbuf, data=coefficients.factor_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_SIGN_AND_EXPONENT
@@ -125,7 +135,7 @@ def _powers_of(coefficients: Coefficients) -> nl.NkiTensor:
 
 
 def _fractions_of(factor_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the factor over its power of two, from 1 to 2."""
+    """Return each factor divided by its power of two: a number from 1 to 2."""
     bits_sbuf = nl.ndarray(factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=bits_sbuf,
@@ -143,19 +153,19 @@ class MixtureBackward:
     """The gradient of Jensen-Shannon, of several chunks at a time, so that Scalar changes its activation table less
     often.
 
-    The gradient is (L + moment) * e_s * factor. The factor is a signed power of two times a number from 1 to 2, and
-    the number goes into the exponent of e_s: the remaining multiplication, by the power, rounds nothing, so Vector
-    does it in the type of the logits.
+    The gradient is (L + moment) * e_s * factor, with the symbols of :class:`Coefficients`. The factor is a signed power
+    of two times a number from 1 to 2. The logarithm of that number is added to the exponent of e_s. The multiplication
+    by the power of two rounds nothing, so Vector does it in the type of the logits.
 
     Attributes:
         launch: the launch of the kernel.
         batches: the batches of the core.
         buffers: the chunk buffers and scratch on chip.
         group: the number of chunks processed at a time.
-        student: the exponentials of the student, e_s times that number.
-        bias_sbuf: the bias of the logs, [128, batches].
+        student: the exponentials e_s of the student, times the number from 1 to 2.
+        bias_sbuf: the bias with which the logs are computed, see :meth:`.mixture.Mixture.bias`, [128, batches].
         addend_sbuf: moment + log(1 - beta).
-        power_sbuf: the signed powers of two.
+        power_sbuf: the signed power of two of each row's factor.
     """
 
     launch: Launch
@@ -193,7 +203,7 @@ class MixtureBackward:
         )
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
-        """Process all chunks."""
+        """Compute and store the gradient of all chunks of this core."""
         stream = PairStream.make(self.launch, self.batches, self.buffers, [True] * len(self.batches))
         loads = stream.student.loads
         for first in range(0, loads, self.group):
@@ -206,13 +216,13 @@ class MixtureBackward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _take_logs(self, pair: PairChunk[Batch]) -> None:
-        """Compute the logs in place of the differences."""
+        """Compute L (:mod:`.mixture`) of a chunk in place of the differences of its logits."""
         number, rows = pair.visit, pair.student_sbuf.shape[0]
         scale, bias_sbuf = self.student.scale.of(number, rows), column(self.bias_sbuf, number, rows)
         take_logs(pair.difference, pair.difference, scale, bias_sbuf)
 
     def _take_gradient(self, pair: PairChunk[Batch]) -> None:
-        """Write the gradient over the student's logits, rounded once."""
+        """Write the gradient of a chunk over the student's logits; it is rounded once."""
         rows = pair.student_sbuf.shape[0]
         weights_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         self.student.take(weights_sbuf, pair.student_sbuf, pair.visit)
@@ -233,7 +243,9 @@ class MixtureBackward:
 
 
 def _scale_by_vector(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Write the gradient of a piece, its tile times the factors, over the student's logits; it is rounded once."""
+    """Write the gradient of a piece, its float32 tile times the factors of the rows, over the student's logits, on
+    Vector.
+    """
     nisa.tensor_scalar(
         dst=piece.of(pair.student_sbuf), data=piece.tile_psum, op0=nl.multiply, operand0=of_batch.factor_sbuf
     )
@@ -273,7 +285,7 @@ class KullbackLeiblerBackward:
         return cls(launch, batches, buffers, totals, coefficients)
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
-        """Process all chunks."""
+        """Compute and store the gradient of all chunks of this core."""
         has_differences = [self.launch.options.beta > 0.0] * len(self.batches)
         stream = PairStream.make(self.launch, self.batches, self.buffers, has_differences)
         take = self._take_student_from_teacher if self.launch.is_reverse else self._take_teacher_from_student
@@ -286,12 +298,13 @@ class KullbackLeiblerBackward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _take_teacher_from_student(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
-        """Compute (e_t * ratio - e_s) * factor for KL(teacher || student).
+        """Compute (e_t * ratio - e_s) * factor for KL(teacher || student), with the symbols of :class:`Coefficients`.
 
-        Equal distributions cancel in float32, before anything is rounded.
+        If the distributions are equal, the terms cancel in float32, before anything is rounded to the type of the
+        logits.
 
         Vector has two passes and is the busier engine. So Scalar multiplies by the factor in the first piece of every
-        second chunk of a row, once it has the exponentials of the next piece.
+        second chunk of a row, once it has computed the exponentials of the next piece.
         """
         student_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         pieces = self.buffers.pieces(pair.chunk.load, pair.student_sbuf)
@@ -316,10 +329,10 @@ class KullbackLeiblerBackward:
                 _scale_by_vector(pair, piece, of_batch)
 
     def _take_student_from_teacher(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
-        """Compute (d - center) * e_s * factor for KL(student || teacher), with d = student - teacher.
+        """Compute (d - center) * e_s * factor for KL(student || teacher), with the symbols of :class:`Coefficients`.
 
-        Scalar multiplies by the factor. It has one exponential to compute, and takes the exponentials of a piece before
-        it multiplies the previous piece, which Vector processes meanwhile: otherwise each would wait for the other.
+        Scalar computes the exponentials of a piece and then multiplies the previous piece by the factor, while Vector
+        processes the current one. In any other order each engine would wait for the other.
         """
         unscaled: Piece | None = None
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):

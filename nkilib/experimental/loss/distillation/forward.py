@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of distillation on one core: one visit of each row for a Kullback-Leibler divergence, two for
+"""The forward of distillation on one core: a row is read once for a Kullback-Leibler divergence, twice for
 Jensen-Shannon.
 
-:func:`forward_of_core` computes and stores the results of all rows. A Kullback-Leibler divergence is gathered by
-:class:`KullbackLeiblerForward`, Jensen-Shannon by :class:`.mixture.MixtureForward`. The shifts of rows are the maxima
-of their first columns. An unsuitable shift of a row shows in its sums; such rows are recomputed under their maxima when
-all others are done (:mod:`nkilib.core.rows.recomputation`).
+:func:`forward_of_core` computes and stores the results of all rows. A Kullback-Leibler divergence is computed by
+:class:`KullbackLeiblerForward`, Jensen-Shannon by :class:`.mixture.MixtureForward`.
+
+Logits are shifted before their exponentials are taken. The shift of a row is the maximum of its first columns, which
+may be far from the maximum of the row; its sums of exponentials then show that. Such rows are recomputed with their
+maxima after all others (:mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _AHEAD, _WEIGHTS = 2, 2
 
 
 def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """Return c - c', the difference of the two shifts."""
+    """Return c - c', the difference of the shifts of two distributions, for each row."""
     center_sbuf = nl.ndarray(first.neg_shift_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract)
     return center_sbuf
@@ -57,12 +59,13 @@ def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor
 
 @dataclass(frozen=True)
 class KullbackLeiblerForward:
-    """The visits of rows for a Kullback-Leibler divergence in either direction.
+    """The forward of a Kullback-Leibler divergence in either direction. It passes once over the chunks of some rows at
+    a time.
 
     Attributes:
         launch: the launch of the kernel.
         buffers: the chunk buffers and scratch on chip.
-        sums: two sums of a visit, used by the batches in round-robin order.
+        sums: the sums of exponentials of two batches, which batches use alternately.
     """
 
     launch: Launch
@@ -71,7 +74,7 @@ class KullbackLeiblerForward:
 
     @classmethod
     def make(cls, launch: Launch) -> KullbackLeiblerForward:
-        """Allocate the state for a launch whose beta is 0 or 1."""
+        """Allocate the tiles of a launch whose beta is 0 or 1."""
         chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
         buffers = Buffers.make(launch, _AHEAD, {"difference": _AHEAD + 1, "weights": _WEIGHTS})
         return cls(launch, buffers, [ChunkSums.make(chunks) for _ in range(2)])
@@ -79,14 +82,14 @@ class KullbackLeiblerForward:
     def visit(
         self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
     ) -> Iterator[int]:
-        """Gather the totals of rows; yields the index of each entry of ``rows`` when it is done.
+        """Compute the totals of rows, and yield the index of each entry of ``rows`` when it is done.
 
         Args:
             rows: the rows to visit.
             totals: the totals of each entry of ``rows``.
-            has_maxima: whether shifts are the maxima of whole rows, taken in a visit before; else those of their first
-                columns.
-            at_shifts: the function to call with the index of rows whose shifts have been taken.
+            has_maxima: whether the shift of a row is its maximum, from an additional pass before; else the maximum of
+                its first columns.
+            at_shifts: a function that is called with the index of an entry once the shifts of its rows are known.
         """
 
         def open_rows(pair: PairChunk[Rows]) -> None:
@@ -111,7 +114,7 @@ class KullbackLeiblerForward:
             yield number
 
     def _take_maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """Set the shift of each row to the maximum of all its chunks, of which this is one."""
+        """Raise the shift of each row to the maximum of this chunk; after all chunks it is the maximum of the row."""
         is_further = pair.chunk.number > 0
         totals.student.take_shift(pair.student_sbuf, 0, is_further)
         totals.teacher.take_shift(pair.teacher_sbuf, 0, is_further)
@@ -123,10 +126,9 @@ class KullbackLeiblerForward:
         totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], 0)
 
     def _take(self, pair: PairChunk[Rows], totals: Totals, center_sbuf: nl.NkiTensor) -> None:
-        """Compute a chunk's sums: the exponentials of both distributions, and e * (d - c).
+        """Compute the sums of a chunk: of the exponentials of both distributions, and of e * (d - c).
 
-        e are the exponentials of the distribution whose probabilities are the weights, d its logits minus those of the
-        other one.
+        e are the exponentials of the distribution that weights the logarithms, d are its logits minus the other one's.
 
         Args:
             pair: the chunk.
@@ -146,7 +148,9 @@ class KullbackLeiblerForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        """Compute the totals of the rows of a visit: S of both distributions, and the sum of e * (d - c)."""
+        """Add up the sums of all chunks of some rows: of the exponentials of both distributions, and of e * (d - c),
+        see :meth:`_take`.
+        """
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
         sums.weighting.total(weighting.sums_sbuf, chunks)
@@ -170,15 +174,15 @@ def _results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTens
 
 @dataclass(frozen=True)
 class _CoreForward:
-    """The forward of all rows of a core, whatever the divergence.
+    """The forward of all rows of a core, for either divergence.
 
     Attributes:
         launch: the launch of the kernel.
         batches: the batches of the core.
-        walk: the object that gathers the totals of rows.
+        walk: the forward of the divergence, which computes the totals of rows.
         totals: the totals of all rows.
         flagged: the rows to be recomputed. None if the shifts are the maxima of whole rows, or if there is only one
-            position: then a core may have none, and the cores could not agree on a number of rows.
+            position, because then a core may have none, and the cores could not agree on a number of rows.
     """
 
     launch: Launch
@@ -216,10 +220,10 @@ class _CoreForward:
     def _visited_groups(
         self, vectors: Vectors, stores: list[nisa.NkiInstruction]
     ) -> Iterator[tuple[BatchGroup, nl.NkiTensor | None]]:
-        """Yield groups of batches and their labels, each when its batches have been visited.
+        """Yield each group of batches with its labels, once the totals of the group are computed.
 
-        All batches are visited under shifts from their first columns. Shifts and sums are stored batch
-        by batch: a value of a row costs a DMA engine as much as a row, and loads would wait for many.
+        Shifts are the maxima of first columns. Shifts and sums are stored batch by batch, because a store of one value
+        per row keeps a DMA engine as busy as a whole row, and loads would wait for many of them.
         """
         groups = {group.start: group for group in batch_groups(self.batches, GROUP_BATCHES_MAX)}
         labels: list[nl.NkiTensor] = []
@@ -258,7 +262,9 @@ class _CoreForward:
         return stores
 
     def _replace_doubtful(self) -> None:
-        """Compute the row of a launch of one position under its maxima too, and replace its totals if untrusted."""
+        """Recompute the row of a launch of one position with its maximum as the shift; use that if the first result is
+        untrusted.
+        """
         exact = self._under_maxima(self.batches[0])
         flags_sbuf = self.totals.doubtful(self.launch)
         doubtful_sbuf = nl.ndarray(flags_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
@@ -267,7 +273,7 @@ class _CoreForward:
             nisa.tensor_copy_predicated(dst=tile_sbuf, src=exact_sbuf, predicate=doubtful_sbuf)
 
     def _recompute(self, tile: GatheredRows, vectors: Vectors) -> None:
-        """Recompute and store the results of rows under their maxima."""
+        """Recompute and store the results of rows, with their maxima as shifts."""
         totals = self._under_maxima(tile)
         divergences = self._divergences(totals)
         labels_hbm = self.launch.labels_hbm
@@ -276,7 +282,7 @@ class _CoreForward:
             tile.stored(vector_hbm, values_sbuf)
 
     def _under_maxima(self, rows: Batch | GatheredRows) -> Totals:
-        """Return the totals of rows under their maxima, which are taken first."""
+        """Return the totals of rows with their maxima as shifts, which an additional pass takes first."""
         all_rows = Totals.make(1, RowTemperatures.of(self.launch, rows, (rows.rows, 1)))
         totals = all_rows.of_batches(0, 1, rows.rows)
         for _ in self.walk.visit([rows], [totals], True, lambda _: None):

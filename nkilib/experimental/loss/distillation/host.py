@@ -49,7 +49,7 @@ _RESULTS = 6
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor of a launch on logits [N, V]: logits, labels, or a value for each position."""
+    """Return the size of one tensor of a launch on logits [N, V]: logits, labels, or a value for each position."""
     if tensor in ("student", "teacher"):
         return TensorSize(shape)
     return TensorSize(shape[:1], "int32" if tensor == "labels" else "float32")
@@ -66,7 +66,7 @@ def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """Return the work of ``distillation_forward``, if each logit is read once; takes the kernel's parameters.
+    """Return the work of ``distillation_forward``, whose parameters this function takes; each logit is read once.
 
     A KL takes two exponentials per element. Jensen-Shannon takes two for the log-sum-exps, and then both again and a
     softplus.
@@ -76,7 +76,7 @@ def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, bet
 
 
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """Return the work of ``distillation_backward``; the function takes the kernel's parameters.
+    """Return the work of ``distillation_backward``, whose parameters this function takes.
 
     A KL takes two exponentials per element, except for KL(student || teacher), which takes only the student's. The
     gradient of Jensen-Shannon takes the student's exponential and a softplus.
@@ -86,7 +86,8 @@ def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, be
 
 
 def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the maximum iterations of the forward's loop: the number when every row of a part of a core is recomputed.
+    """Return the most iterations of the forward's loop over recomputed rows: those when every row of a core's part is
+    recomputed.
 
     Call this while the kernel runs, because the number of cores is known only then.
     """
@@ -179,15 +180,15 @@ def profile_distillation_launch(
 
 
 def divisor_of(temperature: Temperature) -> Array:
-    """Return a temperature as a divisor of numbers of positions, float64 [N] or [1]."""
+    """Return a temperature as float64 [N] or [1], by which the numbers of positions can be divided."""
     return np.atleast_1d(np.asarray(temperature, np.float64))
 
 
 def scale_units(temperature: Temperature) -> float:
-    """Return the relative error of the scale 1 / T of a tensor of temperatures, in units u; 0 for a number.
+    """Return the relative error of the scale 1 / T of a tensor of temperatures, in units u = 2^-23; 0 for a number.
 
-    A number is inverted on the host, and the rounding of 1 / T is one of the roundings of an argument that bounds
-    count anyway. The device's reciprocal and a product are granted 4 u.
+    A number is inverted on the host; the bounds count the rounding of that 1 / T elsewhere. The device's reciprocal and
+    a product are granted 4 u.
     """
     return 0.0 if np.ndim(temperature) == 0 else 4.0
 
@@ -212,7 +213,7 @@ class Distributions:
 
     @classmethod
     def of_logits(cls, student: Any, teacher: Any, temperature: Temperature = 1.0) -> Distributions:
-        """Return softmax(logits / T) of both."""
+        """Return the log-probabilities log_softmax(logits / T) of both models."""
         return cls(_log_softmax(student, temperature), _log_softmax(teacher, temperature))
 
     @cached_property
@@ -226,7 +227,7 @@ class Distributions:
         return np.asarray(np.exp(self.teacher_log))
 
     def mixture_log(self, beta: float) -> Array:
-        """Return log(beta * P + (1 - beta) * Q)."""
+        """Return log(beta * P + (1 - beta) * Q), for the teacher's P and the student's Q."""
         if beta not in self._mixtures:
             with np.errstate(divide="ignore", invalid="ignore"):
                 terms = np.log(beta) + self.teacher_log, np.log1p(-beta) + self.student_log
@@ -240,7 +241,7 @@ class Distributions:
 
 
 def kl(log_p: Array, log_q: Array) -> Array:
-    """Return KL(p || q) of each row; 0 * anything is 0."""
+    """Return KL(p || q) of each row, from log-probabilities; a class with p = 0 adds 0."""
     with np.errstate(invalid="ignore", over="ignore"):
         terms = np.exp(log_p) * (log_p - log_q)
     return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
@@ -295,7 +296,7 @@ def distillation_gradient_reference(
 
 
 def _size(logits: Any, temperature: Temperature) -> Array:
-    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits; for a tensor of T see
+    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits x; for a tensor of T see
     :func:`distillation_bound`.
     """
     values, units = np.asarray(logits, np.float64), scale_units(temperature)
@@ -313,9 +314,9 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
     """Return the accepted error of the loss of every position.
 
     The reference starts from the logits that a kernel receives. u is 2^-23, the unit in the last place of 1. An
-    exponential of a row of logits x, under a shift c of the size of its logits at most, has a relative error of u * a
-    with a = 8 + 2 * max|x| / T: from the function itself, its argument's rounding, and the sum that it enters. With p
-    the weighting distribution and q the other one, r = log(p / q):
+    exponential of a row of logits x, minus a shift c of at most the size of its logits, has a relative error of u * a
+    with a = 8 + 2 * max|x| / T: from the function itself, the rounding of its argument, and the sum that it is added
+    to. With p the weighting distribution and q the other one, r = log(p / q):
 
     - KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
     - Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta)

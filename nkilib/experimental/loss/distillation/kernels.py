@@ -68,7 +68,7 @@ def distillation_forward(
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
     The loss has no factor T^2. A KL reads both logits once. Jensen-Shannon also reads them once if a row of both fits
-    on chip between two visits, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712
+    on chip between two passes, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712
     of other types. Longer rows are read twice.
 
     Dimensions:

@@ -45,7 +45,7 @@ def tile_dtype(dtype: nl.DType) -> nl.DType:
 
 @dataclass(frozen=True)
 class DistillationOptions:
-    """Options of the loss, under the names that operators and kernels use.
+    """Options of the loss; the names are those of the kernels' arguments.
 
     Attributes:
         beta: 0: KL(teacher || student); 1: KL(student || teacher); between them generalized Jensen-Shannon.
@@ -60,7 +60,7 @@ class DistillationOptions:
 
 @dataclass(frozen=True)
 class Part:
-    """The positions from ``start`` to ``end``."""
+    """The part of the positions of a launch from ``start`` to ``end``."""
 
     start: int
     end: int
@@ -122,11 +122,15 @@ class Launch:
 
     @property
     def has_samples(self) -> bool:
-        """Whether the shift of a row is the maximum of only a part of it."""
+        """Whether the shift of a row is the maximum of only its first columns, not of all."""
         return min(self.vocab_size, self.tiling.chunk_size) < self.vocab_size or self.vocab_size > SAMPLE_COLUMNS
 
     def parts(self) -> list[Part]:
-        """Return the positions in parts of at most as many rows as can be collected for recomputation."""
+        """Return the parts into which the positions are divided: each part is processed before the next one begins.
+
+        The forward recomputes some rows at the end of a part, and remembers on chip which ones. It can do that for
+        ``BATCHES_MAX`` batches of rows per core, so a part has no more.
+        """
         most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
         return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
 
@@ -166,7 +170,7 @@ def _validate_options(launch: Launch) -> None:
 
 
 def validate(launch: Launch) -> None:
-    """Check logits, labels and options of either kernel."""
+    """Check the logits, labels and options of a forward or backward launch."""
     function, student_hbm, options = launch.function, launch.student_hbm, launch.options
     require_indirect_dma(function)
     shape = tuple(student_hbm.shape)
@@ -197,7 +201,7 @@ def validate(launch: Launch) -> None:
 
 
 def validate_tiling(launch: Launch) -> None:
-    """Check that chunks fit a partition, and that their sums do."""
+    """Check that the chunks of the tiling, and the sums of these chunks, fit a partition."""
     chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
     largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
     require(

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of Jensen-Shannon, and the log of the ratio of the mixture to the student's probability, L.
+"""The forward of Jensen-Shannon, and L, the log of the ratio of the mixture to the student's probability.
 
-With M = beta P + (1 - beta) Q and r = log(P / Q),
+With the teacher's probability P, the student's Q, M = beta P + (1 - beta) Q and r = log(P / Q),
 
-    L = log(M / Q) = log(beta e^r + 1 - beta) = softplus(r + log(beta / (1 - beta))) + log(1 - beta),
+L = log(M / Q) = log(beta e^r + 1 - beta) = softplus(r + log(beta / (1 - beta))) + log(1 - beta).
 
-one function of Scalar, for any size of r, which the backward computes too (:class:`Mixture`). The forward
-(:class:`MixtureForward`) visits each row twice; both logits are kept on chip if rows fit (:class:`KeptLogits`), else
-read twice (:class:`LogitsReadTwice`).
+The Scalar engine computes this in one activation function, for any size of r; the backward does the same
+(:class:`Mixture`). The forward (:class:`MixtureForward`) visits each row twice. Both logits of a row stay on chip
+between the passes if they fit (:class:`KeptLogits`), else they are read twice (:class:`LogitsReadTwice`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class Mixture:
         return cls(log(beta) - log1p(-beta), log1p(-beta))
 
     def bias(self, center_sbuf: nl.NkiTensor, scale: Scale) -> nl.NkiTensor:
-        """Return the bias of :func:`take_logs`: log odds - c / T, where c is ``center_sbuf`` and ``scale`` is 1 / T.
+        """Return the bias of :func:`take_logs`, log(beta / (1 - beta)) - c / T, for c in ``center_sbuf`` and 1 / T in
+        ``scale``.
 
-        The differences of logits minus c are T * r.
+        c is chosen so that the differences of the logits, teacher - student, minus c are T * r, with r = log(P / Q).
         """
         bias_sbuf = float32_like(center_sbuf)
         scale.by(-1.0).take_sum(bias_sbuf, center_sbuf, self.log_odds)
@@ -72,9 +73,9 @@ class Mixture:
 def take_logs(
     dst: nl.NkiTensor, difference_sbuf: nl.NkiTensor, scale: float | nl.NkiTensor, bias_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute L - log(1 - beta) of rows from their differences teacher - student.
+    """Compute L - log(1 - beta) (see the module) of rows from their differences teacher - student.
 
-    ``scale`` is 1 / T, a number or [rows, 1], and ``bias_sbuf`` that of :meth:`Mixture.bias`, [rows, 1].
+    ``scale`` is 1 / T, a number or [rows, 1]; ``bias_sbuf`` is the result of :meth:`Mixture.bias`, [rows, 1].
     """
     nisa.activation(dst=dst, op=nl.softplus, data=difference_sbuf, scale=scale, bias=bias_sbuf)
 
@@ -86,7 +87,7 @@ def center_of(totals: Totals) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Span(Generic[Rows]):
-    """The range of columns ``start`` to ``end`` of some rows, which is one chunk."""
+    """The columns ``start`` to ``end`` of some rows, which are loaded as one chunk."""
 
     rows: Rows
     start: int
@@ -116,28 +117,30 @@ class PairRing:
         return cls(ring_of(count, columns, student), ring_of(count, columns, teacher))
 
     def at(self, number: int, span: Span[Rows]) -> Logits:
-        """Return the tiles of the ring that chunk ``number`` uses, with the rows and columns of ``span``."""
+        """Return the tiles that chunk ``number`` uses in the ring buffers, cut to the rows and columns of ``span``."""
         rows, columns, slot = span.rows.rows, span.end - span.start, number % len(self.student)
         return Logits(self.student[slot][0:rows, 0:columns], self.teacher[slot][0:rows, 0:columns])
 
     def load(self, launch: Launch, number: int, span: Span[Rows]) -> None:
-        """Issue the loads of chunk ``number``, whose logits are those of ``span``."""
+        """Issue the loads of chunk ``number``: the logits of ``span``."""
         logits = self.at(number, span)
         nisa.dma_copy(dst=logits.student_sbuf, src=span.rows.part_of(launch.student_hbm, span.start, span.end))
         nisa.dma_copy(dst=logits.teacher_sbuf, src=span.rows.part_of(launch.teacher_hbm, span.start, span.end))
 
 
 class LogitSource(Protocol):
-    """A source of the chunks of some rows for two visits; chunks are numbered row after row."""
+    """A source of the chunks of some rows, which are used in a first and in a second pass. Chunks are numbered row
+    after row.
+    """
 
     def first(self, number: int) -> Logits:
-        """Return a chunk for the first visit; call it once per chunk, or twice where maxima are taken before."""
+        """Return a chunk for the first pass; call it once per chunk, or twice where maxima are taken before."""
 
     def second(self, number: int) -> Logits:
-        """Return a chunk for the second visit; loads of later chunks may be in flight."""
+        """Return a chunk for the second pass; loads of later chunks may be in flight."""
 
     def release(self, number: int) -> None:
-        """Release a chunk whose second visit is over."""
+        """Release a chunk whose second pass is over."""
 
 
 def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
@@ -148,7 +151,7 @@ def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
 
 @dataclass
 class KeptLogits(Generic[Rows]):
-    """A source that loads each chunk once and keeps it on chip until its second visit is over.
+    """A source that loads each chunk once and keeps it on chip until its second pass is over.
 
     Attributes:
         launch: the launch of the kernel.
@@ -163,7 +166,7 @@ class KeptLogits(Generic[Rows]):
     loads: int = 0
 
     def __post_init__(self) -> None:
-        """Fill the ring buffers."""
+        """Issue the loads of the first chunks, as many as the ring buffers hold."""
         self._load_to(len(self.ring.student))
 
     def first(self, number: int) -> Logits:
@@ -186,15 +189,15 @@ class KeptLogits(Generic[Rows]):
 
 @dataclass
 class LogitsReadTwice(Generic[Rows]):
-    """A source that loads each chunk for each visit.
+    """A source that loads each chunk for each pass.
 
     Attributes:
         launch: the launch of the kernel.
-        of_first, of_second: the ring buffers of the two visits.
+        of_first, of_second: the ring buffers of the two passes.
         spans: the spans of all chunks.
-        before: the number of chunks whose maxima are taken before all other visits.
-        visited: the number of first visits so far.
-        loads: the number of chunks loaded for second visits.
+        before: the number of chunks that are read an additional time first, for the maxima of rows.
+        visited: the number of chunks whose first pass has begun.
+        loads: the number of chunks loaded for second passes.
     """
 
     launch: Launch
@@ -223,7 +226,7 @@ class LogitsReadTwice(Generic[Rows]):
         return self.of_second.at(number, self.spans[number])
 
     def release(self, number: int) -> None:
-        """Do nothing: the ring is as long as the number of chunks that are opened ahead."""
+        """Do nothing: ring buffers have a slot for every chunk that is loaded ahead of the current one."""
 
     def _first_span(self, visit: int) -> Span[Rows]:
         return self.spans[visit if visit < self.before else visit - self.before]
@@ -236,7 +239,7 @@ class MixtureRings:
     Attributes:
         launch: the launch of the kernel.
         keeps_rows: whether each chunk is loaded once.
-        of_first, of_second: the ring buffers of the first and of the second visit; the same object if rows are kept.
+        of_first, of_second: the ring buffers of the first and of the second pass; the same object if rows are kept.
     """
 
     launch: Launch
@@ -256,7 +259,7 @@ class MixtureRings:
     def source(self, rows: list[Rows], has_maxima: bool) -> LogitSource:
         """Return the source of the chunks of ``rows``, which are visited in this order.
 
-        ``has_maxima`` says whether the maxima of whole rows are taken before the first visit.
+        ``has_maxima`` says whether the maxima of whole rows are taken before the first pass.
         """
         spans = spans_of(self.launch, rows)
         if self.keeps_rows:
@@ -271,8 +274,8 @@ class Tiles:
     """Float32 tiles of a chunk's size, in round-robin order for each purpose.
 
     Attributes:
-        differences_sbuf: differences of logits, for a group and one chunk of the next group.
-        logs_sbuf: logs, for a group.
+        differences_sbuf: differences of logits, for a group of chunks and one chunk of the next group.
+        logs_sbuf: softplus terms s of :class:`MixtureForward`, for a group of chunks.
         weights: exponentials that are multiplied.
         unread_sbuf: exponentials that are only summed, bfloat16.
     """
@@ -296,14 +299,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Floors:
-    """The values to which lower logits of each row are raised, float32 [rows, 1]."""
+    """The value of each row to which lower logits are raised, float32 [rows, 1], for student and teacher."""
 
     student_sbuf: nl.NkiTensor
     teacher_sbuf: nl.NkiTensor
 
     @classmethod
     def of(cls, totals: Totals) -> _Floors:
-        """Compute the floors of rows from their shifts."""
+        """Compute the floors of rows (the lowest logits that are kept) from their shifts."""
         sides, far_below = (totals.student, totals.teacher), totals.temperature.by(_FAR_BELOW)
         floors = [float32_like(side.neg_shift_sbuf) for side in sides]
         for floor_sbuf, side in zip(floors, sides, strict=True):
@@ -319,7 +322,7 @@ class _Floors:
 
 
 def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
-    """Raise logits below the floor of their row, float32 [rows, 1], to the floor.
+    """Raise logits that are below ``floor_sbuf``, float32 [rows, 1], to it.
 
     If the logits are float32, GpSimd processes half of the columns.
     """
@@ -340,7 +343,10 @@ def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> Non
 
 @dataclass(frozen=True)
 class Opened:
-    """A chunk of the second visit: its logits, and their differences teacher - student, which w replaces later."""
+    """A chunk of the second pass: its logits, and their differences teacher - student.
+
+    The differences are later replaced by w of :class:`MixtureForward`.
+    """
 
     logits: Logits
     difference_sbuf: nl.NkiTensor
@@ -348,16 +354,16 @@ class Opened:
 
 @dataclass
 class _BothVisits:
-    """One pass over a list of rows, with both visits of each.
+    """The processing of a list of rows, with both passes over each of them.
 
     Attributes:
-        walk: the state that all rows share.
+        walk: the forward, whose tiles all rows share.
         source: the source of the logits.
         totals: the totals of each entry of the list.
         chunks: the number of chunks per row.
         has_maxima, at_shifts: see ``MixtureForward.visit``.
-        summed: the number of chunks whose first visit is over.
-        opened: the opened chunks of the second visit by their numbers.
+        summed: the number of chunks whose first pass is over.
+        opened: the chunks whose differences are computed, before their second pass, by number.
     """
 
     walk: MixtureForward
@@ -371,14 +377,14 @@ class _BothVisits:
     _floors: dict[int, _Floors] = field(default_factory=dict)
 
     def take_maxima(self) -> None:
-        """Set the shifts of the first rows to the maximum of all their chunks."""
+        """Set the shift of each of the first rows to the maximum over all its chunks."""
         for chunk in range(self.chunks):
             logits = self.source.first(chunk)
             self.totals[0].student.take_shift(logits.student_sbuf, 0, chunk > 0)
             self.totals[0].teacher.take_shift(logits.teacher_sbuf, 0, chunk > 0)
 
     def sum_exponentials(self, number: int, chunk: int) -> None:
-        """Do the first visit of chunk ``chunk`` of the rows with index ``number``."""
+        """Sum the exponentials of chunk ``chunk`` of the rows with index ``number`` (the first pass)."""
         if number >= len(self.totals) or chunk < 0:
             return
         logits, totals = self.source.first(number * self.chunks + chunk), self.totals[number]
@@ -400,7 +406,7 @@ class _BothVisits:
             self._sums(number).other.total(self.totals[number].student.sums_sbuf, self.chunks)
 
     def take_terms(self, number: int) -> None:
-        """Do the second visit of rows, and the first visit of the rows that follow."""
+        """Do the second pass for the rows with index ``number``, and the first pass for the rows that follow."""
         plan, totals = self.walk.plan, self.totals[number]
         bias_sbuf = self.walk.mixture.bias(center_of(totals), totals.student.scale)
         for first in range(0, self.chunks, plan.group):
@@ -424,9 +430,9 @@ class _BothVisits:
         return self.walk.sums[number % _ROWS_IN_FLIGHT]
 
     def _open(self, load: int) -> None:
-        """Raise the logits of a chunk to their floors and compute their differences, for the second visit.
+        """Prepare a chunk for the second pass: raise its logits to their floors and compute their differences.
 
-        Do nothing if this is done already, or if the first visit of the chunk is still to come.
+        Do nothing if this is done already, or if the first pass for the chunk is still to come.
         """
         number = load // self.chunks
         if load in self.opened or load >= self.summed:
@@ -448,7 +454,7 @@ class _BothVisits:
         self.opened[load] = Opened(logits, difference_sbuf)
 
     def _take_logs(self, number: int, chunk: int, bias_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Compute s, which is returned, and w in place of the differences."""
+        """Compute and return s of a chunk, and write w over the differences (s and w: :class:`MixtureForward`)."""
         load, scale = number * self.chunks + chunk, self.totals[number].student.scale.of(0)
         difference_sbuf, tiles = self.opened[load].difference_sbuf, self.walk.tiles.logs_sbuf
         rows, columns = difference_sbuf.shape
@@ -465,7 +471,7 @@ class _BothVisits:
         return logs_sbuf
 
     def _sum_terms(self, number: int, chunk: int, opened: Opened, logs_sbuf: nl.NkiTensor) -> None:
-        """Compute the sums of e_s * s and of e_t * w."""
+        """Compute the sums of e_s * s and e_t * w over a chunk, with the symbols of :class:`MixtureForward`."""
         rows, columns = logs_sbuf.shape
         totals, sums, weights = self.totals[number], self._sums(number), self.walk.tiles.weights
         of_sides = (
@@ -480,15 +486,17 @@ class _BothVisits:
 
 @dataclass(frozen=True)
 class MixtureForward:
-    """The forward of Jensen-Shannon: the second visit of each row is done during the first visit of the next rows.
+    """The forward of Jensen-Shannon: the second pass for each row is done during the first pass for the next rows.
 
-    The first visit sums exponentials. With both log-sum-exps the second one computes, for each element,
+    The first pass sums exponentials. With both log-sum-exps, the second pass computes for each element (L, r, log
+    odds: see the module)
 
         s = softplus(r + log odds) = L - log(1 - beta)        w = (x_t - x_s) / T - s
 
-    and sums e_s * s and e_t * w. x are the logits and e their exponentials, of student and teacher. GpSimd computes the
-    differences, Vector w and the sums, and Scalar everything else. Scalar loads a table for softplus and one for exp,
-    so chunks are processed in groups: first the logs of a group, then exponentials of its chunks and of the next rows.
+    and sums e_s * s and e_t * w; x_s and x_t are the logits of student and teacher, e_s and e_t their exponentials.
+    GpSimd computes the differences, Vector w and the sums, and Scalar everything else. Scalar loads a table for
+    softplus and one for exp, so chunks are processed in groups: first the logs of a group, then exponentials of its
+    chunks and of the next rows.
 
     Attributes:
         launch: the launch of the kernel.
@@ -508,7 +516,7 @@ class MixtureForward:
 
     @classmethod
     def make(cls, launch: Launch) -> MixtureForward:
-        """Allocate the state for a launch whose beta is between 0 and 1."""
+        """Allocate the tiles of a launch whose beta is between 0 and 1."""
         chunk_size = launch.tiling.chunk_size
         plan = mixture_plan(launch.vocab_size, chunk_size, launch.bytes_of_pair)
         chunks = div_ceil(launch.vocab_size, chunk_size)
@@ -524,14 +532,14 @@ class MixtureForward:
     def visit(
         self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
     ) -> Iterator[int]:
-        """Gather the totals of rows; yields the index of each entry of ``rows`` when it is done.
+        """Compute the totals of rows, and yield the index of each entry of ``rows`` when it is done.
 
         Args:
             rows: the rows to visit.
             totals: the totals of each entry of ``rows``.
-            has_maxima: whether shifts are the maxima of whole rows, which are taken first; else those of their first
-                columns.
-            at_shifts: the function to call with the index of rows whose shifts have been taken.
+            has_maxima: whether the shift of a row is its maximum, from an additional pass before; else the maximum of
+                its first columns.
+            at_shifts: a function that is called with the index of an entry once the shifts of its rows are known.
         """
         columns = div_ceil(self.launch.vocab_size, self.launch.tiling.chunk_size)
         source = self.rings.source(rows, has_maxima)

@@ -6,9 +6,9 @@
 Values are float32 tiles [128, batches], one number per row: the shifts and sums of one model's exponentials
 (:class:`Exponentials`), vectors from HBM (:func:`loaded_rows`, :func:`valid_mask` of labels), and the results that go
 there (:class:`Vectors`). The temperatures of rows are factors of such values (:class:`RowTemperatures`). Chunks of both
-logits are loaded side by side (:class:`PairStream`, which yields :class:`PairChunk`), into :class:`Buffers` that have
-the scratch for their computation too. -inf and rows without a distribution are treated by :func:`raise_lowest` and
-:func:`add_nan_of_empty`.
+logits are loaded side by side (:class:`PairStream`, which yields :class:`PairChunk`), into :class:`Buffers`, which also
+hold the scratch tiles. :func:`raise_lowest` replaces -inf, and :func:`add_nan_of_empty` marks rows that have no
+distribution.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def column(tile_sbuf: nl.NkiTensor, batch: int, rows: int) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Exponentials:
-    """The shifts and sums of the rows of one of the two distributions.
+    """The shifts, and the sums of shifted exponentials, of the rows of one model (student or teacher).
 
-    The logits x of a row are shifted by a number c of about their maximum before their exponentials are summed.
+    The logits x of a row have a number c near their maximum subtracted before their exponentials are summed.
 
     Attributes:
         scale: 1 / T, of all rows or of each.
@@ -79,7 +79,7 @@ class Exponentials:
         return cls(scale, neg_shift_sbuf, bias_sbuf, row_tile(batches, 1.0))
 
     def take_shift(self, sample_sbuf: nl.NkiTensor, batch: int, is_further: bool = False) -> None:
-        """Set c of a batch to the maximum of a sample of each row, or of the old c and a further sample."""
+        """Set the shift c of each row of a batch to the maximum of a sample, and of the old c if ``is_further``."""
         rows, _ = sample_sbuf.shape
         shift_sbuf = column(self.neg_shift_sbuf, batch, rows)
         exact_sbuf = nl.ndarray((rows, 1), dtype=sample_sbuf.dtype, buffer=nl.sbuf)
@@ -91,7 +91,7 @@ class Exponentials:
         self.set_bias(batch, rows)
 
     def set_bias(self, batch: int, rows: int) -> None:
-        """Compute the bias -c / T."""
+        """Compute the bias -c / T of a batch of rows from their shifts c."""
         if not self.scale.is_one:
             nisa.tensor_scalar(
                 dst=column(self.bias_sbuf, batch, rows),
@@ -103,7 +103,10 @@ class Exponentials:
     def take(
         self, dst: nl.NkiTensor, logits_sbuf: nl.NkiTensor, batch: int, sum_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """Compute exp((x - c) / T) of a range of columns and, if requested, their sum, [rows, 1]."""
+        """Compute exp((x - c) / T) of a range of columns and, if requested, their sum, [rows, 1].
+
+        x are the logits and c the shift of their row.
+        """
         rows = logits_sbuf.shape[0]
         bias_sbuf, scale = column(self.bias_sbuf, batch, rows), self.scale.of(batch, rows)
         if sum_sbuf is None:
@@ -122,7 +125,7 @@ class Exponentials:
 
 
 def raise_lowest(logits_sbuf: nl.NkiTensor) -> None:
-    """Replace -inf by ``LOWEST``, in place; then the differences of two logits are numbers."""
+    """Replace -inf by ``LOWEST`` (finite), in place, so that the difference of two logits is never NaN."""
     nisa.tensor_scalar(dst=logits_sbuf, data=logits_sbuf, op0=nl.maximum, operand0=LOWEST)
 
 
@@ -158,7 +161,7 @@ def add_nan_of_empty(values_sbuf: nl.NkiTensor, neg_shift_sbuf: nl.NkiTensor) ->
 
 @dataclass(frozen=True)
 class Vectors:
-    """Results of the forward in HBM, float32 [N] each, in the order of its return value."""
+    """The results of the forward in HBM, float32 [N] each, in the order in which the kernel returns them."""
 
     loss_hbm: nl.NkiTensor
     moment_hbm: nl.NkiTensor
@@ -180,12 +183,12 @@ class Vectors:
         return Vectors(*(part.of(vector_hbm) for vector_hbm in self.returned()))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """Return all vectors, in their order."""
+        """Return all vectors, in the order in which the kernel returns them."""
         return tuple(getattr(self, vector.name) for vector in fields(self))
 
 
 def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
-    """Return the batches of a core as groups of batches with equally many rows: the full ones, and the last one."""
+    """Return the batches of a core as groups whose batches have equally many rows: the full ones, and the last one."""
     last = len(batches) - 1
     starts = [0] if last == 0 or batches[last].rows == batches[0].rows else [0, last]
     return [
@@ -197,7 +200,9 @@ def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
 def loaded_rows(
     vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32, fill: int = 0
 ) -> nl.NkiTensor:
-    """Load a vector [N] of the rows of a core into a tile, [128, batches]; ``fill`` in unused rows of a batch."""
+    """Load the values of a core's rows from a vector [N] into a tile [128, batches]; ``fill`` in unused rows of a
+    batch.
+    """
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=fill)
     for group in _groups_of(batches):
@@ -222,7 +227,7 @@ def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class CoreRows:
-    """All rows of a core, and unused rows of its last batch, whose values are 1."""
+    """Loads of values of all rows of a core; unused rows of the last batch get the value 1."""
 
     batches: Sequence[Batch]
 
@@ -233,14 +238,14 @@ class CoreRows:
 
 @dataclass(frozen=True)
 class RowTemperatures:
-    """The temperatures T of rows, as factors of their numbers: T and 1 / T, of all rows or of each."""
+    """The temperatures T of rows as factors of tiles: T and 1 / T, one for all rows or one for each."""
 
     temperature: Scale
     scale: Scale
 
     @classmethod
     def of(cls, launch: Launch, rows: LoadedRows, shape: tuple[int, int]) -> RowTemperatures:
-        """Load the temperatures of rows of which there are (rows, batches), if each position has one."""
+        """Load the temperatures of rows, if each position has one; ``shape`` is (rows, batches)."""
         if launch.temperature_hbm is None:
             temperature = launch.options.temperature
             return cls(ConstantScale(temperature), ConstantScale(1.0 / temperature))
@@ -277,7 +282,7 @@ class Buffers:
 
     Attributes:
         student, teacher: the tiles into which logits are loaded.
-        pairs: the two tiles of each chunk as one, [128, 2, columns]; empty if their types differ.
+        pairs: one view of both tiles of each chunk, [128, 2, columns]; empty if their types differ.
         scratch: float32 tiles by their purpose, in round-robin order.
         unread_sbuf: a tile for values that are only summed; nothing reads it.
         pieces_psum: the PSUM tiles of pieces, in round-robin order.
@@ -324,7 +329,7 @@ class Buffers:
 
     @property
     def ahead(self) -> int:
-        """The number of chunks that are opened before the current one is done."""
+        """The number of chunks whose loads are issued (opened) before the current chunk is done."""
         return len(self.student) - IN_FLIGHT
 
     def raise_lowest(self, load: int, student_sbuf: nl.NkiTensor, teacher_sbuf: nl.NkiTensor) -> None:
@@ -341,7 +346,9 @@ class Buffers:
         _raise_lowest_on_both(teacher_sbuf, self.lowest_sbuf)
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return scratch for chunk number ``load``, of the shape of another tile of that chunk."""
+        """Return the scratch tile for purpose ``name`` and chunk number ``load``, in the shape of ``like_sbuf``,
+        another tile of that chunk.
+        """
         rows, columns = like_sbuf.shape
         tiles = self.scratch[name]
         return tiles[load % len(tiles)][0:rows, 0:columns]
@@ -368,9 +375,9 @@ class PairChunk(Generic[Rows]):
 
     Attributes:
         chunk: the chunk of the stream.
-        visit: the index of its rows among all that a stream visits.
-        student_sbuf, teacher_sbuf: logits, [rows, columns]; they may be -inf only if there are no differences.
-        difference_sbuf: teacher - student, or the reverse, float32; None if the visit needs no differences.
+        visit: the index of its rows in the list of rows that the stream visits.
+        student_sbuf, teacher_sbuf: logits, [rows, columns]; -inf is replaced if the pass needs differences.
+        difference_sbuf: teacher - student, or the reverse, float32; None if the pass needs no differences.
     """
 
     chunk: Chunk[Rows]
@@ -381,7 +388,7 @@ class PairChunk(Generic[Rows]):
 
     @property
     def difference(self) -> nl.NkiTensor:
-        """The difference, for a visit that needs it; raises AssertionError if there is none."""
+        """The difference of the logits; raises AssertionError if this pass over the chunk computes none."""
         if self.difference_sbuf is None:
             raise AssertionError("this visit takes no differences")
         return self.difference_sbuf
@@ -389,15 +396,15 @@ class PairChunk(Generic[Rows]):
 
 @dataclass(frozen=True)
 class PairStream(Generic[Rows]):
-    """A stream of both matrices, in the same chunks.
+    """A stream of the student's and the teacher's logits, in chunks of the same rows and columns.
 
     Attributes:
         student, teacher: the chunks of each matrix.
         buffers: the buffers on chip.
         is_reverse: whether differences are student - teacher.
-        has_differences: whether each visit needs differences.
-        at_opening: the function to call with each chunk when it is opened, before the previous one is taken; None for
-            none.
+        has_differences: whether each pass needs differences.
+        at_opening: the function to call with each chunk when it is opened (its loads issued), before the previous one
+            is taken; or None.
         opened: the chunks that are on chip, or being loaded, by their numbers.
     """
 
@@ -434,7 +441,7 @@ class PairStream(Generic[Rows]):
         return self.student.num_chunks
 
     def taken(self, load: int) -> PairChunk[Rows]:
-        """Return chunk number ``load``; call it with 0, 1, 2, ...
+        """Return chunk number ``load`` for processing; call it with 0, 1, 2, ...
 
         The next chunks are opened before: GpSimd computes their differences while Vector and Scalar process this one.
         """
@@ -442,7 +449,7 @@ class PairStream(Generic[Rows]):
         return self.opened.pop(load)
 
     def opened_chunk(self, load: int) -> PairChunk[Rows]:
-        """Return a chunk that is taken later, one of the chunks opened ahead."""
+        """Return a chunk whose loads have been issued ahead, before :meth:`taken` returns it."""
         self._open_all(load, load)
         return self.opened[load]
 
@@ -452,7 +459,8 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue the loads for which there are buffers, alternating between the matrices, when chunk ``load`` is opened.
+        """Issue, when chunk ``load`` is opened (its loads are due), all loads for which a buffer is free, student and
+        teacher alternately.
 
         A buffer is free once its chunk has been taken.
         """

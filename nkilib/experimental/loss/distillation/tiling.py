@@ -33,7 +33,7 @@ _ROUND = 128
 
 
 class DistillationTiling(NamedTuple):
-    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         chunk_size: the number of vocabulary entries that are processed at a time.
@@ -43,7 +43,7 @@ class DistillationTiling(NamedTuple):
 
 
 class Form(Enum):
-    """The forms of the kernels, which differ in the tiles that they keep on chip besides the logits."""
+    """The forms of the kernels, which differ in the number of tiles that they keep on chip besides the logits."""
 
     DIVERGENCE = "a Kullback-Leibler divergence or its gradient"
     MIXTURE = "Jensen-Shannon"
@@ -58,7 +58,10 @@ class Form(Enum):
 
 
 def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
-    """Return the bytes per column: logits, differences of group + 2 chunks, two weight tiles, 16-bit numbers."""
+    """Return the bytes per column that a group of chunks takes.
+
+    It counts logits, differences of group + 2 chunks, two tiles of weights, and 16-bit numbers.
+    """
     return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
 
 
@@ -68,7 +71,7 @@ def _even_chunks(vocab_size: int, most: int) -> int:
 
 
 def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
-    """Return the number of columns of the largest chunk that fits.
+    """Return the number of columns of the largest chunk that fits SBUF.
 
     Args:
         vocab_size: V.
@@ -88,8 +91,8 @@ class MixturePlan(NamedTuple):
     """The way in which the forward of Jensen-Shannon processes its chunks.
 
     Attributes:
-        keeps_rows: whether rows stay on chip between their two visits; else they are read twice.
-        group: the number of chunks whose logs are computed at a time.
+        keeps_rows: whether rows stay on chip between their two passes; else they are read twice.
+        group: the number of chunks that are processed with one load of the table for softplus.
     """
 
     keeps_rows: bool
@@ -97,7 +100,7 @@ class MixturePlan(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """The number of chunks by which the next rows' first visit lags behind the second visit of the current ones.
+        """The number of chunks by which the next rows' first pass lags behind the second pass of the current ones.
 
         A chunk of the next rows must first have been loaded in place of another.
         """
@@ -105,12 +108,14 @@ class MixturePlan(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """The number of tiles of exponentials that are multiplied; if rows are kept, only PSUM has room for them."""
+        """The number of tiles for the exponentials that are multiplied. If rows are kept, only PSUM has room for
+        them.
+        """
         return 2 if self.keeps_rows else 3
 
 
 def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> MixturePlan:
-    """Return the plan: rows are kept if they fit together with groups of at least two chunks."""
+    """Return the plan of the forward: rows are kept on chip if they fit together with groups of at least two chunks."""
     chunks, kept_bytes = div_ceil(vocab_size, chunk_size), limited_sbuf_bytes(_KEPT_BYTES)
 
     def fits(keeps_rows: bool, group: int) -> bool:

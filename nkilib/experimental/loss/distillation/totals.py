@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums over the rows of a batch, gathered chunk by chunk, and the divergences that follow from them.
+"""Sums over rows of logits, gathered chunk by chunk, and the divergences computed from them.
 
-:class:`ChunkSums` has the sums of the rows being visited, :class:`Totals` those of all rows, and tells which rows have
-to be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
+:class:`ChunkSums` holds the sums of the rows being visited. :class:`Totals` holds those of all rows, and tells which
+rows must be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
 (:class:`Divergences`), with :func:`log_ratio` and :func:`center` of both models' sums.
 """
 
@@ -48,9 +48,10 @@ def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float
 
 
 def _finish_losses(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
-    """Raise negative losses, which only rounding produces, to 0.
+    """Set negative losses, which only rounding produces, to 0, and losses that do not exist to NaN.
 
-    Set those of rows without a distribution or an accepted temperature to NaN.
+    No loss exists where the logits of a model have no softmax (all are -inf, or one is +inf or NaN), or where the
+    temperature is out of its range.
     """
     nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
     for side in (totals.student, totals.teacher):
@@ -60,10 +61,10 @@ def _finish_losses(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
 
 @dataclass(frozen=True)
 class ChunkSums:
-    """Sums of the rows being visited: one value per piece, or one per chunk if a chunk is not divided.
+    """The sums of the rows being visited: one value per piece of a chunk, or per chunk if it is not divided.
 
     Attributes:
-        weighting: sums of exponentials of the distribution whose probabilities are the weights.
+        weighting: sums of exponentials of the distribution whose probabilities weight the logarithms of the divergence.
         other: sums of exponentials of the other distribution.
         weighted, logs: see ``Totals``.
     """
@@ -81,15 +82,16 @@ class ChunkSums:
 
 @dataclass(frozen=True)
 class Totals:
-    """The totals that the forward gathers for rows, float32 [128, batches].
+    """Shifts and sums of each row, computed by the forward, float32 [128, batches].
 
     Attributes:
-        student, teacher: shifts and sums of exponentials.
+        student, teacher: the shift of each row, and the sum of its shifted exponentials.
         weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e and d as in
             :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d = teacher - student and
             s = L - log(1 - beta) of :class:`.mixture.MixtureForward`.
-        logs_sbuf: sum of e_s * s, for Jensen-Shannon.
-        temperature: T.
+        logs_sbuf: for Jensen-Shannon the sum of e_s * s; e_s and e_t are the shifted exponentials of student and
+            teacher.
+        temperature: T, which divides the logits.
     """
 
     student: Exponentials
@@ -124,17 +126,20 @@ class Totals:
         )
 
     def tiles(self) -> tuple[nl.NkiTensor, ...]:
-        """Return each tile once, except the biases, which follow from the shifts and are no longer needed."""
+        """Return each tile of the totals once, except the biases, which can be computed from the shifts."""
         sides = (self.student, self.teacher)
         of_sides = [tile_sbuf for side in sides for tile_sbuf in (side.neg_shift_sbuf, side.sums_sbuf)]
         return (*of_sides, self.weighted_sbuf, self.logs_sbuf)
 
     def weighting(self, launch: Launch) -> tuple[Exponentials, Exponentials]:
-        """Return the distribution whose probabilities are the weights, and the other one."""
+        """Return the exponentials of the distribution that weights the logarithms, and those of the other one."""
         return (self.student, self.teacher) if launch.is_reverse else (self.teacher, self.student)
 
     def doubtful(self, launch: Launch) -> nl.NkiTensor:
-        """Return 1.0 for rows with an untrusted sum of exponentials: the shift is too far below the maximum, or NaN."""
+        """Return 1.0 for each row whose sum of exponentials is untrusted, else 0.0.
+
+        A sum is untrusted if the shift is too far below the maximum of the row, or if the sum is NaN.
+        """
         flags = [
             _outside(side.sums_sbuf, _SUM_MOST[tensor_hbm.dtype == nl.float32])
             for side, tensor_hbm in ((self.student, launch.student_hbm), (self.teacher, launch.teacher_hbm))
@@ -146,7 +151,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Divergences:
-    """The results of rows.
+    """The results of the forward for each row.
 
     Attributes:
         loss_sbuf: the divergence.
@@ -160,7 +165,7 @@ class Divergences:
 def sum_of_products(
     data: nl.NkiTensor, operand0: nl.NkiTensor | float, op0: Operator, factors: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute the sum of (data op0 operand0) * factors; the products replace the data."""
+    """Compute the sum of (data op0 operand0) * factors over each row; the products replace ``data``."""
     nisa.scalar_tensor_tensor(
         dst=data,
         data=data,
@@ -175,10 +180,10 @@ def sum_of_products(
 
 
 def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """Return log(S / S') of the sums of the two distributions; 0 where they are equal.
+    """Return log(S / S') for the sums S and S' of exponentials of two distributions; 0 where they are equal.
 
-    With the smaller sum s it is log(1 + |S - S'| / s), with the sign of S - S'. For similar sums its error is
-    smaller than that of a difference of two logs.
+    With the smaller sum s it is log(1 + |S - S'| / s), with the sign of S - S'. For similar sums its error is smaller
+    than that of a difference of two logs.
     """
     sums_sbuf, others_sbuf = first.sums_sbuf, second.sums_sbuf
     smaller_sbuf, log_sbuf, sign_sbuf = (float32_like(sums_sbuf) for _ in range(3))
@@ -196,7 +201,10 @@ def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
 
 
 def center(first: Exponentials, second: Exponentials, temperature: Scale) -> nl.NkiTensor:
-    """Return T * (lse - lse'), for logits x and x' of the two: x - x' minus this is T * log(p / p')."""
+    """Return T * (lse - lse') of two distributions, for each row.
+
+    With logits x and x' and probabilities p and p', T * log(p / p') is x - x' minus this result.
+    """
     center_sbuf = difference(second.neg_shift_sbuf, first.neg_shift_sbuf)
     temperature.take_sum(center_sbuf, log_ratio(first, second), center_sbuf)
     return center_sbuf
@@ -205,8 +213,8 @@ def center(first: Exponentials, second: Exponentials, temperature: Scale) -> nl.
 def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
     """Return the Kullback-Leibler divergence E[d - c] / T - log(S / S').
 
-    E is the mean under the distribution whose probabilities are the weights, with exponentials e; d are its logits
-    minus those of the other one, c is the difference of their shifts, and S and S' are their sums of exponentials.
+    E is the mean under the first distribution, whose shifted exponentials are e. d are its logits minus the second
+    one's, c is the difference of their shifts, and S and S' are their sums of exponentials.
     """
     weighting, other = totals.weighting(launch)
     mean_sbuf = _mean(totals.weighted_sbuf, weighting.sums_sbuf, 1.0)
@@ -219,8 +227,8 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
 def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
     """Return beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the latter divergence.
 
-    KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L], with r and L of
-    :mod:`.mixture`.
+    KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L], with r = log(P / Q) and L =
+    log(M / Q) of :mod:`.mixture`.
     """
     beta = launch.options.beta
     log_rest = log1p(-beta)

@@ -7,8 +7,8 @@ The loss is ``-(t A + (1 - t) B)``, where A is the logarithm of x and B that of 
 derivatives are ``(x - t) / max(x (1 - x), 1e-12)``, like PyTorch's, and ``B - A``.
 
 NKI documents ``log`` on [2^-64, 2^64] only. A number below 2^-32 is multiplied by 2^81 first, and A is the logarithm of
-x + exp(-100): this is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding error of
-y = 1 - x is known, (y - 1) + x, and is subtracted from log y, so that small probabilities keep their loss at t = 0.
+x + exp(-100): this is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding error of y
+= 1 - x is computed as (y - 1) + x and subtracted from log y; so small probabilities keep their loss at t = 0.
 
 The file has the definition in instructions (:class:`Bce`), the float64 reference (:class:`BceReference`), the kernels
 (``binary_cross_entropy_...``) and the registry entry (:data:`BCE`).
@@ -17,14 +17,14 @@ Errors of float32 arithmetic, with u = 2^-23.
 
 The loss is the binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
 
-A: a logarithm is off by u / 2 of itself. A number below 2^-32 is multiplied by 2^81, and log(2^81) = 56.1
-is subtracted from the logarithm: the sum of the number and exp(-100) rounds once, which moves the logarithm
-by u / 2; the logarithm adds u / 2 of A + 56.1; the constant 56.1 is off by 10.8 u; the difference rounds.
-Using x + exp(-100) in place of x adds exp(-100) / x, which matters near 2^-126 only.
+A. A logarithm has an error of u / 2 of itself. A number below 2^-32 is multiplied by 2^81, and log(2^81) = 56.1 is
+subtracted from the logarithm: the sum of the number and exp(-100) rounds once, which moves the logarithm by u / 2; the
+logarithm adds u / 2 of A + 56.1; the constant 56.1 is off by 10.8 u; the difference rounds. Using x + exp(-100) in
+place of x adds exp(-100) / x, which matters near 2^-126 only.
 
-B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm adds u / 2 of at
-most |B| + r; after the correction r x / (1 - x) remains of the error of y; the difference rounds. x = 1
-gives log(exp(-36)) - 64.
+B. y = 1 - x has an error of at most r = min(x, u / 4), and none from x = 1/2 on. Its logarithm adds u / 2 of at most
+|B| + r; after the correction, r x / (1 - x) of the error of y remains; the difference rounds. x = 1 gives log(exp(-36))
+- 64.
 
     |error| <= t |error of A| + (1 - t) |error of B| + u (t |A| + (1 - t) |B| + [t < 1/2] |B| / 2 + loss) / 2
 
@@ -92,12 +92,15 @@ class Bce:
     scratch_tiles = 6
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives; only the gradient of the input needs the target."""
+        """Return the names of the tensors that the wanted derivatives need; only the input's derivative needs the
+        target.
+        """
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return the tiles of A and B, and two scratch tiles that may be reused. The work that GpSimd waits for is
-        issued first.
+        """Return tiles of A = max(log x, -100) and B = max(log(1 - x), -100), and two scratch tiles to reuse.
+
+        The instructions that GpSimd waits for are issued first.
         """
         columns = piece.shape[1]
         flags_sbuf = piece.float32().view(nl.bfloat16)
@@ -106,7 +109,7 @@ class Bce:
         return log_sbuf, complement_log_sbuf, spare_sbuf, other_spare_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses -(t A + (1 - t) B)."""
+        """Compute the losses -(t A + (1 - t) B); x, t, A and B are those of the class."""
         log_sbuf, complement_log_sbuf, _, _ = prepared
         losses.two_combinations(
             Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
@@ -114,7 +117,10 @@ class Bce:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative (x - t) / max(x (1 - x), 1e-12) for the input, and B - A for the target."""
+        """Return the derivatives (x - t) / max(x (1 - x), 1e-12) for the input x and B - A for the target t.
+
+        A is max(log x, -100), and B is max(log(1 - x), -100).
+        """
         derivatives = {}
         if TARGET in wanted:
             log_sbuf, complement_log_sbuf, inverse_sbuf, slope_sbuf = self.prepare(piece)
@@ -134,7 +140,7 @@ class Bce:
 
 
 def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of A = max(log x, -100), and a scratch tile that may be reused.
+    """Return a tile of A = max(log x, -100) for the input x, and a scratch tile that may be reused.
 
     A small x is scaled up before its logarithm is computed, and the logarithm is corrected afterwards.
     """
@@ -150,7 +156,7 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
 
 
 def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of B = max(log(1 - x), -100), and a scratch tile that may be reused.
+    """Return a tile of B = max(log(1 - x), -100) for the input x, and a scratch tile that may be reused.
 
     A constant is added to 1 - x, so that its logarithm is finite at x = 1; there the result is lowered to -100.
     """
@@ -176,7 +182,7 @@ class _Logarithm(NamedTuple):
 
     Attributes:
         value: the logarithm.
-        units: the error in multiples of u, if the logarithm function is off by u / 2 of its result.
+        units: the error in multiples of u = 2^-23, if the logarithm function has an error of u / 2 of its result.
         computed: the magnitude of the logarithm function's own result, which is that of a scaled number if x is
             small.
     """
@@ -186,7 +192,7 @@ class _Logarithm(NamedTuple):
     computed: Float64Array
 
     def error(self, functions: FunctionErrors) -> Float64Array:
-        """Return the absolute error for activation functions with the given errors."""
+        """Return the absolute error of the logarithm, given the errors of the activation functions."""
         return UNIT * (self.units + functions.further("log") * self.computed)
 
 
@@ -197,8 +203,9 @@ class BceReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses -(t A + (1 - t) B) with A = max(log x, -100) and B = max(log(1 - x), -100), and their
-        errors.
+        """Return the losses -(t A + (1 - t) B) and their errors; x is the input, t the target.
+
+        A is max(log x, -100), and B is max(log(1 - x), -100).
         """
         x, t = tensors[INPUT], tensors[TARGET]
         of_input, of_rest = _exact_log(x), _exact_log_of_complement(x)
@@ -210,8 +217,10 @@ class BceReference:
         return Derived.of_units(loss, (first, second), own, {"log": computed})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative (x - t) / max(x (1 - x), 1e-12) for the input and B - A for the target, with A and B
-        of :meth:`value`, and their errors.
+        """Return the derivatives (x - t) / max(x (1 - x), 1e-12) for the input and B - A for the target, and their
+        errors.
+
+        x, t, A and B are those of :meth:`value`.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         slope = (x - t) / np.maximum(x * (1.0 - x), LEAST_PRODUCT)
@@ -258,8 +267,8 @@ def binary_cross_entropy_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the binary cross-entropy of probabilities, elementwise: ``-(t log x + (1 - t) log(1 - x))``, with
-    logarithms of at least -100, times a weight if there is one.
+    """Compute the binary cross-entropy of probabilities x and targets t, elementwise: ``-(t log x + (1 - t) log(1 -
+    x))``, with logarithms of at least -100, times a weight if there is one.
 
     Equivalent to ``F.binary_cross_entropy(input, target, weight, reduction=reduction)`` in PyTorch, computed in
     float32. Launch with ``binary_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -300,8 +309,9 @@ def binary_cross_entropy_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of binary cross-entropy: ``(x - t) / max(x (1 - x), 1e-12)`` with respect to the input and
-    ``log(1 - x) - log x`` with respect to the target, times the weight and the upstream gradient.
+    """Compute the gradients of the binary cross-entropy of probabilities x and targets t: ``(x - t) / max(x (1 - x),
+    1e-12)`` with respect to the input and ``log(1 - x) - log x`` with respect to the target, times the weight and the
+    upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

@@ -3,9 +3,9 @@
 
 """Binary cross-entropy of logits, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
 
-The loss is ``softplus(-|x|) + x ([x > 0] - t)``, which equals PyTorch's ``(1 - t) x + softplus(-x)``. It uses the
-smaller one of the two exponentials, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels
-at all. The derivatives are ``sigmoid(x) - t`` and ``-x``.
+The loss is ``softplus(-|x|) + x ([x > 0] - t)``, which equals PyTorch's ``(1 - t) x + softplus(-x)``. Of exp(x) and
+exp(-x) it uses the smaller one, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels at
+all. The derivatives are ``sigmoid(x) - t`` and ``-x``.
 
 With a weight p of positive examples (``pos_weight``) the loss is
 ``w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)`` for ``w = p t + (1 - t)``; its derivatives are
@@ -17,7 +17,7 @@ and the registry entry (:data:`BCE_WITH_LOGITS`).
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The loss is the binary cross-entropy of logits, with s = softplus(-|x|), whose error is u / 2.
+The loss is the binary cross-entropy of logits, with s = softplus(-|x|), whose relative error is u / 2.
 
 Without a weight, r = [x > 0] - t rounds once where x > 0, and so do its product with x, and the sum:
 
@@ -86,11 +86,16 @@ class BceWithLogits:
     scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives; only the gradient of the input needs the target."""
+        """Return the names of the tensors that the wanted derivatives need; only the input's derivative needs the
+        target.
+        """
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return |x| in the type of x, and [x > 0] - t. The flag [x > 0] is a bfloat16, which Vector writes fast."""
+        """Return |x| in the type of the input x, and [x > 0] - t for the target t.
+
+        The flag [x > 0] is a bfloat16, which Vector writes fast.
+        """
         size_sbuf, flag_sbuf, rest_sbuf = piece.like(INPUT), piece.bfloat16(), piece.float32()
         transform(flag_sbuf, piece[INPUT], nl.greater, 0.0)
         transform(size_sbuf, piece[INPUT], nl.abs, None)
@@ -98,7 +103,7 @@ class BceWithLogits:
         return size_sbuf, rest_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the sum of softplus(-|x|) and x ([x > 0] - t)."""
+        """Compute the losses softplus(-|x|) + x ([x > 0] - t) for the input x and the target t."""
         size_sbuf, rest_sbuf = prepared
         losses.activation_and_combination(
             Activation(nl.softplus, size_sbuf, -1.0, piece.float32()),
@@ -106,7 +111,7 @@ class BceWithLogits:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative sigmoid(x) - t for the input, and -x for the target."""
+        """Return the derivatives sigmoid(x) - t for the input x and -x for the target t."""
         derivatives = {TARGET: Derivative(piece[INPUT], -1.0)}
         if INPUT in wanted:
             slope_sbuf = piece.float32()
@@ -127,11 +132,16 @@ class BceWithPositiveWeight:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives; only the gradient of the input needs the target."""
+        """Return the names of the tensors that the wanted derivatives need; only the input's derivative needs the
+        target.
+        """
         return self.tensors if INPUT in wanted else (INPUT, POSITIVE_WEIGHT)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of softplus(-|x|), p t, 1 - t and w."""
+        """Return tiles of softplus(-|x|), p t, 1 - t and w = p t + (1 - t).
+
+        x is the input, t the target and p the weight of positive examples.
+        """
         size_sbuf, soft_sbuf = piece.like(INPUT), piece.float32()
         transform(size_sbuf, piece[INPUT], nl.abs, None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=size_sbuf, scale=-1.0)
@@ -139,7 +149,10 @@ class BceWithPositiveWeight:
         return soft_sbuf, shares.positive_sbuf, shares.negative_sbuf, shares.weight_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0); one of the last two terms is 0."""
+        """Compute the losses (w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0); one of the last two terms is 0.
+
+        x is the input, t the target, p the weight of positive examples, and w = p t + (1 - t).
+        """
         soft_sbuf, positive_sbuf, negative_sbuf, weight_sbuf = prepared
         combine(positive_sbuf, piece[INPUT], nl.minimum, 0.0, nl.multiply, positive_sbuf)
         combine(negative_sbuf, piece[INPUT], nl.maximum, 0.0, nl.multiply, negative_sbuf)
@@ -148,7 +161,10 @@ class BceWithPositiveWeight:
         losses.scalar_tensor_tensor(soft_sbuf, nl.add, 0.0, nl.add, negative_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative (1 - t) - w sigmoid(-x) for the input, and (p - 1) softplus(-x) - x for the target."""
+        """Return the derivatives (1 - t) - w sigmoid(-x) for the input x and (p - 1) softplus(-x) - x for the target t.
+
+        p is the weight of positive examples, and w = p t + (1 - t).
+        """
         derivatives = {}
         if INPUT in wanted:
             sigmoid_sbuf = piece.float32()
@@ -200,7 +216,7 @@ class BceWithLogitsReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return softplus(-|x|) + x ([x > 0] - t)."""
+        """Return the losses softplus(-|x|) + x ([x > 0] - t) for the input x and the target t, and their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         soft, rest = _softplus(-np.abs(x)), x * ((x > 0.0) - t)
         loss, size = soft + rest, np.abs(rest)
@@ -208,7 +224,7 @@ class BceWithLogitsReference:
         return Derived.of_units(loss, (soft, rest), own, {"softplus": soft})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative sigmoid(x) - t for the input, and -x for the target."""
+        """Return the derivatives sigmoid(x) - t for the input x and -x for the target t, and their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         slope = _sigmoid(x) - t
         error = UNIT * (functions.sigmoid * _sigmoid(x) + 0.5 * np.abs(slope))
@@ -222,7 +238,10 @@ class BceWithPositiveWeightReference:
     stated: ClassVar[TermError] = ERROR_WITH_POSITIVE_WEIGHT
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)."""
+        """Return the losses w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0), and their errors.
+
+        x is the input, t the target, p the weight of positive examples, and w = p t + (1 - t).
+        """
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         soft, positive, negative = _softplus(-np.abs(x)), p * t, 1.0 - t
         weighted = (positive + negative) * soft
@@ -233,7 +252,10 @@ class BceWithPositiveWeightReference:
         return Derived.of_units(loss, (weighted, below, above), own, {"softplus": weighted})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative (1 - t) - w sigmoid(-x) for the input, and (p - 1) softplus(-x) - x for the target."""
+        """Return the derivatives (1 - t) - w sigmoid(-x) for the input and (p - 1) softplus(-x) - x for the target.
+
+        They come with their errors. x, t, p and w are those of :meth:`value`.
+        """
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         positive, negative, sigmoid = p * t, 1.0 - t, _sigmoid(-x)
         weighted, soft = (positive + negative) * sigmoid, (p - 1.0) * _softplus(-x)
@@ -265,8 +287,8 @@ def binary_cross_entropy_with_logits_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the binary cross-entropy of logits, elementwise: ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))``, times
-    a weight if there is one. p is the weight of positive examples, 1 if there is none.
+    """Compute the binary cross-entropy of logits x and targets t, elementwise: ``(1 - t) x + (1 + (p - 1) t) log(1 +
+    exp(-x))``, times a weight if there is one. p is the weight of positive examples, 1 if there is none.
 
     Equivalent to ``F.binary_cross_entropy_with_logits(input, target, weight, pos_weight=pos_weight,
     reduction=reduction)`` in PyTorch, computed in float32; confident logits keep their small loss. Launch with
@@ -313,9 +335,9 @@ def binary_cross_entropy_with_logits_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of binary cross-entropy of logits, times the weight and the upstream gradient:
-    ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target, or with a weight p
-    ``(1 - t) - (1 + (p - 1) t) sigmoid(-x)`` and ``(p - 1) log(1 + exp(-x)) - x``.
+    """Compute the gradients of the binary cross-entropy of logits x and targets t, times the weight and the upstream
+    gradient. They are ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target. With a weight
+    p of positive examples they are ``(1 - t) - (1 + (p - 1) t) sigmoid(-x)`` and ``(p - 1) log(1 + exp(-x)) - x``.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

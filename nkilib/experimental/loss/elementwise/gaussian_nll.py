@@ -13,16 +13,16 @@ the kernels (``gaussian_nll_loss_...``) and the registry entry (:data:`GAUSSIAN_
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-Let v = max(var, eps), s = 1 / sqrt(v), whose error is u / 2, and q = (x - t) s.
+Let v = max(var, eps), s = 1 / sqrt(v), whose relative error is u / 2, and q = (x - t) s.
 
-x - t, its product with s and the square round once each, and the error of s counts twice in q^2: q^2 / 2 is
-off by 7 u / 2 of itself. The error of s moves log s by u / 2; the error of the constant of ``full``, and of
-its product with s, moves it by u more; the logarithm has an error of u / 2:
+x - t, its product with s and the square round once each, and the error of s counts twice in q^2: q^2 / 2 has an error
+of 7 u / 2 of itself. The error of s moves log s by u / 2; the error of the constant of ``full``, and of its product
+with s, moves it by u more; the logarithm has an error of u / 2:
 
     |error| <= u (7 q^2 / 4 + |log s| / 2 + 1 / 2 + loss / 2), and u more for ``full``
 
-An additional error of u in the inverse root adds u (q^2 + 1), and one in the logarithm u |log s|. In the
-derivatives, q s is off by 1.5 u plus twice the error e of the inverse root; s^2 (1 - q^2) / 2 is off by its
+An additional error of u in the inverse root adds u (q^2 + 1), and one in the logarithm u |log s|. In the derivatives, q
+s has a relative error of 1.5 u plus twice the error e of the inverse root. s^2 (1 - q^2) / 2 has the errors of its
 products and sums, and e counts twice in s^2 and in q^2.
 """
 
@@ -77,12 +77,13 @@ class GaussianNll:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return all tensors, whichever gradients are wanted."""
+        """Return the names of all tensors: every derivative needs all of them."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of q and log(s k). With ``full``, k = 1 / sqrt(2 pi) adds the constant log(2 pi) / 2 to the
-        loss; else k is 1.
+        """Return tiles of q and log(s k), with q and s of the class.
+
+        With ``full``, k = 1 / sqrt(2 pi) adds the constant log(2 pi) / 2 to the loss; else k is 1.
         """
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         log_sbuf = piece.float32()
@@ -91,7 +92,7 @@ class GaussianNll:
         return quotient_sbuf, log_sbuf
 
     def _quotient(self, piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return tiles of q and s."""
+        """Return tiles of q = (x - t) s and s = 1 / sqrt(max(var, eps)), for the input x and the target t."""
         quotient_sbuf, inverse_sbuf = piece.float32(), piece.float32()
         transform(inverse_sbuf, piece[VARIANCE], nl.maximum, self.eps)
         nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
@@ -100,13 +101,16 @@ class GaussianNll:
         return quotient_sbuf, inverse_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses q^2 / 2 - log(s k), with k as in :meth:`prepare`."""
+        """Compute the losses q^2 / 2 - log(s k), with q and s of the class and k of :meth:`prepare`."""
         square_sbuf, log_sbuf = prepared
         product(square_sbuf, square_sbuf, square_sbuf)
         losses.scalar_tensor_tensor(square_sbuf, nl.multiply, 0.5, nl.subtract, log_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives: q s for the input, -q s for the target and s^2 (1 - q^2) / 2 for the variance."""
+        """Return the derivatives: q s for the input, -q s for the target and s^2 (1 - q^2) / 2 for the variance.
+
+        s is 1 / sqrt(max(var, eps)), and q = (x - t) s for the input x and the target t.
+        """
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         derivatives = {}
         if VARIANCE in wanted:
@@ -145,7 +149,10 @@ class GaussianReference:
         return FULL_ERROR if self.full else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses (log v + (x - t)^2 / v) / 2 with v = max(var, eps), plus log(2 pi) / 2 for ``full``."""
+        """Return the losses (log v + (x - t)^2 / v) / 2, plus log(2 pi) / 2 for ``full``, and their errors.
+
+        x is the input, t the target, and v = max(var, eps).
+        """
         variance = self._variance(tensors)
         square = 0.5 * (tensors[INPUT] - tensors[TARGET]) ** 2 / variance
         logs = 0.5 * np.log(variance) + (0.5 * np.log(2.0 * np.pi) if self.full else 0.0)
@@ -155,8 +162,9 @@ class GaussianReference:
         return Derived.of_units(loss, (square, logs, 1.0), own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives, with v = max(var, eps): (x - t) / v for the input, its negative for the target, and
-        (1 / v - (x - t)^2 / v^2) / 2 for the variance.
+        """Return the derivatives for the input x, the target t and the variance, and their errors.
+
+        They are (x - t) / v, its negative, and (1 / v - (x - t)^2 / v^2) / 2, with v = max(var, eps).
         """
         variance = self._variance(tensors)
         distance = tensors[INPUT] - tensors[TARGET]
@@ -187,8 +195,8 @@ def gaussian_nll_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the negative log-likelihood of the normal distribution, elementwise: ``(log v + (x - t)^2 / v) / 2`` for
-    ``v = max(var, eps)``.
+    """Compute the negative log-likelihood of targets t under normal distributions of means x, elementwise: ``(log v +
+    (x - t)^2 / v) / 2`` for ``v = max(var, eps)``.
 
     Equivalent to ``F.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)`` in PyTorch,
     computed in float32. Launch with ``gaussian_nll_loss_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -233,9 +241,10 @@ def gaussian_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input, its
-    negative with respect to the target, and ``(1 / v - (x - t)^2 / v^2) / 2`` with respect to the variance, whether the
-    variance was raised to ``eps`` or not; each times the upstream gradient.
+    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input x, with
+    the target t and the variance v; its negative with respect to the target, and ``(1 / v - (x - t)^2 / v^2) / 2`` with
+    respect to the variance, each times the upstream gradient. A variance that was raised to ``eps`` gets this gradient
+    too.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

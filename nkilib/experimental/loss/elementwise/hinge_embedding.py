@@ -51,7 +51,7 @@ class HingeEmbedding:
     """The definition of the hinge embedding loss.
 
     Attributes:
-        margin: the value of x from which on a dissimilar pair (t = -1) has no loss; finite.
+        margin: a dissimilar pair (target -1) has no loss if its input is at least this; finite.
     """
 
     margin: float
@@ -60,11 +60,14 @@ class HingeEmbedding:
     scratch_tiles = 6  # two more than a piece takes, so that Vector does not wait for the sums of Scalar
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return both tensors; only the input has a gradient."""
+        """Return the names of both tensors; only the input has a gradient."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return max(margin - x, 0), the value where t is not -1 (max(x, margin), or x where t is 1), and [t = -1]."""
+        """Return the tiles from which the loss is selected, for the input x and the target t.
+
+        They are max(margin - x, 0), the loss where t is not -1 (x if t is 1, else max(x, margin)), and [t = -1].
+        """
         hinge_sbuf, other_sbuf = piece.float32(), piece.float32()
         floor_sbuf, is_unlike_sbuf = piece.bfloat16(), piece.bfloat16()
         nisa.activation(dst=hinge_sbuf, op=nl.relu, data=piece[INPUT], scale=-1.0, bias=piece.constant(self.margin))
@@ -78,14 +81,17 @@ class HingeEmbedding:
         return hinge_sbuf, other_sbuf, is_unlike_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Select the loss of each element: max(margin - x, 0) where t is -1, else the other prepared value."""
+        """Select the loss of each element: max(margin - x, 0) where the target is -1, else the other value of
+        :meth:`prepare`.
+        """
         hinge_sbuf, other_sbuf, is_unlike_sbuf = prepared
         nisa.tensor_copy_predicated(dst=other_sbuf, src=hinge_sbuf, predicate=is_unlike_sbuf.view(nl.uint16))
         losses.activation(nl.copy, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative for the input, [t != -1] - [t != 1] [x <= margin]. Its values are exact in bfloat16;
-        GpSimd subtracts.
+        """Return the derivative for the input x, [t != -1] - [t != 1] [x <= margin], with the target t.
+
+        Its values are exact in bfloat16; GpSimd subtracts.
         """
         near_sbuf, slope_sbuf = piece.bfloat16(), piece.bfloat16()
         transform(near_sbuf, piece[INPUT], nl.less_equal, self.margin)
@@ -110,8 +116,9 @@ class HingeEmbeddingReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses: x where t is 1, max(margin - x, 0) where it is -1, else their sum, which is max(x,
-        margin).
+        """Return the losses and their errors, for the input x and the target t.
+
+        They are x where t is 1, max(margin - x, 0) where t is -1, and else the sum of both, which is max(x, margin).
         """
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         hinge = np.maximum(margin - x, 0.0)
@@ -119,7 +126,9 @@ class HingeEmbeddingReference:
         return Derived.of_units(loss, (), np.where(t == -1.0, 0.5 * hinge, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return [t != -1] - [t != 1] [x <= margin], which is exact."""
+        """Return the derivative for the input x, [t != -1] - [t != 1] [x <= margin] with the target t, which is
+        exact.
+        """
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         slope = (t != -1.0).astype(np.float64) - ((t != 1.0) & (x <= margin))
         return {INPUT: Exact(slope, np.zeros_like(slope))}
@@ -134,8 +143,8 @@ def hinge_embedding_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the hinge embedding loss, elementwise: x where t is 1, ``max(margin - x, 0)`` where it is -1, their sum
-    where t is neither.
+    """Compute the hinge embedding loss of inputs x and targets t, elementwise: x where t is 1, ``max(margin - x, 0)``
+    where it is -1, their sum where t is neither.
 
     Equivalent to ``F.hinge_embedding_loss(input, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.
@@ -147,7 +156,7 @@ def hinge_embedding_loss_forward(
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        margin: the value of x from which on a dissimilar pair (t = -1) has no loss, finite.
+        margin: a dissimilar pair (t = -1) has no loss if x is at least this; finite.
         dtype: the type of the losses for ``"none"``; None: the type of the input.
         columns: the number of elements per partition of a tile; None: chosen from shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
@@ -173,8 +182,8 @@ def hinge_embedding_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradient of the hinge embedding loss with respect to the input:
-    ``[t != -1] - [t != 1] [x <= margin]``, times the upstream gradient.
+    """Compute the gradient of the hinge embedding loss with respect to the input x, for the target t: ``[t != -1] - [t
+    != 1] [x <= margin]``, times the upstream gradient.
 
     Equivalent to the gradient of the forward's expression in PyTorch.
 

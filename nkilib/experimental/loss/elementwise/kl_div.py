@@ -4,22 +4,23 @@
 """Kullback-Leibler divergence, elementwise: the input x is a log-probability, the target t a probability or its
 logarithm.
 
-The loss is ``t * (log t - x)``, or ``exp(t) * (t - x)`` for ``log_target``: ``torch.nn.functional.kl_div(x, t)``. Both
-factor PyTorch's difference of products, so that nothing cancels beyond what cancels in the reference.
+The loss is ``t * (log t - x)``, or ``exp(t) * (t - x)`` for ``log_target``: ``torch.nn.functional.kl_div(x, t)``.
+PyTorch computes a difference of products; here the common factor is taken out, so no more cancels than in the
+reference.
 
-The logarithm is that of t + 2^-64: exact in float32 from t = 2^-40 on, finite at 0, and off by at most 2^-64 in
-``t * log t``. NKI documents ``log`` on [2^-64, 2^64] only.
+The loss uses log(t + 2^-64). From t = 2^-40 on, the sum is t in float32; at 0 the logarithm is finite; and ``t * log
+t`` changes by at most 2^-64. NKI documents ``log`` on [2^-64, 2^64] only.
 
 The file has the definition in instructions (:class:`KlDiv`, and :class:`KlDivOfLogTarget` for ``log_target``), the
 float64 reference (:class:`KlDivReference`), the kernels (``kl_div_...``) and the registry entry (:data:`KL_DIV`).
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-Let x be log-probabilities, and l = log t, whose error is u / 2 of itself. The difference and the product
-round once each.
+Let x be log-probabilities, and l = log t, whose relative error is u / 2. The difference and the product round once
+each.
 
     t (l - x)       |error| <= u t (|l| / 2 + |l - x|) + 2^-63    2^-64 is added to t, which adds at most as much to t l
-    e^t (t - x)     |error| <= 3 u / 2 of it                      the exponential, the difference and the product
+    e^t (t - x)     |error| <= 3 u / 2 of the loss                the exponential, the difference and the product
 
 An additional error of u in log adds u |t l|; one in exp adds u of the loss. In the derivatives, 1 and the
 difference round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is
@@ -65,7 +66,9 @@ _SMALL, _RAISED = 2.0**-32, LIMIT_OF_LOG
 
 
 def needed_tensors(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the tensors needed for the derivatives; the gradient of the input needs only the target."""
+    """Return the names of the tensors that the wanted derivatives need; the input's derivative needs only the
+    target.
+    """
     return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
 
 
@@ -77,24 +80,26 @@ class KlDiv:
     scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives, see :func:`needed_tensors`."""
+        """Return the names of the tensors that the wanted derivatives need, see :func:`needed_tensors`."""
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of log(t + 2^-64) - x."""
+        """Return a tile of log(t + 2^-64) - x, for the target t (probabilities) and the input x (log-probabilities)."""
         log_sbuf = piece.float32()
         nisa.activation(dst=log_sbuf, op=nl.log, data=piece[TARGET], bias=piece.constant(LEAST_TARGET))
         subtract_in_turns(piece.number, log_sbuf, log_sbuf, piece[INPUT])
         return (log_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (log t - x) * t, which are NaN where t is 0 and x infinite, as in PyTorch."""
+        """Compute the losses (log t - x) * t for the input x and the target t; NaN where t is 0 and x infinite, as in
+        PyTorch.
+        """
         (log_sbuf,) = prepared
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative -t for the input, and log t + 1 - x for the target, which is NaN at t = 0 as in
-        PyTorch.
+        """Return the derivatives -t for the input x, and log t + 1 - x for the target t (NaN at t = 0, as in
+        PyTorch).
         """
         derivatives = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:
@@ -105,8 +110,9 @@ class KlDiv:
 
 
 def _logarithm(piece: Piece) -> nl.NkiTensor:
-    """Return log t for every normal number, and NaN for 0: small targets are scaled into the documented range of
-    ``log``.
+    """Return log t for the target t, or NaN where t is 0.
+
+    Small targets are scaled into the range for which ``log`` is documented.
     """
     target_sbuf = piece[TARGET]
     raised_sbuf, log_sbuf, none_sbuf = piece.bfloat16(), piece.float32(), piece.float32()
@@ -129,12 +135,13 @@ class KlDivOfLogTarget:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives, see :func:`needed_tensors`."""
+        """Return the names of the tensors that the wanted derivatives need, see :func:`needed_tensors`."""
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return exp(t), computed on Scalar, and t - x, computed mostly on GpSimd, so that Vector has little more than
-        one pass.
+        """Return exp(t), computed on Scalar, and t - x, computed mostly on GpSimd, for the target t and the input x.
+
+        So Vector has little more than one pass.
         """
         exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
@@ -142,14 +149,15 @@ class KlDivOfLogTarget:
         return exponential_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (t - x) * exp(t), which are NaN where t is -inf, as in PyTorch. Vector adds up sums,
-        because Scalar computes the exponentials.
+        """Compute the losses (t - x) * exp(t) for the input x and the target t; NaN where t is -inf, as in PyTorch.
+
+        Vector adds up the losses, because Scalar computes the exponentials.
         """
         exponential_sbuf, difference_sbuf = prepared
         losses.scalar_tensor_tensor(difference_sbuf, nl.multiply, 1.0, nl.multiply, exponential_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative -exp(t) for the input, and exp(t) * (t - x + 1) for the target."""
+        """Return the derivatives -exp(t) for the input x, and exp(t) * (t - x + 1) for the target t."""
         exponential_sbuf = piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
         derivatives = {INPUT: Derivative(exponential_sbuf, -1.0)}
@@ -209,7 +217,10 @@ class KlDivReference:
         return ERROR_OF_LOG_TARGET if self.log_target else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses t (log t - x), or exp(t) (t - x) for ``log_target``."""
+        """Return the losses t (log t - x), or exp(t) (t - x) for ``log_target``, and their errors.
+
+        x is the input, t the target.
+        """
         x, t = tensors[INPUT], tensors[TARGET]
         loss = kl_div_reference(x, t, self.log_target)
         if self.log_target:
@@ -219,8 +230,9 @@ class KlDivReference:
         return Derived.of_units(loss, (t * log, t * x), own, {"log": t * log}, beside=2.0 * LEAST_TARGET / UNIT)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives -t for the input and log t + 1 - x for the target; for ``log_target``, -exp(t) and
-        exp(t) (t - x + 1).
+        """Return the derivatives for the input x and the target t, and their errors.
+
+        They are -t and log t + 1 - x; for ``log_target``, -exp(t) and exp(t) (t - x + 1).
         """
         x, t = tensors[INPUT], tensors[TARGET]
         exact = kl_div_gradients_reference(x, t, self.log_target)
@@ -243,8 +255,8 @@ def kl_div_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the Kullback-Leibler divergence, elementwise: ``t * (log t - x)``, or for ``log_target``
-    ``exp(t) * (t - x)``.
+    """Compute the Kullback-Leibler divergence of log-probabilities x from targets t, elementwise: ``t * (log t - x)``,
+    or for ``log_target`` ``exp(t) * (t - x)``.
 
     Equivalent to ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in PyTorch, computed in
     float32. Launch with ``kl_div_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -287,8 +299,8 @@ def kl_div_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the divergence, times the upstream gradient: ``-t`` with respect to the input and
-    ``log t + 1 - x`` with respect to the target; for ``log_target``, ``-exp(t)`` and ``exp(t) * (t - x + 1)``.
+    """Compute the gradients of the divergence, times the upstream gradient: ``-t`` for the input x and ``log t + 1 -
+    x`` for the target t; with ``log_target``, ``-exp(t)`` and ``exp(t) * (t - x + 1)``.
 
     Equivalent to the gradients of ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in
     PyTorch. Launch it like the forward.

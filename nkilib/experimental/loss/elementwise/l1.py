@@ -10,7 +10,7 @@ The file has the definition in instructions (:class:`L1`), the float64 reference
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The difference rounds once, u / 2 of itself. A sign is exact.
+The difference rounds once, which costs u / 2 of it. A sign is exact.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ class L1:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return both tensors, whichever gradients are wanted."""
+        """Return the names of both tensors: every derivative needs both."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return x - t."""
+        """Return a tile of x - t, the input minus the target."""
         difference_sbuf = piece.float32()
         difference(difference_sbuf, piece[INPUT], piece[TARGET])
         return (difference_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute |x - t|."""
+        """Compute the losses |x - t|, for the input x and the target t."""
         (difference_sbuf,) = prepared
         losses.activation(nl.abs, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the sign of x - t for the input, and its negative for the target.
+        """Return the derivatives: the sign of x - t for the input x, and its negative for the target t.
 
         The sign s of the activation function becomes [s > 0] - [s < 0]: NaN gives 0, as in PyTorch. Signs are exact
         in bfloat16.
@@ -92,12 +92,12 @@ class L1Reference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return |x - t|."""
+        """Return the losses |x - t| for the input x and the target t, and their errors."""
         loss = np.abs(tensors[INPUT] - tensors[TARGET])
         return Derived.of_units(loss, (), 0.5 * loss)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the sign of x - t, 0 for NaN, and its negative."""
+        """Return the derivatives: the sign of x - t (0 for NaN) for the input x, and its negative for the target t."""
         sign = np.nan_to_num(np.sign(tensors[INPUT] - tensors[TARGET]))
         return {INPUT: Exact(sign, np.zeros_like(sign)), TARGET: Exact(-sign, np.zeros_like(sign))}
 
@@ -111,10 +111,10 @@ def l1_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the absolute error, elementwise: ``|x - t|``, times a weight if there is one.
+    """Compute the absolute error ``|x - t|`` of inputs x and targets t, elementwise, times a weight if there is one.
 
-    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight,
-    to ``(weight * F.l1_loss(input, target, reduction="none"))``, reduced, where the mean is over elements.
+    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight, to
+    ``weight * F.l1_loss(input, target, reduction="none")`` and the reduction, whose mean is over elements.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
@@ -153,9 +153,9 @@ def l1_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the absolute error: ``sign(x - t) w`` with respect to the input, its negative with
-    respect to the target, and ``|x - t|`` with respect to the weight w, each times the upstream gradient. The
-    sign of 0 and of NaN is 0.
+    """Compute the gradients of the absolute error: ``sign(x - t) w`` with respect to the input x, its negative with
+    respect to the target t, and ``|x - t|`` with respect to the weight w, each times the upstream gradient. The sign of
+    0 and of NaN is 0.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

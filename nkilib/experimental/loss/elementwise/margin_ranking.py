@@ -12,9 +12,10 @@ The file has the definition in instructions (:class:`MarginRanking`), the float6
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-With d = x1 - x2: d and p = t d round once, u / 2 of p each, and z = margin - p rounds once, u / 2 of z.
+With d = x1 - x2, d and p = t d round once each, which costs u / 2 of p, and z = margin - p rounds once, u / 2 of z.
 
-|error| <= u |p| + u |z| / 2: at most 1.5 u of the largest of margin, p and z    of a derivative: 0, or u |d| / 2
+|error| <= u |p| + u |z| / 2: at most 1.5 u of the largest of margin, p and z. The error of a derivative is 0, or u |d|
+/ 2.
 
 Where |z| is not larger than its error, a derivative may be the one for a positive z or 0.
 """
@@ -52,7 +53,7 @@ class MarginRanking:
     """The definition of the margin ranking loss.
 
     Attributes:
-        margin: the difference of the two inputs from which on there is no loss; finite.
+        margin: a pair has no loss if the inputs differ by at least this, in the order of the target; finite.
     """
 
     margin: float
@@ -61,24 +62,27 @@ class MarginRanking:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return all tensors, whichever gradients are wanted."""
+        """Return the names of all tensors: every derivative needs all of them."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return x1 - x2, computed on GpSimd, and t (x1 - x2)."""
+        """Return tiles of x1 - x2, computed on GpSimd, and of t (x1 - x2), for the inputs x1 and x2 and the target
+        t.
+        """
         difference_sbuf, product_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT1], piece[INPUT2])
         product(product_sbuf, difference_sbuf, piece[TARGET])
         return difference_sbuf, product_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute max(margin - t (x1 - x2), 0)."""
+        """Compute the losses max(margin - t (x1 - x2), 0), for the inputs x1 and x2 and the target t."""
         _, product_sbuf = prepared
         losses.activation(nl.relu, product_sbuf, scale=-1.0, bias_sbuf=piece.constant(self.margin))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives: [t (x1 - x2) <= margin] times -t for x1, times t for x2, times -(x1 - x2) for the
-        target t.
+        """Return the derivatives for the inputs x1 and x2 and the target t.
+
+        They are -t, t and -(x1 - x2), each times [t (x1 - x2) <= margin].
         """
         difference_sbuf, product_sbuf = self.prepare(piece)
         derivatives = {}
@@ -114,14 +118,17 @@ class MarginRankingReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses max(margin - t d, 0), with d = x1 - x2."""
+        """Return the losses max(margin - t (x1 - x2), 0) for the inputs x1 and x2 and the target t, and their
+        errors.
+        """
         product, reach = _product(tensors), self._reach(tensors)
         own = np.abs(product) + 0.5 * np.abs(reach)
         return Derived.of_units(np.maximum(reach, 0.0), (float(np.float32(self.margin)), product, reach), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for x1, x2 and t: -t, t and -d, with d = x1 - x2, where margin - t d is 0 or more,
-        else 0.
+        """Return the derivatives for the inputs x1 and x2 and the target t, and their errors.
+
+        They are -t, t and -d, with d = x1 - x2, where margin - t d is 0 or more, else 0.
         """
         reach = self._reach(tensors)
         error = self.value(tensors).own
@@ -137,12 +144,12 @@ class MarginRankingReference:
         }
 
     def _reach(self, tensors: Tensors) -> Float64Array:
-        """Return margin - t (x1 - x2)."""
+        """Return margin - t (x1 - x2), for the inputs x1 and x2 and the target t."""
         return float(np.float32(self.margin)) - _product(tensors)
 
 
 def _product(tensors: Tensors) -> Float64Array:
-    """Return t (x1 - x2)."""
+    """Return t (x1 - x2), for the inputs x1 and x2 and the target t."""
     return tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
 
 
@@ -156,7 +163,8 @@ def margin_ranking_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the margin ranking loss, elementwise: ``max(margin - t (x1 - x2), 0)``.
+    """Compute the margin ranking loss, elementwise: ``max(margin - t (x1 - x2), 0)`` for the inputs x1 and x2 and the
+    target t.
 
     Equivalent to ``F.margin_ranking_loss(input1, input2, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.
@@ -170,7 +178,7 @@ def margin_ranking_loss_forward(
         target_hbm: t, of the shape of input1, in any of these types: 1 where x1 should be larger, -1 where x2 should
             be.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        margin: the difference of the two inputs from which on there is no loss, finite.
+        margin: a pair has no loss if ``t (x1 - x2)`` is at least this; finite.
         dtype: the type of the losses for ``"none"``; None: the type of input1.
         columns: the number of elements per partition of a tile; None: chosen from shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
@@ -200,8 +208,9 @@ def margin_ranking_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the margin ranking loss: where ``t (x1 - x2) <= margin``, ``-t`` with respect to input1,
-    ``t`` with respect to input2 and ``x2 - x1`` with respect to the target, else 0; each times the upstream gradient.
+    """Compute the gradients of the margin ranking loss, each times the upstream gradient: ``-t`` with respect to
+    input1, ``t`` with respect to input2 and ``x2 - x1`` with respect to the target. They are 0 where ``t (x1 - x2) >
+    margin``.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -10,9 +10,9 @@ The file has the definition in instructions (:class:`Mse`), the float64 referenc
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The difference d rounds once, u / 2 of itself; its square has twice that error, and u / 2 of its own.
+The difference d rounds once, u / 2 of itself; its square has twice that relative error, and rounds once more.
 
-|error| <= 1.5 u d^2        of a derivative 2 d: u |d|
+|error| <= 1.5 u d^2. The error of a derivative 2 d is at most u |d|.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ class Mse:
     scratch_tiles = 1
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return both tensors, whichever gradients are wanted."""
+        """Return the names of both tensors: every derivative needs both."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return x - t."""
+        """Return a tile of x - t, the input minus the target."""
         difference_sbuf = piece.float32()
         difference(difference_sbuf, piece[INPUT], piece[TARGET])
         return (difference_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute (x - t)^2."""
+        """Compute the losses (x - t)^2, for the input x and the target t."""
         (difference_sbuf,) = prepared
         losses.activation(nl.square, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative 2 (x - t) for the input, and -2 (x - t) for the target."""
+        """Return the derivatives 2 (x - t) for the input x, and -2 (x - t) for the target t."""
         (difference_sbuf,) = self.prepare(piece)
         return {
             INPUT: Derivative(difference_sbuf, 2.0, on_scalar=True),
@@ -89,12 +89,12 @@ class MseReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return (x - t)^2."""
+        """Return the losses (x - t)^2 for the input x and the target t, and their errors."""
         square = (tensors[INPUT] - tensors[TARGET]) ** 2
         return Derived.of_units(square, (), 1.5 * square)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative 2 (x - t) for the input, and its negative for the target."""
+        """Return the derivatives 2 (x - t) for the input x, and -2 (x - t) for the target t, and their errors."""
         slope = 2.0 * (tensors[INPUT] - tensors[TARGET])
         error = 0.5 * UNIT * np.abs(slope)
         return {INPUT: Exact(slope, error), TARGET: Exact(-slope, error)}
@@ -109,10 +109,10 @@ def mse_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the squared error, elementwise: ``(x - t)^2``, times a weight if there is one.
+    """Compute the squared error ``(x - t)^2`` of inputs x and targets t, elementwise, times a weight if there is one.
 
-    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight,
-    to ``(weight * F.mse_loss(input, target, reduction="none"))``, reduced, where the mean is over elements.
+    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight, to
+    ``weight * F.mse_loss(input, target, reduction="none")`` and the reduction, whose mean is over elements.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
@@ -150,8 +150,8 @@ def mse_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input, its negative with
-    respect to the target, and ``(x - t)^2`` with respect to the weight w, each times the upstream gradient.
+    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input x, its negative with
+    respect to the target t, and ``(x - t)^2`` with respect to the weight w, each times the upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -19,8 +19,9 @@ Products and sums round once, u / 2 each; exponentials and logarithms have an er
     exp(x) - t x         |error| <= u (exp(x) + |t x| + loss) / 2                  u more of exp: u exp(x)
     x - t log(x + eps)   |error| <= u (2 |t log(x + eps)| + |t| + loss) / 2        u more of log: u |t log(x + eps)|
 
-where u t / 2 is what the rounding of x + eps costs its logarithm. In Stirling's approximation, where t > 1, let
-S = (t + 1/2) log t and c = log(2 pi) / 2, which is a rounded number: S is off by 3 u / 2, and with three more sums
+The rounding of x + eps adds u t / 2 to the error of t log(x + eps), which is the term |t|. In Stirling's approximation,
+where t > 1, let S = (t + 1/2) log t and c = log(2 pi) / 2, which is a rounded number: S has a relative error of 3 u /
+2, and with three more sums
 
     |error| <= the above + u (3 S + c + (S + c) + estimate + loss) / 2             u more of log: u S
 
@@ -77,14 +78,16 @@ class PoissonOfLogRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives; the gradient of the target needs only the input, without
-        ``full``.
+        """Return the names of the tensors that the wanted derivatives need.
+
+        Without ``full``, the derivative for the target needs only the input.
         """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of exp(x) and t x; with ``full``, of exp(x) - t x and log max(t, 1), the latter for Stirling's
-        approximation.
+        """Return tiles of exp(x) and t x, for the input x (log rates) and the target t.
+
+        With ``full`` they are exp(x) - t x and log max(t, 1), the latter for Stirling's approximation.
         """
         rate_sbuf, product_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
@@ -96,7 +99,9 @@ class PoissonOfLogRate:
         return rate_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute exp(x) - t x, plus Stirling's approximation for ``full``."""
+        """Compute the losses exp(x) - t x for the input x and the target t, plus Stirling's approximation for
+        ``full``.
+        """
         rate_sbuf, other_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece, other_sbuf))
@@ -104,8 +109,9 @@ class PoissonOfLogRate:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative exp(x) - t for the input, and -x for the target, plus for ``full`` the slope of
-        Stirling's approximation.
+        """Return the derivatives exp(x) - t for the input x, and -x for the target t.
+
+        For ``full`` the slope of Stirling's approximation is added to the second one.
         """
         derivatives = {}
         if INPUT in wanted:
@@ -137,14 +143,16 @@ class PoissonOfRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives; the gradient of the target needs only the input, without
-        ``full``.
+        """Return the names of the tensors that the wanted derivatives need.
+
+        Without ``full``, the derivative for the target needs only the input.
         """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of t log(x + eps); with ``full``, tiles of x - t log(x + eps) and log max(t, 1), the latter
-        for Stirling's approximation.
+        """Return a tile of t log(x + eps), for the input x (rates) and the target t.
+
+        With ``full``, return tiles of x - t log(x + eps) and log max(t, 1), the latter for Stirling's approximation.
         """
         log_sbuf = self._logarithm(piece)
         if not self.full:
@@ -155,7 +163,9 @@ class PoissonOfRate:
         return log_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute x - t log(x + eps), plus Stirling's approximation for ``full``."""
+        """Compute the losses x - t log(x + eps) for input x and target t, plus Stirling's approximation for
+        ``full``.
+        """
         first_sbuf, *others_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(first_sbuf, nl.add, 0.0, nl.add, stirling(piece, others_sbuf[0]))
@@ -163,8 +173,9 @@ class PoissonOfRate:
             losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, first_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative 1 - t / (x + eps) for the input, and -log(x + eps) for the target, plus for ``full``
-        the slope of Stirling's approximation.
+        """Return the derivatives 1 - t / (x + eps) for the input x, and -log(x + eps) for the target t.
+
+        For ``full`` the slope of Stirling's approximation is added to the second one.
         """
         derivatives = {}
         if INPUT in wanted:
@@ -189,7 +200,10 @@ class PoissonOfRate:
 
 
 def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return ``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0, written over log max(t, 1)."""
+    """Return Stirling's ``(t + 1/2) log t - t + log(2 pi) / 2`` of the target t where t > 1, else 0.
+
+    It is written over ``log_sbuf``, which holds log max(t, 1).
+    """
     combine(log_sbuf, piece[TARGET], nl.add, 0.5, nl.multiply, log_sbuf)
     combine(log_sbuf, log_sbuf, nl.add, 0.5 * log(2.0 * pi), nl.subtract, piece[TARGET])
     _keep_above_one(log_sbuf, piece)
@@ -197,7 +211,7 @@ def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def stirling_slope(piece: Piece) -> nl.NkiTensor:
-    """Return ``log t + 1 / (2 t)`` where t > 1, else 0."""
+    """Return ``log t + 1 / (2 t)`` where the target t > 1, else 0."""
     inverse_sbuf, log_sbuf = piece.float32(), _log_target(piece)
     transform(inverse_sbuf, piece[TARGET], nl.maximum, 1.0, nl.multiply, 2.0)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
@@ -207,7 +221,7 @@ def stirling_slope(piece: Piece) -> nl.NkiTensor:
 
 
 def _log_target(piece: Piece) -> nl.NkiTensor:
-    """Return log max(t, 1)."""
+    """Return a tile of log max(t, 1) for the target t."""
     log_sbuf, raised_sbuf = piece.float32(), piece.like(TARGET)
     transform(raised_sbuf, piece[TARGET], nl.maximum, 1.0)
     nisa.activation(dst=log_sbuf, op=nl.log, data=raised_sbuf)
@@ -254,17 +268,18 @@ class PoissonReference:
         return _STATED[self.log_input, self.full]
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses: exp(x) - t x with ``log_input``, else x - t log(x + eps); plus Stirling's approximation
-        for ``full``.
+        """Return the losses and their errors, for the input x and the target t.
+
+        They are exp(x) - t x with ``log_input``, else x - t log(x + eps); plus Stirling's approximation for ``full``.
         """
         loss = self._plain(tensors)
         return _with_estimate(loss, tensors[TARGET]) if self.full else loss
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for input and target: exp(x) - t and -x with ``log_input``, else 1 - t / (x + eps)
-        and -log(x + eps).
+        """Return the derivatives for the input x and the target t, and their errors.
 
-        For ``full`` the slope of Stirling's approximation is added to the derivative for the target.
+        They are exp(x) - t and -x with ``log_input``, else 1 - t / (x + eps) and -log(x + eps). For ``full`` the slope
+        of Stirling's approximation is added to the derivative for the target.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
@@ -306,7 +321,7 @@ class PoissonReference:
 
 
 def _with_estimate(plain: Derived, t: Float64Array) -> Derived:
-    """Add Stirling's approximation to the loss."""
+    """Return the loss with Stirling's approximation added to it."""
     above, logs = t > 1.0, np.log(np.maximum(t, 1.0))
     product = np.where(above, (t + 0.5) * logs, 0.0)
     with_constant = np.where(above, product + _HALF_LOG_TAU, 0.0)
@@ -331,8 +346,8 @@ def poisson_nll_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the negative log-likelihood of the Poisson distribution, elementwise: ``exp(x) - t x``, or without
-    ``log_input`` ``x - t log(x + eps)``.
+    """Compute the negative log-likelihood of counts t under Poisson distributions, elementwise: ``exp(x) - t x`` for
+    log rates x, or without ``log_input`` ``x - t log(x + eps)`` for rates x.
 
     Equivalent to ``F.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps, reduction=reduction)`` in
     PyTorch, computed in float32. Launch with ``poisson_nll_loss_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -379,9 +394,9 @@ def poisson_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the Poisson negative log-likelihood: ``exp(x) - t`` with respect to the input and ``-x``
-    with respect to the target, or without ``log_input`` ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds
-    ``log t + 1 / (2 t)`` to the gradient of the target where t > 1. Each is multiplied by the upstream gradient.
+    """Compute the gradients of the Poisson negative log-likelihood, each times the upstream gradient. They are ``exp(x)
+    - t`` with respect to the input x and ``-x`` with respect to the target t, or without ``log_input`` ``1 - t / (x +
+    eps)`` and ``-log(x + eps)``. ``full`` adds ``log t + 1 / (2 t)`` to the gradient of the target where t > 1.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 

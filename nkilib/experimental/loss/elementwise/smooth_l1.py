@@ -3,10 +3,9 @@
 
 """Squared error near 0 and absolute error beyond: ``torch.nn.functional.smooth_l1_loss`` and ``huber_loss``.
 
-With the difference d = x - t, a width b, and c, which is d clipped to [-b, b], the loss is
-``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing cancels. Smooth L1 has a factor f = 1 and b = beta,
-Huber's loss f = b = delta. The derivative is ``f c / b`` with respect to x, and its negative with respect
-to t.
+With the difference d = x - t, a width b, and c, which is d clipped to [-b, b], the loss is ``f (c^2 / (2 b) + max(|d| -
+b, 0))``, in which nothing cancels. Smooth L1 has a factor f = 1 and b = beta, Huber's loss f = b = delta. The
+derivative is ``f c / b`` with respect to the input x, and its negative with respect to the target t.
 
 Vector computes c and |d| - b. For one piece in five, if f is 1, Scalar computes
 ``max(d - b, 0) + max(-d - b, 0)`` from d instead, which is the same number, so that both engines have equal
@@ -20,11 +19,11 @@ Errors of float32 arithmetic, with u = 2^-23.
 
 Let d = x - t, b be the width and f the factor, both float32 numbers.
 
-d rounds once, u / 2 of itself. Where |d| <= b the loss is a square: the error of d adds u, the rounded
-scale sqrt(f / (2 b)) at most another u, the product with it u and the square u / 2. Beyond b the square is
-the number f b / 2, off by the errors of the scale, the product and the square; |d| - b is off by u |d| / 2
-and rounds once, and so does its product with f, if f is not 1, and the sum. The scale of Huber's loss is
-sqrt(1 / 2), which adds 0.3 u.
+d rounds once, which costs u / 2 of it. Where |d| <= b the loss is a square: the error of d adds u, the rounded scale
+sqrt(f / (2 b)) at most another u, the product with the scale u, and the square u / 2. Beyond b the square is the number
+f b / 2, with the errors of the scale, the product and the square. |d| - b has an error of u |d| / 2 and rounds once;
+its product with f (if f is not 1) and the sum round once each. The scale of Huber's loss is sqrt(1 / 2), which adds 0.3
+u.
 
     |d| <= b    |error| <= 3.5 u of the loss, 2.8 u for Huber's
     |d| > b     |error| <= u f (5 b / 4 + |d| / 2 + (|d| - b) / 2 (or |d| - b) + (|d| - b / 2) / 2): 2.5 u of f |d|
@@ -77,7 +76,7 @@ _SHARE = 5
 class SmoothL1:
     """The definition of the smooth L1 loss and of Huber's loss.
 
-    The docstrings of its methods use d = x - t, and c, which is d clipped to [-b, b].
+    The docstrings of its methods use d = x - t, for the input x and the target t, and c, which is d clipped to [-b, b].
 
     Attributes:
         width: b, the magnitude up to which the difference d is squared; positive.
@@ -91,11 +90,15 @@ class SmoothL1:
     scratch_tiles = 4  # one more than a piece takes, so that GpSimd does not wait for Scalar
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return both tensors, whichever gradients are wanted."""
+        """Return the names of both tensors: every derivative needs both."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of c, and a tile of d if Scalar will compute max(|d| - b, 0) from it, else of |d| - b."""
+        """Return a tile of c and one of |d| - b; the second is d instead if Scalar will compute max(|d| - b, 0) from
+        it.
+
+        b, c and d are those of the class: the width, the clipped difference and the difference.
+        """
         difference_sbuf, clipped_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, difference_sbuf)
@@ -104,9 +107,9 @@ class SmoothL1:
         return clipped_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses f (c^2 / (2 b) + max(|d| - b, 0)).
+        """Compute the losses f (c^2 / (2 b) + max(|d| - b, 0)), with b, c, d and f of the class.
 
-        Scalar needs no other activation table for the square, which every table has.
+        Scalar need not load another table for the square, because every activation table has it.
         """
         clipped_sbuf, other_sbuf = prepared
         square = Activation(nl.square, clipped_sbuf, sqrt(0.5 * self.factor / self.width))
@@ -119,7 +122,10 @@ class SmoothL1:
             losses.activations(square, Activation(nl.relu, other_sbuf, self.factor))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative f c / b for the input, and its negative for the target."""
+        """Return the derivative f c / b for the input, and its negative for the target, with f, c and b of the class.
+
+        f is the factor, b the width, and c the input minus the target, clipped to [-b, b].
+        """
         clipped_sbuf = piece.float32()
         subtract_on_gpsimd(clipped_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, clipped_sbuf)
@@ -130,8 +136,9 @@ class SmoothL1:
         }
 
     def _scalar_computes_excess(self, piece: Piece) -> bool:
-        """Return whether Scalar computes max(|d| - b, 0) of this piece from d: for one piece in five, and only if f is
-        1, so that nothing cancels.
+        """Return whether Scalar computes max(|d| - b, 0) of this piece from the difference d, for the width b.
+
+        It does for one piece in five, and only if the factor is 1, so that nothing cancels.
         """
         return self.factor == 1.0 and piece.number % _SHARE == 0
 
@@ -158,11 +165,16 @@ class SmoothL1Reference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee states: of the smooth L1 loss if there is no factor, else of Huber's loss."""
+        """The error that the guarantee states: that of the smooth L1 loss if there is no factor, else that of Huber's
+        loss.
+        """
         return SMOOTH_L1_ERROR if self.factor is None else HUBER_ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses: f d^2 / (2 b) up to |d| = b, and f (|d| - b / 2) beyond."""
+        """Return the losses and their errors, for d, the input minus the target.
+
+        They are f d^2 / (2 b) up to |d| = b, and f (|d| - b / 2) beyond, with the width b and the factor f.
+        """
         width, factor = self._numbers()
         size = np.abs(tensors[INPUT] - tensors[TARGET])
         is_beyond, beyond = size > width, factor * (size - width)
@@ -173,9 +185,10 @@ class SmoothL1Reference:
         return Derived.of_units(loss, (np.where(is_beyond, factor * size, 0.0),), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return f c / b for the input and its negative for the target, where c is d clipped to [-b, b].
+        """Return the derivatives f c / b for the input and its negative for the target, and their errors.
 
-        The error allows for the rounding of d and of the number f / b.
+        c is the input minus the target, d, clipped to [-b, b] for the width b; f is the factor. The errors allow for
+        the rounding of d and of f / b.
         """
         width, factor = self._numbers()
         slope = factor * np.clip(tensors[INPUT] - tensors[TARGET], -width, width) / width
@@ -197,7 +210,7 @@ def smooth_l1_loss_forward(
     buffers: int | None = None,
 ) -> nl.NkiTensor:
     """Compute the smooth L1 loss, elementwise: ``d^2 / (2 beta)`` up to ``|d| = beta``, ``|d| - beta / 2`` beyond, with
-    ``d = x - t``.
+    ``d = input - target``.
 
     Equivalent to ``F.smooth_l1_loss(input, target, reduction=reduction, beta=beta)`` in PyTorch, computed in float32.
 
@@ -236,8 +249,9 @@ def smooth_l1_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the smooth L1 loss: ``clip(x - t, -beta, beta) / beta`` with respect to the input and
-    its negative with respect to the target, each times the upstream gradient; for beta 0 the sign of the difference.
+    """Compute the gradients of the smooth L1 loss: ``clip(input - target, -beta, beta) / beta`` with respect to the
+    input and its negative with respect to the target, each times the upstream gradient; for beta 0 the sign of the
+    difference.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -284,10 +298,10 @@ def huber_loss_forward(
     buffers: int | None = None,
 ) -> nl.NkiTensor:
     """Compute Huber's loss, elementwise: ``d^2 / 2`` up to ``|d| = delta``, ``delta (|d| - delta / 2)`` beyond, with
-    ``d = x - t``, times a weight if there is one.
+    ``d = input - target``, times a weight if there is one.
 
     Equivalent to ``F.huber_loss(input, target, reduction=reduction, delta=delta)`` in PyTorch, computed in float32;
-    with a weight, to ``(weight * F.huber_loss(input, target, reduction="none", delta=delta))``, reduced.
+    with a weight, to ``weight * F.huber_loss(input, target, reduction="none", delta=delta)`` and the reduction.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
@@ -329,9 +343,9 @@ def huber_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of Huber's loss: ``clip(x - t, -delta, delta) w`` with respect to the input, its
-    negative with respect to the target, and the unweighted loss with respect to the weight w, each times the
-    upstream gradient.
+    """Compute the gradients of Huber's loss: ``clip(input - target, -delta, delta) w`` with respect to the input, its
+    negative with respect to the target, and the unweighted loss with respect to the weight w, each times the upstream
+    gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -10,7 +10,7 @@ The kernels are in :mod:`nkilib.experimental.loss.linear_cross_entropy` and
 - ``launch``: the operands of a kernel, its tiling, and the gradients that it returns; the limits of sizes and memory.
 - ``block_schedule`` divides positions and classes into parts and blocks, for a device loop.
 - ``operands`` loads matrices and vectors, and rounds operands of another type.
-- ``logits`` multiplies, adds the bias and applies the cap, and keeps logits in HBM.
+- ``logits`` computes logits: the product, the bias and the cap; it also keeps logits in HBM.
 - Forward: the loss has the loop over positions. ``class_schedule`` has a core's blocks of classes and the stream of
   W^T, ``logit_passes`` the target logits and the passes for entropy and argmax.
 - ``backward``: the loop of the backward. A loss computes the tiles of the gradient of its logits.

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of positions and classes into parts and blocks, which the body of a loop takes one after another.
+"""The division of positions and classes into parts and blocks, which the body of a loop processes one after another.
 
-:func:`plan_blocks` divides the rows of a core, classes or positions, into the blocks of a device loop and those behind
-it (:class:`BlockSchedule`); the body is called with a :class:`Step`, whose :class:`Block` may start at a loop variable.
-Rows that are known when the kernel is built are a :class:`Span`. The positions of a forward are split into blocks
-(:class:`PositionSplit`, :func:`unrolled_positions`, :func:`looped_positions`), those of a backward into parts if there
-are very many (:class:`PositionParts`, :func:`position_parts`). :func:`cut`, :func:`balanced_spans` and
-:func:`shares_of_cores` divide rows into spans; an iteration of a loop has whole windows of :data:`WINDOW` blocks.
+:func:`plan_blocks` divides the rows of a core (classes or positions) into the blocks of a device loop and the blocks
+after it (:class:`BlockSchedule`). The body of the loop is called with a :class:`Step`, whose :class:`Block` may start
+at a loop variable. Rows that are known when the kernel is built are a :class:`Span`. The positions of a forward are
+split into blocks (:class:`PositionSplit`, :func:`unrolled_positions`, :func:`looped_positions`), those of a backward
+into parts if there are very many (:class:`PositionParts`, :func:`position_parts`). :func:`cut`, :func:`balanced_spans`
+and :func:`shares_of_cores` divide rows into spans; an iteration of a loop has whole windows of :data:`WINDOW` blocks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def shares_of_cores(size: int, cores: int) -> list[Span]:
 def balanced_spans(whole: Span, most: int) -> list[Span]:
     """Split ``whole`` into the fewest pieces of at most ``most`` rows, as equal as whole tiles of 128 allow.
 
-    A short last piece would cost the traffic of a long one.
+    Equal pieces are best, because a short last piece would cost as much traffic as a long one.
 
     Args:
         whole: the rows to split.
@@ -105,12 +105,12 @@ class Step:
 
     Attributes:
         block: the block to work on.
-        number: the number of the step within an iteration, continued behind the loop; it selects the buffer slot.
-        loaded: how many of the block's first rows are loaded already: those of the previous step's :attr:`following`,
-            or of :attr:`BlockSchedule.opening`.
+        number: the number of the step within an iteration, which continues after the loop; it selects the buffer slot.
+        loaded: how many of the block's first rows are loaded already: by the previous step (:attr:`following`), or as
+            :attr:`BlockSchedule.opening`.
         following: the first rows of the next block, whose loads this step issues. Within an iteration they are the
-            whole block; at its end as many whole tiles of 128 as the block behind the loop has too. None if there are
-            none.
+            whole block; at its end they are as many whole tiles of 128 as the block after the loop also has. None if
+            there are none.
     """
 
     block: Block
@@ -125,7 +125,7 @@ def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
 
 @dataclass(frozen=True)
 class BlockSchedule:
-    """The blocks of a core: a loop of ``iterations`` iterations, and then the rest.
+    """The blocks of a core: a device loop of ``iterations`` iterations, and then the rest.
 
     An iteration has ``blocks_per_iteration`` blocks of ``size`` rows. A loop over equal blocks keeps a program small.
     NKI unrolls Python loops: a gradient of 128,256 classes would be half a million instructions. So equal blocks are
@@ -138,18 +138,18 @@ class BlockSchedule:
     - A loop takes 25 us to start and to end (``ModelParameters.loop_entry_us``).
     - All engines and queues synchronise between two iterations: nothing of the next one overlaps with the last results
       of this one, which costs 3 to 5 us. Iterations are therefore long; they have several blocks if a block is short.
-      The first loads of the next block are issued before the edge, see :attr:`Step.following`.
-    - A store to an address that is a loop variable waits for the earlier ones to the same tensor, 2 us each, because
-      the model takes it to reach the whole tensor. One wide store for all classes of a block costs that once. Loads do
-      not wait, and the model computes addresses for free (``register_us``).
-    - ``dma_compute`` takes no such address.
+      The first loads of the next block are issued before that point, see :attr:`Step.following`.
+    - A store to an address that is a loop variable waits for the earlier ones to the same tensor, 2 us each, because in
+      the model it may touch the whole tensor. One wide store for all classes of a block costs that once. Loads do not
+      wait, and the model computes addresses for free (``register_us``).
+    - ``dma_compute`` does not accept an address that is a loop variable.
 
     Attributes:
         first: the first row.
         size: the number of rows of a block in the loop.
         blocks_per_iteration: the number of blocks of an iteration.
         iterations: the number of iterations, the same for all cores; 0 without a loop.
-        rest: the blocks behind the loop; at least one if there is a loop.
+        rest: the blocks after the loop; at least one if there is a loop.
     """
 
     first: int
@@ -165,7 +165,7 @@ class BlockSchedule:
 
     @property
     def bodies(self) -> int:
-        """The number of copies of the body in the program."""
+        """The number of copies of the loop's body in the program."""
         return (self.blocks_per_iteration if self.iterations else 0) + len(self.rest)
 
     @property
@@ -180,11 +180,11 @@ class BlockSchedule:
 
     @property
     def opening(self) -> Block | None:
-        """The rows that are loaded before the first step, its :attr:`Step.loaded` rows; None if there are none."""
+        """The rows that must be loaded before the first step (its :attr:`Step.loaded`); None if there are none."""
         return _block_or_none(self.first, self._loaded_of_rest(0)) if self.rest else None
 
     def run(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block."""
+        """Call ``body`` with the step of each block, in the device loop and after it."""
         if self.iterations > 0:
             nl.fori_loop(self.first, self.rest[0].first, self._iteration(body), self.blocks_per_iteration * self.size)
         done = self.iterations * self.blocks_per_iteration
@@ -193,7 +193,7 @@ class BlockSchedule:
             body(Step(Block(*span), done + number, self._loaded_of_rest(number), following))
 
     def _iteration(self, body: Callable[[Step], None]) -> Callable[[nisa.NkiScalar], None]:
-        """Return the body of the loop: ``blocks_per_iteration`` blocks."""
+        """Return the body of the device loop, which calls ``body`` for ``blocks_per_iteration`` blocks."""
         over_an_edge = self._loaded_of_rest(0)
 
         def iteration(first: nisa.NkiScalar) -> None:
@@ -208,7 +208,7 @@ class BlockSchedule:
         return iteration
 
     def _loaded_of_rest(self, number: int) -> int:
-        """Return how many rows of block ``number`` behind the loop the previous step has loaded.
+        """Return how many rows of block ``number`` after the loop the previous step has loaded.
 
         A step of the loop loads whole tiles, at most one block of the loop.
         """
@@ -230,8 +230,9 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
         core: the number of the core.
         most: the largest number of rows of a block, a multiple of 128.
         most_bodies: how many copies of the body the program may have, at least ``2 * slots``; at this minimum, unequal
-            shares may add one more. At most ``most_bodies`` blocks are unrolled instead. From ``1 + 2 * slots`` on, at
-            least half a block is left behind the loop, so that half a block is loaded before each edge.
+            shares may add one more. If there are no more blocks than this, they are unrolled. From ``1 + 2 * slots``
+            on, at least half a block remains after the loop, so that half a block is loaded ahead at the end of each
+            iteration.
         slots: the number of buffer slots that the body uses round-robin, by :attr:`Step.number`; the number of blocks
             of an iteration is a multiple of it.
     """
@@ -268,7 +269,7 @@ class PositionSplit(NamedTuple):
         size: positions of a block, whole tiles.
         whole: the number of blocks of that size.
         rest: positions of a further block; may be 0.
-        is_loop: the whole blocks are iterations of a device loop.
+        is_loop: whether the whole blocks are iterations of a device loop.
     """
 
     size: int
@@ -288,7 +289,7 @@ class PositionSplit(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of copies of a block of positions in the program."""
+        """The number of copies of the code for a block of positions in the program."""
         return 1 + (self.rest > 0) if self.is_loop else self.blocks
 
 
@@ -301,7 +302,9 @@ def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit
 
 
 def looped_positions(unrolled: PositionSplit, num_positions: int, is_long: bool) -> PositionSplit:
-    """Return the plan, with a device loop if its program is too long or if there are very many positions."""
+    """Return the split as a device loop if its unrolled program is too long or there are very many positions, else as
+    it is.
+    """
     has_many = num_positions > limited_positions(POSITIONS_UNSPLIT)
     return unrolled._replace(is_loop=unrolled.whole > 1 and (is_long or has_many))
 
@@ -333,7 +336,7 @@ class PositionParts(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of copies of a part in the program: all whole parts are a device loop."""
+        """The number of copies of the code for a part in the program; all whole parts are one device loop."""
         return 1 + (self.rest > 0)
 
 

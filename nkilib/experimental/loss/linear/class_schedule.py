@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The classes of a core in a forward: their blocks, in the order of the work, and the operands that stream past.
+"""The classes of a core in a forward: their blocks in the order of the work, and the operands that are streamed in.
 
 :func:`divide_classes` divides the vocabulary among the cores (:class:`ClassDivision`), and :class:`ClassSchedule` has
-the blocks of a core. X^T of a block of positions stays on chip, and W^T streams past it, one block of classes after
-another, with the bias and the class weights (:class:`ClassStream`, which loads :class:`ClassTiles`). Where the cores
-share classes, each works on its tiles of positions (:func:`tiles_of_core`).
+the blocks of a core. X^T of a block of positions stays on chip. W^T is streamed in, one block of classes after another,
+with the bias and the class weights (:class:`ClassStream`, which loads :class:`ClassTiles`). The last classes may be
+shared: both cores process them, each for its own tiles of positions (:func:`tiles_of_core`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class ClassDivision(NamedTuple):
 
 
 def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
-    """Divide the classes into one share per core, as even as units of 32 classes allow, and the classes shared by all.
+    """Divide the classes into one range per core, as equal as units of 32 classes allow, and the classes that all cores
+    share.
 
     If ``shared`` is 0, no classes are shared. Otherwise at least ``shared`` are, and up to 127 more.
     """
@@ -65,9 +66,10 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
 
 
 def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
+    """Return the argument ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies``
+    copies.
 
-    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
+    A plan reserves room for blocks after the loop; if there are fewer of these, its iterations can be longer.
     """
     best, fewest = bodies, None
     for most in range(bodies, 2 * bodies + 2):
@@ -83,10 +85,14 @@ def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: in
 class ClassSchedule:
     """The blocks of classes that a core works on, in their order.
 
-    - A device loop does not start before all issued loads have ended, including X of all positions. So a block is
-      before the loop, whose products take as long as these loads.
-    - At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both work on the
-      last classes, each for its part of the positions, of which it then knows everything.
+    - A device loop does not start before all issued loads have ended, including X of all positions. So one block comes
+
+    before the loop; its products take as long as these loads.
+
+    - At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both cores work
+      on
+
+    the last classes, which they share: each computes all of them for its part of the positions.
 
     Attributes:
         head: the block before the loop; None without a loop.
@@ -131,7 +137,7 @@ class ClassSchedule:
 
     @property
     def opening(self) -> Step | None:
-        """The step before all others. Its loads are issued before the schedule runs; None without classes."""
+        """The step before all others, whose loads are issued before the schedule runs; None without classes."""
         if self.head is not None:
             # The last number of a window, so that the loop begins with a window of its own.
             return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)
@@ -144,7 +150,7 @@ class ClassSchedule:
         return self.plan.count
 
     def run(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block of the core's own classes; the last step loads the first shared block ahead."""
+        """Call ``body`` for each block of the core's own classes; the last step also loads the first shared block."""
 
         def with_following(step: Step) -> None:
             is_last = step.number == self.count - 1 and self.shared
@@ -162,12 +168,12 @@ class ClassSchedule:
 
     @property
     def _single(self) -> tuple[Span, ...]:
-        """The blocks that are not part of the plan."""
+        """The blocks that are not part of the plan: the one before the loop, and the shared ones."""
         return self.shared if self.head is None else (self.head, *self.shared)
 
 
 def tiles_of_core(tiles: int) -> range:
-    """Return the tiles of positions that a core works on where the cores share classes."""
+    """Return the tiles of positions for which this core processes the classes that the cores share."""
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 
@@ -208,12 +214,13 @@ class ClassTiles:
 
 @dataclass(frozen=True)
 class ClassStream:
-    """The buffers of a stream of classes, and the methods that load them.
+    """The buffers into which W^T, biases and class weights are streamed by blocks of classes, and the methods that load
+    them.
 
     Attributes:
         launch: the operands of the kernel.
         buffers: the buffer slots, which the blocks use round-robin.
-        staging: the staging memory for a W of another type than the products.
+        staging: the memory in which a W of another type than the products' is cast.
     """
 
     launch: LinearOperands
@@ -226,7 +233,7 @@ class ClassStream:
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
-        """Load W^T, bias and class weights of the classes that the first step expects to be loaded."""
+        """Load W^T, bias and class weights of the classes that the first step expects to find loaded."""
         if first is not None:
             loaded = first.block.part(0, first.loaded)
             self._load(loaded, self.buffers[first.number % BUFFERS], _PIECES_OF_OPENING)
@@ -237,7 +244,9 @@ class ClassStream:
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:
-        """Load the missing rest of a step's block, begin to load the next one, and return the tiles of this one."""
+        """Load the missing rest of a step's block, begin to load the next block, and return the tiles of the step's
+        block.
+        """
         block, tiles = step.block, self.buffers[step.number % BUFFERS]
         missing = block.size - step.loaded
         if missing > 0:

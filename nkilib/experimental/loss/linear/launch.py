@@ -3,8 +3,8 @@
 
 """The tensors of a launch of an output layer: the operands of a kernel, the gradients that it returns, and its tiling.
 
-A kernel is traced with the operands (:class:`LinearOperands`), of which :class:`CastBytes` tells those that are rounded
-to another type, and with the gradients (:class:`Gradients`) that are wanted (:class:`WantedGradients`). The tiling
+A kernel is traced with the operands (:class:`LinearOperands`) and the gradients (:class:`Gradients`) that are requested
+(:class:`WantedGradients`). :class:`CastBytes` tells which operands are rounded to another type. The tiling
 (:class:`LinearTiling`) says how many positions and classes are on chip at a time; :mod:`.block_schedule` divides them
 into blocks. The limits of sizes (``FEATURES_MIN`` to ``CLASSES_MAX``, ``IDS_MAX``), of the logit scale
 (:func:`check_logit_scale`, since torch and jax use it) and of memory (``SBUF_BYTES``, ``SCRATCH_BYTES``,
@@ -61,7 +61,7 @@ def check_logit_scale(function: str, logit_scale: float) -> None:
 
 
 class LinearTiling(NamedTuple):
-    """The tiling of a launch; ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         position_block: positions whose operands are on chip at a time, whole tiles of 128.
@@ -77,9 +77,10 @@ def _staging_bytes(itemsize: int) -> int:
 
 
 class CastBytes(NamedTuple):
-    """Bytes of an element of each operand that is rounded to the type of the products while it is loaded; else 0.
+    """The bytes of an element of each operand that is rounded to the type of the products while it is loaded; 0 for
+    others.
 
-    DMA casts data that it copies. It does not cast data that it transposes: that takes staging memory in SBUF.
+    DMA can cast data that it copies, but not data that it transposes; for the latter, staging memory in SBUF is needed.
 
     Attributes:
         input, weight: the bytes of X and of W.
@@ -103,16 +104,16 @@ class CastBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearOperands:
-    """The operands that logits are computed from.
+    """The operands from which logits are computed.
 
     Attributes:
-        function: the function that errors name.
+        function: the name of the function in error messages.
         input_hbm: X, [N, D].
         weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
         bias_hbm: [V], or None.
         class_weight_hbm: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
-        compute_dtype: the dtype that X and W are rounded to for the products; None: the dtype of X.
+        compute_dtype: the dtype to which X and W are rounded for the products; None: the dtype of X.
     """
 
     function: str
@@ -154,13 +155,13 @@ class LinearOperands:
 
     @property
     def rounds_more_than_bias(self) -> bool:
-        """Whether the products have 16 bits and the bias another type."""
+        """Whether the products have a 16-bit type and the bias has another type."""
         bias_hbm = self.bias_hbm
         return bias_hbm is not None and self.dtype != nl.float32 and bias_hbm.dtype != self.dtype
 
     @property
     def casts(self) -> CastBytes:
-        """The itemsizes of the operands that have another dtype than the products."""
+        """The bytes of an element of X and of W, each 0 if it needs no rounding to the type of the products."""
         itemsizes = [
             dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
             for tensor_hbm in (self.input_hbm, self.weight_hbm)
@@ -196,7 +197,10 @@ class WantedGradients:
         bias_hbm: nl.NkiTensor | None,
         input_float32: bool = False,
     ) -> WantedGradients:
-        """Return the gradients that a kernel's arguments request; None for db stands for True if there is a bias."""
+        """Return the gradients that a kernel's arguments request.
+
+        ``bias_wanted`` None requests db if there is a bias.
+        """
         of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
         return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
@@ -209,7 +213,7 @@ class Gradients:
         input_hbm: dX, [N, D], in the dtype of X, or float32.
         weight_hbm: dW in the layout of W, in its dtype or in float32.
         bias_hbm: db, [V], float32.
-        weight_sum_hbm: the float32 sum that dW is added to before it is rounded; it may be ``weight_hbm``. None if
+        weight_sum_hbm: the float32 sum to which dW is added before it is rounded; it may be ``weight_hbm``. None if
             there is none.
     """
 
@@ -224,14 +228,14 @@ class Gradients:
         return self.weight_sum_hbm is not None
 
     def sums_bias_of(self, operands: LinearOperands) -> bool:
-        """Return whether db of the operands is summed from gradients of the logits before they are rounded."""
+        """Return whether db is summed from gradients of the logits before they are rounded."""
         return self.bias_hbm is not None and operands.rounds_more_than_bias
 
     @classmethod
     def of_launch(
         cls, operands: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
     ) -> Gradients:
-        """Allocate the tensors, except for a sum that the caller has."""
+        """Allocate the gradient tensors, except for a sum that the caller passes."""
 
         def like(name: str, tensor_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
             return nl.ndarray(tuple(tensor_hbm.shape), dtype=dtype, buffer=nl.shared_hbm, name=name)

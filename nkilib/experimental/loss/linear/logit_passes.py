@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Target logits, and the waiting passes for entropy and argmax, that a forward takes from its tiles of logits.
+"""The logits at the targets, and the work for entropy and argmax, that a forward does for each of its tiles of logits.
 
-Target logits are picked exactly from the tiles that hold them (:class:`TargetLogits`). For each position, each tile of
-logits has an element that would be the target's logit if the target were among the classes of the tile. GpSimd gathers
-this element in any case. If it is not the target's, it is moved to the lowest float32, and the largest over all blocks
-of classes is kept. All of it runs on GpSimd, which has nothing else to do. The time of a gather is not published; one
-gather serves up to four tiles. So the logit -inf of a masked class is found as the lowest float32 too.
+Target logits are picked from the tiles without rounding (:class:`TargetLogits`). In each tile of logits, each position
+has one element that would be its target's logit if the target were among the classes of the tile. GpSimd gathers this
+element in any case. If it is not the target's, it is replaced by the lowest float32, and the largest over all blocks of
+classes is kept. A logit of -inf of a masked class is therefore found as the lowest float32 too. All of this runs on
+GpSimd, which has nothing else to do. The time of a gather is not published; one gather serves up to four tiles.
 
-Entropy and argmax are passes of Vector (:class:`EntropyPass`, :class:`SearchPass`) that wait for another engine
-(:class:`WaitingPasses`). Meanwhile Vector computes the maxima of the next group of tiles. The passes of a tile of one
-group run between two maxima of the other, so that neither products nor exponentials wait for Vector, nor Vector for
-Scalar and GpSimd.
+Entropy and argmax take passes of Vector (:class:`EntropyPass`, :class:`SearchPass`) that must wait for another engine
+(:class:`WaitingPasses`). Meanwhile Vector computes the maxima of the next group of tiles. Passes for one group
+alternate with maxima of the next one, so that neither products nor exponentials wait for Vector, nor Vector for Scalar
+and GpSimd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _GPSIMD = nisa.engine.gpsimd
 
 
 def _constants(size: int) -> nl.NkiTensor:
-    """Return the constants of a block size as tiles, because operands of GpSimd are tiles, not numbers."""
+    """Return the constants that depend on a block's size as tiles, because operands of GpSimd are tiles, not
+    numbers.
+    """
     constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
     for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
         nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)
@@ -58,7 +60,7 @@ def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.Nki
 
 
 def multiply_by_column(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Multiply each row by its factor, on GpSimd, whose operands are tiles, not numbers.
+    """Multiply each row by its factor, on GpSimd.
 
     Args:
         dst_sbuf, data_sbuf: float32 [rows, columns]; they may be the same tile.
@@ -74,12 +76,14 @@ class TargetLogits:
     The tiles are [128, tiles], or [128, tiles, ids] if each position has several targets.
 
     Attributes:
-        distance_sbuf: the targets minus the first class of the next block of classes, float32.
+        distance_sbuf: the target minus the first class of the next block of classes, float32.
         picked_sbuf: the logits found so far, float32.
-        starts_sbuf: the first element of each tile of logits, counted in the tiles that one gather reads, float32.
+        starts_sbuf: the index of the first element of each tile of logits among the elements that one gather reads,
+            float32.
         index_sbuf: the indices of the elements to gather, uint32.
         penalty_sbuf, gathered_sbuf, nearest_sbuf: scratch memory, float32.
-        sizes_sbuf: for each size of a block of classes the size, its last class, 0 and the lowest float32, [128, 4].
+        sizes_sbuf: for each size of a block of classes a tile [128, 4] of constants: the size, the last class, 0 and
+            the lowest float32.
     """
 
     distance_sbuf: nl.NkiTensor
@@ -128,7 +132,7 @@ class TargetLogits:
         )
 
     def aim(self, classes: int) -> None:
-        """Compute where the targets are in the next block, of ``classes`` classes, for :meth:`gather`."""
+        """Compute the indices of the targets in the next block, of ``classes`` classes, for :meth:`gather`."""
         sizes_sbuf = self.sizes_sbuf[classes]
         parts_sbuf = [broadcast_like(sizes_sbuf[:, part : part + 1], self.distance_sbuf) for part in range(4)]
         size_sbuf, last_sbuf, zero_sbuf, lowest_sbuf = parts_sbuf
@@ -148,7 +152,9 @@ class TargetLogits:
         nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 
     def keep(self) -> None:
-        """Update the logits found so far with those that :meth:`gather` has found in this block of classes."""
+        """Merge the elements that :meth:`gather` has found in this block of classes into the target logits found so
+        far.
+        """
         self._combine(self.gathered_sbuf, self.gathered_sbuf, self.penalty_sbuf, nl.add)
         self._combine(self.picked_sbuf, self.picked_sbuf, self.gathered_sbuf, nl.maximum)
 
@@ -166,7 +172,7 @@ def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
 
 
 class VectorPass(Protocol):
-    """A pass of Vector over one tile."""
+    """A pass of the Vector engine over one tile, which may be issued later than the tile."""
 
     def take(self) -> None:
         """Issue the pass."""
@@ -182,7 +188,7 @@ class EntropyPass:
         scores_sbuf: the tile, float32 [128, classes].
         exponentials_sbuf: the exponentials of the tile, float32 [128, classes].
         terms_sbuf: scratch memory, of any float type.
-        place: the place of the tile in the statistics.
+        place: the column of the tile in the statistics.
         is_masked: whether the scores may hold -inf; then they are first raised in place (:func:`raise_negligible`).
     """
 
@@ -203,10 +209,10 @@ class EntropyPass:
 
 @dataclass(frozen=True)
 class SearchPass:
-    """The pass that searches for the largest z of one tile, for the argmax.
+    """The pass of Vector that searches for the largest z (logit after cap and temperature) of one tile, for the argmax.
 
     Attributes:
-        search: the search of the group.
+        search: the search over the tiles of the group.
         number: the number of the tile in the group.
     """
 
@@ -220,10 +226,10 @@ class SearchPass:
 
 @dataclass(frozen=True)
 class WaitingPasses:
-    """The waiting passes, in their order.
+    """The passes of Vector that are still to be issued, in their order.
 
-    A group's tiles are written again two groups later, so no pass may wait longer than that. None may wait where a
-    device loop begins or ends: its body is traced once.
+    The tiles of a group are overwritten two groups later, so no pass may wait longer than that. No pass may wait across
+    the begin or end of a device loop, whose body is traced once.
     """
 
     waiting: deque[VectorPass] = field(default_factory=deque)
@@ -233,11 +239,11 @@ class WaitingPasses:
         self.waiting.append(vector_pass)
 
     def share_of(self, parts: int) -> int:
-        """Return how many passes each of ``parts`` parts takes so that none is left."""
+        """Return how many passes to issue in each of ``parts`` parts so that none is left at the end."""
         return div_ceil(len(self.waiting), parts)
 
     def take(self, count: int) -> None:
-        """Issue up to ``count`` passes, those that have waited longest first."""
+        """Issue up to ``count`` passes; those that have waited longest come first."""
         for _ in range(min(count, len(self.waiting))):
             self.waiting.popleft().take()
 

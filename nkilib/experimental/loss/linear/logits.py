@@ -4,13 +4,12 @@
 """Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
 
 :class:`LogitTiles` computes them. A tile of the product fills a bank of PSUM. Without bias and cap nothing else is
-computed: code that needs the logits reads the bank. A bias is added on the way into SBUF. Logits under a cap are
-represented by their tangents ``tanh(logit / cap)``, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the
-cap becomes part of the scale that turns these scores into z.
+computed: code that needs the logits reads the bank. A bias is added on the way into SBUF. Under a cap, ``tanh(logit /
+cap)`` (called tangent) stands for the logit, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the scale
+that turns such a score into z (the logit after cap and temperature) then contains the cap.
 
-A single launch of loss and gradients keeps the logits of a block of positions in HBM (:class:`LogitsInHbm`), in float32
-as they are, so that the gradients equal those from recomputed logits. Under a cap it keeps the tangents, which the
-gradient needs too.
+A single launch of loss and gradients keeps the float32 logits of a block of positions in HBM (:class:`LogitsInHbm`), so
+the gradients equal those from recomputed logits. Under a cap it keeps the tangents, which the gradient needs too.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def multiply(
     contracted: int,
     is_first: bool = True,
 ) -> None:
-    """Write to ``dst[n, v]`` the sum over i of ``stationary[i, n] * moving[i, v]``, in float32.
+    """Compute ``dst[n, v]``, the sum over i of ``stationary[i, n] * moving[i, v]``, in float32.
 
     Args:
         dst_psum: the result, float32 [n, v], n at most 128, v at most ``CLASSES_OF_TILE``.
@@ -58,7 +57,7 @@ def _slot(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) 
 
 @dataclass(frozen=True)
 class LogitTiles:
-    """Computes the tiles of logits, one after another.
+    """The computation of tiles of logits, one after another.
 
     Attributes:
         num_features: D.
@@ -66,8 +65,8 @@ class LogitTiles:
         products_psum: banks, float32 [128, 512], which the tiles use round-robin.
         biased_sbuf, tangents_sbuf: buffer slots of that shape, which the tiles use round-robin; empty without a bias,
             or without a cap.
-        masked_score: the value that replaces the tangent of a masked class, whose bias is twice that value; None if the
-            tangent stays -1.
+        masked_score: the value that replaces the tangent (``tanh(logit / cap)``) of a masked class, whose bias is twice
+            this value; None if it stays -1.
     """
 
     num_features: int
@@ -98,11 +97,15 @@ class LogitTiles:
 
     @property
     def scale(self) -> float:
-        """The factor that turns scores into logits, before the temperature: the cap, or 1 without one."""
+        """The factor that turns scores into logits, before the temperature: the cap if the scores are tanh(logit /
+        cap), else 1.
+        """
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return only the product of tile ``number``, in its bank; see :meth:`scores` for the arguments."""
+        """Return only the product X W^T of tile ``number``, in its bank of PSUM; see :meth:`scores` for the
+        arguments.
+        """
         product_psum = _slot(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
         multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
         return product_psum
@@ -114,23 +117,23 @@ class LogitTiles:
         classes_sbuf: nl.NkiTensor,
         bias_sbuf: nl.NkiTensor | None,
     ) -> nl.NkiTensor:
-        """Return tile ``number`` of the scores: the logits, or under a cap their tangents ``tanh(logit / cap)``.
+        """Return tile ``number`` of the scores: the logits, or under a cap ``tanh(logit / cap)``.
 
-        It is float32 [positions, classes], in PSUM or in SBUF, and stays valid until the ring buffers have gone round.
+        It is float32 [positions, classes], in PSUM or in SBUF, and is valid until its buffer slot is used again.
 
         Args:
             number: the number of the tile, which selects the buffer slots.
             positions_sbuf: X^T, [128, ceil(D / 128), positions].
             classes_sbuf: W^T, [128, ceil(D / 128), classes].
-            bias_sbuf: the bias, float32 [128, classes], the same on all partitions. A bias of -inf masks a class, but
-                its tangent is -1, because the gradient through the cap is 0 there. None for no bias.
+            bias_sbuf: the bias, float32 [128, classes], the same on all partitions. A bias of -inf masks a class; under
+                a cap its score is -1, where the gradient through the cap is 0. None for no bias.
         """
         return self.scores_of_product(number, self.product(number, positions_sbuf, classes_sbuf), bias_sbuf)
 
     def scores_of_product(
         self, number: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
     ) -> nl.NkiTensor:
-        """Return the scores of an existing product, float32 [positions, classes]; see :meth:`scores`."""
+        """Return the scores of a product that is already computed, float32 [positions, classes]; see :meth:`scores`."""
         positions, classes = product_psum.shape
         logits = product_psum
         if bias_sbuf is not None:
@@ -155,7 +158,7 @@ class LogitTiles:
 
 @dataclass(frozen=True)
 class LogitsInHbm:
-    """The scratch memory of one core for logits.
+    """The scratch memory in HBM in which one core keeps its logits.
 
     Attributes:
         first_class: the first class of the core.
@@ -167,13 +170,13 @@ class LogitsInHbm:
 
     @classmethod
     def make(cls, positions: int, share: Span) -> LogitsInHbm:
-        """Allocate memory for ``positions`` positions and a core's share of the classes; nothing is kept yet."""
+        """Allocate memory for ``positions`` positions and the classes of a core; nothing is stored yet."""
         shape = (positions, share.size)
         scratch_hbm = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="kept_logits_hbm")
         return cls(share.first, scratch_hbm)
 
     def store(self, tiles_sbuf: nl.NkiTensor, start: int, classes: Block) -> None:
-        """Keep tiles ``start``, ``start + 1``, ... of 128 positions.
+        """Store the logits of tiles ``start``, ``start + 1``, ... of 128 positions.
 
         All of them are one store, because in a device loop over the classes, stores wait for each other.
 

@@ -8,12 +8,12 @@
 - Per-position values, one number per partition: :func:`load_positions`, :func:`store_positions` and
   :class:`StoredPositions`.
 - Per-class values of a block, a bias or a class weight, the same on all partitions: :func:`load_broadcast` and
-  :class:`ClassRow`. A bias is no operand of a product: it is added in float32, and never rounded.
+  :class:`ClassRow`. A bias is added in float32 and never rounded to the type of the products.
 
-Tensor contracts over partitions. So the product over the features D needs X and W with the features on partitions,
-``[128, ceil(D / 128), rows]``, and the products of the backward need them with the rows there. One of the two is the
-layout of the matrix in HBM, a ``dma_copy``; the other one is a ``dma_transpose``, which moves elements of 2 and of 4
-bytes and does not cast (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
+Tensor contracts over partitions. So the product over the features D needs X and W with features on partitions, ``[128,
+ceil(D / 128), rows]``, and the products of the backward need them with rows on partitions. One of the two is the layout
+in HBM, which ``dma_copy`` loads. The other one needs ``dma_transpose``, which moves elements of 2 and of 4 bytes and
+does not cast (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
 
 A matrix of another type than the products is rounded to their type while it is loaded. ``dma_copy`` casts by itself,
 through float32 (nki/api/nki/isa/__init__.py). A matrix that is transposed comes on chip in its own type, in small tiles
@@ -43,7 +43,7 @@ Operands = TypeVar("Operands", bound=LinearOperands)
 
 @dataclass(frozen=True)
 class Staging:
-    """The tiles that DMA transposes an operand into, and that GpSimd casts it from.
+    """The staging tiles into which DMA transposes an operand, and from which GpSimd casts it.
 
     Attributes:
         memory: the ring buffer of tiles, float32 [128, elements]; an operand of 16 bits uses views of the tiles.
@@ -53,7 +53,7 @@ class Staging:
 
     @classmethod
     def make(cls, staging_bytes: int) -> Staging | None:
-        """Allocate tiles of ``staging_bytes`` bytes per partition in total; None for 0."""
+        """Allocate staging tiles of ``staging_bytes`` bytes per partition in total; return None for 0."""
         if staging_bytes == 0:
             return None
         columns = staging_bytes // STAGES // FLOAT32_BYTES
@@ -63,8 +63,8 @@ class Staging:
         """Transpose and cast: ``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``.
 
         Args:
-            dst_sbuf: the destination, [partitions, tiles, rows], of at most 1,024 rows: a transfer has as many tiles as
-                a staged one has room for.
+            dst_sbuf: the destination, [partitions, tiles, rows], of at most 1,024 rows; each transfer has as many tiles
+                as fit a staging tile.
             src_hbm: the source, [rows, tiles, partitions].
         """
         partitions, tiles, rows = dst_sbuf.shape
@@ -78,9 +78,9 @@ class Staging:
 
 
 def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
-    """Return the operands with X in the type of the products; for an X of another type the cores share a copy in HBM.
+    """Return the operands with X in the type of the products: X itself, or a rounded copy in HBM that the cores share.
 
-    Each core rounds half of the copy. ``prefix`` distinguishes the copies of several models.
+    Each core writes half of the copy. ``prefix`` distinguishes the copies of several models.
     """
     if launch.input_hbm.dtype == launch.dtype:
         return launch
@@ -105,7 +105,8 @@ class Matrix:
         stored_hbm: the tensor, ``[rows, columns]``, or ``[columns, rows]`` if it is transposed. A view may start at a
             variable of a device loop.
         is_transposed: whether the matrix is stored transposed.
-        staging: the staging memory of a matrix of another type than the tiles that it is loaded into; None without one.
+        staging: the staging tiles for a matrix whose type differs from that of the tiles it is loaded into; None for
+            none.
     """
 
     stored_hbm: nl.NkiTensor
@@ -158,7 +159,7 @@ class Matrix:
     def _load(self, dst_sbuf: nl.NkiTensor, by_transpose: bool) -> None:
         """Load the matrix in two transfers, split along the dimension that goes on partitions.
 
-        One transfer has the whole tiles of 128, and the other one the rest.
+        One transfer has the whole tiles of 128 rows or columns, and the other one the rest.
         """
         dimension = 1 if by_transpose else 0
         size, free = self.stored_hbm.shape[dimension], self.stored_hbm.shape[1 - dimension]
@@ -196,7 +197,7 @@ def load_input(
 ) -> None:
     """Load X^T of a block, into tiles [128, ceil(D / 128), 128].
 
-    Zeros follow the last position; their logits are finite.
+    Places after the last position are set to 0, so that their logits are finite.
     """
     for number, tile_sbuf in enumerate(tiles_sbuf):
         count = min(PARTITIONS, block.size - number * PARTITIONS)
@@ -217,10 +218,10 @@ def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
 
 
 class _Rows(NamedTuple):
-    """Some positions of a vector as rows in HBM, one row for each tile of positions.
+    """A view of some positions of a vector in HBM as rows, one row for each tile of positions.
 
     Attributes:
-        rows_hbm: the rows, [tiles, positions of each].
+        rows_hbm: the rows, [tiles, positions of a tile].
         start, end: the number of the first tile, and of the tile after the last.
     """
 
@@ -246,8 +247,8 @@ def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
 def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
     """Load a number for each position, as float32 ``[128, tiles]``; ``[p, t]`` is that of position ``128 * t + p``.
 
-    Positions are in HBM as rows of 128, which DMA transposes: loaded one by one, an engine would take as long for each
-    position as for a row.
+    DMA loads rows of 128 positions and transposes them. If it loaded numbers one by one, a DMA engine would take as
+    long for each of them as for a row.
 
     Args:
         vector_hbm: the vector, [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
@@ -265,7 +266,7 @@ def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class AllPositions:
-    """Loads the values of all positions of a launch at once.
+    """A loader of per-position values, for all positions of a launch at once.
 
     Attributes:
         fill: the value beyond the last position.
@@ -279,7 +280,7 @@ class AllPositions:
 
 
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
-    """Transpose by Tensor, through PSUM, with a cast on the way out."""
+    """Transpose by Tensor, through PSUM; the copy out of PSUM casts."""
     transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=float32_sbuf)
     nisa.tensor_copy(dst=dst_sbuf, src=transposed_psum)
@@ -321,7 +322,7 @@ class StoredPositions:
 
     @property
     def start(self) -> int:
-        """The number of the first batch: 0, because the positions are stored by themselves."""
+        """The number of the first batch: always 0, because the vector view begins with these positions."""
         return 0
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
@@ -348,16 +349,16 @@ class ClassRow:
 
     @classmethod
     def make(cls, vector_hbm: nl.NkiTensor, classes: int, lowest: float | None = None) -> ClassRow:
-        """Allocate a row for blocks of at most ``classes`` classes; nothing is loaded yet."""
+        """Allocate the row for blocks of at most ``classes`` classes; nothing is loaded yet."""
         row_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
         return cls(vector_hbm, row_sbuf, lowest)
 
     def load(self, classes: Block, at: int) -> None:
-        """Load the numbers of some classes into the row from ``at`` on."""
+        """Load the values of some classes into the row, from its column ``at`` on."""
         load_broadcast(self.row_sbuf[:, at : at + classes.size], classes.of(self.vector_hbm))
 
     def raise_lowest(self, at: int, count: int) -> None:
-        """Raise ``count`` numbers from ``at`` on to the lowest value."""
+        """Raise lower values to ``lowest``, in ``count`` columns from column ``at`` on."""
         if self.lowest is not None:
             part_sbuf = self.row_sbuf[:, at : at + count]
             nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.maximum, operand0=self.lowest)

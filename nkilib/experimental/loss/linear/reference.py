@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""An output layer in float64, and derived bounds of how far the kernels' products may be from it.
+"""An output layer in float64, and derived bounds on the errors of the kernels' products.
 
 :class:`OutputLayer` computes logits and gradients in blocks of positions, so that no [N, V] array is in memory.
-:func:`logit_bounds` has the bounds of logits, :func:`gradients_and_bounds` those of dX, dW and db, by the dtypes of the
-results (:class:`ResultTypes`, :data:`OF_PRODUCTS` for those of the products): :class:`LinearGradients`, from the
-:class:`GradientRows` of a loss. :data:`ROUNDOFF` is that of float32, :data:`EVERY_CLASS` a slice.
+:func:`logit_bounds` returns the bounds of logits. :func:`gradients_and_bounds` computes dX, dW, db and their bounds
+(:class:`LinearGradients`) from the gradients of logits that a loss yields (:class:`GradientRows`), for given dtypes of
+the results (:class:`ResultTypes`; :data:`OF_PRODUCTS` for those of the products). :data:`ROUNDOFF` is the roundoff of
+float32, and :data:`EVERY_CLASS` a slice.
 
 Notation of the bounds: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the products' type (2^-8 for
 bfloat16, 2^-11 for float16, u for float32); K = ceil(size / 128), where size is the length of the sum of a product. The
-array adds 128 products, and then one such sum after another is added in float32.
+Tensor engine adds 128 products at a time, and these sums are added one after another in float32.
 
 - A logit z: K + 126 additions, and a rounded float32 product, so (K + 128) u sum |x w|, in whatever order BLAS adds the
-  128 products: the simulator gives it no longer sum (engines/tensor/accumulation.py). The bias adds u (|z| + |b|). The
-  sum of both is called dz. No logit is rounded to 16 bits.
+  128 products; the simulator passes it no longer sums (engines/tensor/accumulation.py). The bias adds u (|z| + |b|).
+  The sum of both is called dz. No logit is rounded to 16 bits.
 - The gradient G of a logit is rounded once, which may change it by r |G|. A float16 G, which has subnormals, carries a
   power of two that brings the largest coefficient to at least 1; rounding loses up to 2^-25 of that coefficient.
 - dX: the sum over the classes of the error of G, times |W|; plus (K + 135) u sum |G| |W| for the additions, including
@@ -55,7 +56,7 @@ _FLOAT16_FLOOR: Final = HALF_ULP["float16"].absolute
 
 
 class LinearGradients(NamedTuple):
-    """The float64 gradients of input, [N, D], weight, in its layout, and bias, [V]; or the bounds on their errors."""
+    """The float64 gradients of input [N, D], weight (in its layout) and bias [V]; or the bounds on their errors."""
 
     input: Float64Array
     weight: Float64Array
@@ -63,12 +64,12 @@ class LinearGradients(NamedTuple):
 
 
 class GradientRows(NamedTuple):
-    """The gradient of the logits of R positions.
+    """The gradient G of the logits of R positions, and its bound.
 
     Attributes:
         rows: the positions.
         gradient: G, [R, V].
-        off: how far G may be off before it is rounded, [R, V].
+        off: the bound on the error of G before it is rounded, [R, V].
     """
 
     rows: slice
@@ -77,7 +78,7 @@ class GradientRows(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A product of some positions: "logits" or "magnitudes"."""
+    """A named product of some positions: ``"logits"`` or ``"magnitudes"``."""
 
     name: str
     first: int
@@ -134,7 +135,7 @@ class OutputLayer:
         return self._once("magnitudes", rows, lambda: np.abs(self.input[rows].astype(np.float64)) @ np.abs(weight).T)
 
     def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
-        """Return the product of some positions, which a small layer keeps."""
+        """Return the named product of some positions; a small layer computes it once and keeps it."""
         first, last, _ = rows.indices(len(self.input))
         key = _Product(name, first, last)
         if key not in self._kept:
@@ -147,7 +148,7 @@ class OutputLayer:
 
     @cached_property
     def _kept(self) -> dict[_Product, Float64Array]:
-        """The products that were computed."""
+        """The products that a small layer has computed and keeps."""
         return {}
 
     def gradients(
@@ -156,7 +157,7 @@ class OutputLayer:
         weight: Float64Array,
         classes: slice = EVERY_CLASS,
     ) -> LinearGradients:
-        """Return dX = G W, dW = G^T X and db = sum G, from blocks of positions.
+        """Return dX = G W, dW = G^T X and db = sum G, from the gradient G of the logits in blocks of positions.
 
         Args:
             blocks: blocks of R positions and their G, [R, V]; together they cover all positions.
@@ -175,12 +176,12 @@ class OutputLayer:
 
 
 class Roundoff(NamedTuple):
-    """The error of rounding to a type.
+    """The error of rounding to a type, relative and absolute.
 
     Attributes:
         relative: the error relative to the value.
-        floor: the absolute error of values so small that they underflow; for the gradient of the logits, relative to
-            the largest coefficient.
+        floor: the absolute error of values so small that they underflow. For the gradient of the logits it is relative
+            to the largest coefficient of the gradient.
     """
 
     relative: float
@@ -214,7 +215,8 @@ OF_PRODUCTS: Final = ResultTypes()
 
 
 def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float64Array:
-    """Return dz, [R, V], for R positions: how far a logit before the cap may be off; 0 where the bias is infinite.
+    """Return the bound dz, [R, V], on the error of the logits of R positions before the cap; 0 where the bias is
+    infinite.
 
     Args:
         layer: the layer, with X and W of the products' type.
@@ -237,7 +239,7 @@ def gradients_and_bounds(
     classes: slice = EVERY_CLASS,
     types: ResultTypes = OF_PRODUCTS,
 ) -> tuple[LinearGradients, LinearGradients]:
-    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
+    """Return dX, dW and db in float64, computed from gradients of logits, and the bounds on their errors.
 
     Args:
         layer: the layer, with all classes, and X and W of the products' type.

@@ -3,15 +3,14 @@
 
 """The choice of the tilings of both linear losses, and the bytes of HBM that a backward takes: arithmetic only.
 
-Forward: :func:`fastest_tiling` searches the blocks of positions and classes that fit SBUF for those with the least
-estimated time, which a loss computes from its sizes (:class:`TiledSizes`). :func:`shared_classes` tells how many of the
-last classes both cores work on, so that they swap their statistics meanwhile.
+For a forward, :func:`fastest_tiling` chooses, of the blocks of positions and classes that fit SBUF, those with the
+least time. Each loss estimates this time from its sizes (:class:`TiledSizes`). :func:`shared_classes` tells how many of
+the last classes both cores work on, so that they swap their statistics meanwhile.
 
-Backward: :func:`choose_backward_tiling`, for the sizes of a :class:`BackwardLaunch`. Tensor takes the same time with
-every tiling. Tilings differ in how much the DMA engines have to do meanwhile, and in whether there is room for the
-buffers that let them do it meanwhile. So of all blocks of positions and classes that fit, those are chosen whose
-traffic, together with the cost of too few buffers, is estimated to delay Tensor least. :func:`backward_bytes` counts
-the bytes of HBM beyond inputs and outputs, :func:`split_backward_bytes` those of very many positions, split into parts.
+For a backward, :func:`choose_backward_tiling` chooses from the sizes of a :class:`BackwardLaunch`. Tensor takes the
+same time with every tiling. But DMA traffic and missing buffers delay it, and the blocks with the least estimated delay
+are chosen. :func:`backward_bytes` counts the bytes of HBM beyond inputs and outputs, and :func:`split_backward_bytes`
+does so for very many positions, which are split into parts.
 """
 
 from __future__ import annotations
@@ -99,17 +98,18 @@ def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
 
 
 class SwapTimes(NamedTuple):
-    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
+    """The modelled time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
 
     swap: float
     load: float
 
 
 def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
-    """Return how many of the last classes the cores share, so that their products take longer than a swap does.
+    """Return how many of the last classes both cores process, so that their products take longer than a swap of
+    statistics.
 
-    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
-    an eighth of the classes.
+    It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be more than an
+    eighth of the classes.
 
     Args:
         of_class: the time of the products of a class, in us, for half the positions of a block.
@@ -125,7 +125,8 @@ def shared_classes(of_class: float, load: float, class_block: int, vocab_size: i
 
 
 def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
-    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
+    """Return the number of shared classes that a test requests (``override``), reduced so that at least 128 are not
+    shared.
 
     Raises:
         ValueError: if the statistics have no columns for so many.
@@ -170,7 +171,9 @@ class BackwardLaunch:
         return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
-        """Return the approximate delay of Tensor by transfers and by too few buffers, as a share of Tensor's time."""
+        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own
+        time.
+        """
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
         tiles_per_block = div_ceil(self.class_tiles, class_blocks)
         buffers = plan.buffers
@@ -210,7 +213,7 @@ class BackwardLaunch:
 
     @property
     def _waits_for_inputs(self) -> float:
-        """The share of the loads of X^T that Tensor waits for if there is one buffer of X^T per operand pair.
+        """The fraction of the loads of X^T for which Tensor waits if each operand pair has a single buffer of X^T.
 
         With two pairs, a tile is loaded while the other pair is multiplied, if that takes long enough.
         """
@@ -221,12 +224,12 @@ class BackwardLaunch:
 
     @property
     def _is_deep(self) -> bool:
-        """Whether X^T of some thousand positions fills SBUF."""
+        """Whether the features are so many that X^T of some thousand positions fills SBUF."""
         return self.sizes.itemsize == 2 and self.sizes.num_features in _FEATURES_IN_TURNS
 
     @property
     def _tensor_us(self) -> float:
-        """The time of the products in us: logits of all operand pairs, dX and dW."""
+        """The time of Tensor's products in us: logits of all operand pairs, dX and dW."""
         depth = div_ceil(self.sizes.num_features, PARTITIONS)
         columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * PARTITIONS
         further = sum(_PASSES[pair.itemsize] * pair.feature_tiles for pair in self.sizes.further)
@@ -234,10 +237,11 @@ class BackwardLaunch:
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
     def _delay_of_halves(self, plan: BackwardPlan, block_tiles: int) -> float:
-        """Return the delay by the transfers of both halves of a round, if X^T and W^T stream in the first half.
+        """Return the estimated delay of Tensor by the transfers of a round, as a fraction of its time.
 
-        For the logits a slice of X^T is loaded for each tile of classes, and a slice of W^T for each batch of
-        positions.
+        A round (a block of classes with a block of positions) has two halves: the logits, and the products for dX and
+        dW. This is for plans that stream in X^T and W^T in the first half. There a slice of X^T is loaded for each tile
+        of classes, and a slice of W^T for each batch of positions.
         """
         sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, block_tiles * PARTITIONS
         of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles
@@ -256,9 +260,9 @@ class BackwardLaunch:
         return delay
 
     def _delay_of_cover(self, plan: BackwardPlan, covered: int) -> float:
-        """Return the delay that a loop without other blocks (:class:`ClassCover`) adds over ``covered`` class tiles.
+        """Return the delay added by a device loop that covers all classes, ``covered`` tiles (:class:`ClassCover`).
 
-        It is 0 if there are other blocks beside the loop.
+        It is 0 if there are blocks outside the loop.
         """
         if plan.position_blocks == 1 or plan.blocks_of_program(self.sizes.num_positions) >= LEAST_ROOM:
             return 0.0
@@ -267,9 +271,9 @@ class BackwardLaunch:
     def _transfers_us(self, position_block: int, class_blocks: int, block_tiles: int, keeps_inputs: bool) -> float:
         """Return the time of the transfers in us.
 
-        They are X^T, X and dX for each block of classes; W and dW for each block of positions; and W^T once. With kept
-        logits, the logits take the place of X^T and W^T. X^T is loaded once if W^T streams past it. Further operand
-        pairs load X^T and W^T alone.
+        They are X^T, X and dX for each block of classes; W and dW for each block of positions; and W^T once. Kept
+        logits are loaded in place of X^T and W^T. X^T is loaded once if W^T is streamed in. Further operand pairs load
+        only X^T and W^T.
         """
         sizes = self.sizes
         of_input = 0.0 if keeps_inputs or sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
@@ -289,7 +293,9 @@ class BackwardLaunch:
 
 
 def _position_tiles(tiles: int) -> set[int]:
-    """Return the possible numbers of tiles of a block, for blocks that are as equal as can be."""
+    """Return the possible numbers of tiles of a block, if ``tiles`` tiles are divided into blocks of nearly equal
+    size.
+    """
     return {div_ceil(tiles, blocks) for blocks in range(1, min(tiles, _POSITION_BLOCKS_MAX) + 1)}
 
 

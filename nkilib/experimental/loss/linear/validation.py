@@ -4,8 +4,8 @@
 """Validation of the operands of output-layer kernels, under the names of their arguments.
 
 :func:`validate_operands` checks input and weight, :func:`validate_bias` the bias, :func:`validate_wanted_gradients` the
-gradients that are asked for; :func:`validated_blocks` checks a tiling. A kernel of two models has the arguments of each
-under a prefix, such as ``student_input_hbm``.
+gradients that are asked for; :func:`validated_blocks` checks a tiling. A kernel of two models has arguments with
+prefixes, such as ``student_input_hbm``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None
 
 
 def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
-    """Check that the compute dtype is one that products have."""
+    """Check that the compute dtype is one in which products can be computed."""
     require(
         operands.compute_dtype is None or operands.compute_dtype in _TYPES,
         f"{operands.function}: compute_dtype must be bfloat16, float32, float16 or None, got {operands.compute_dtype}; "
@@ -61,7 +61,7 @@ def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
 
 
 def _validate_weight(operands: LinearOperands, prefix: str) -> None:
-    """Check that the weight has as many features as the input, and its dtype."""
+    """Check the dtype of the weight, and that it has as many features as the input."""
     function, features = operands.function, operands.num_features
     who, input_name = f"{function}: {prefix}weight_hbm", f"{prefix}input_hbm"
     layout_name = f"{prefix}weight_layout"
@@ -124,13 +124,13 @@ def validated_blocks(
     chooser: str,
     most_classes: int | None = None,
 ) -> LinearTiling:
-    """Return the requested tiling; None in it stands for the chosen size.
+    """Return the tiling with the requested sizes, or the default where None is requested.
 
     Args:
-        function: the function that errors name.
+        function: the name of the function in error messages.
         chosen: the tiling that is chosen by default.
         position_block, class_block: the requested sizes, or None.
-        chooser: the name of the function that has chosen.
+        chooser: the name of the function that chose the default, for error messages.
         most_classes: the largest number of classes of a block; None for no limit.
 
     Raises:
@@ -160,7 +160,7 @@ def validate_wanted_gradients(
     weight_sum_hbm: nl.NkiTensor | None = None,
     prefix: str = "",
 ) -> None:
-    """Check that the wanted gradients exist, and that dW can be added to the sum.
+    """Check that the requested gradients exist, and that dW can be added to the caller's sum.
 
     Args:
         operands: the operands whose gradients are wanted.

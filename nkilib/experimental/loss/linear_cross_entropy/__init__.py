@@ -17,13 +17,13 @@ A launch goes through these steps, in this order; ``linear.`` stands for :mod:`n
    into a ``LinearLaunch`` (``launch``).
 2. ``validation`` rejects arguments that are not accepted, including K ids and upstream gradients, before anything is
    written.
-3. ``host.tiling`` chooses the tiling, with the needs of the options from ``launch``, and for gradients with
+3. ``host.tiling`` chooses the tiling, from the needs of the options (``launch``), and for gradients by
    ``linear.tiling``.
 4. ``forward`` computes the forward, for each block of positions:
 
    a. X^T and the targets of the block are loaded (``linear.operands``, ``targets``);
-   b. the core's blocks of classes stream past (``linear.class_schedule``): logits, maxima, exponentials and the argmax
-      (``score_tiles``, with ``linear.logits``), and the logits at the targets (``linear.logit_passes``);
+   b. the core's blocks of classes are streamed in (``linear.class_schedule``): logits, maxima, exponentials and the
+      argmax (``score_tiles``, with ``linear.logits``), and the logits at the targets (``linear.logit_passes``);
    c. the statistics go into ``position_statistics``: windows of blocks are combined, then the statistics of both cores;
    d. the results are stored, those of K ids too.
 

@@ -4,14 +4,15 @@
 """The backward of linear cross-entropy on one core: the gradient of the logits, handed to the shared backward.
 
 The shared backward (:mod:`nkilib.experimental.loss.linear.backward.one_core`) keeps blocks of the gradient in SBUF
-while W and X stream past; both linear losses use it. :func:`backward_of_core` runs it on the problem of a launch
+while W and X are streamed in; both linear losses use it. :func:`backward_of_core` runs it on the problem of a launch
 (:func:`problem_of_launch`).
 
 A tile of the gradient (:class:`GradientTiles`) is computed in float32 and rounded once, to the type of the products.
-With p the softmax and r = p - onehot the error, whose large terms cancel where a target is confident, the gradient of z
-is (A - D) * r + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`). Under a cap the
-gradient of the logits is that times 1 - tanh^2. A gradient h of the entropy H adds -h * (log p + H) to D, which is a
-slope times the logit plus an offset. Instructions whose term is 0 are left out.
+Let z be the logit after cap and temperature, p the softmax, w the class weights, and r = p - onehot, in which large
+terms cancel where a target is confident. The gradient of z is (A - D) * r + D * p - spread * w, with per-position
+scalars A, D and spread (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`). Under a cap the gradient of the
+logits is that times 1 - tanh^2. An upstream gradient h of the entropy H adds -h * (log p + H) to D, which is a slope
+times the logit plus an offset. Terms that are 0 take no instructions.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ _LOWEST_BIAS = -(2.0**100)
 
 
 def _whole(count: float) -> int:
-    """Return ``count`` rounded up, but ignore an excess of up to 1e-6, which is the rounding error of a share."""
+    """Return ``count`` rounded up to a whole number, without an excess of up to 1e-6, which is only rounding error."""
     return ceil(count - 1e-6)
 
 
 @dataclass(frozen=True)
 class GradientTiles:
-    """Computes the tiles of the gradient, one after another.
+    """The computation of the tiles of the logits' gradient, one after another.
 
     Attributes:
         columns: the per-position scalars.
         softcap: the cap of the logits; None for none.
-        is_kept: whether the scores come from HBM. GpSimd then takes the last products; otherwise it takes the squares
-            of a cap.
-        masks: whether kept scores may be -inf, for masked classes under a cap; their tangent is then taken to be -1.
+        is_kept: whether the scores (logits, or tanh(logit / cap)) come from HBM. GpSimd then computes the last
+            products; otherwise it computes the squares for a cap.
+        masks: whether kept scores may be -inf, for masked classes under a cap; they then count as -1.
         targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; for several target
             ids K per tile.
         class_weights: the class weights of a block; None for 1.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
-        errors_sbuf, others_sbuf: buffer slots, float32 [128, classes of a tile], which the tiles use round-robin: for
-            the error, and for the terms that are added to it.
+        errors_sbuf, others_sbuf: buffer slots, float32 [128, classes of a tile], which the tiles use round-robin: for p
+            - onehot, and for the terms that are added to it.
         ids: the tiles of several target ids per position; None for one id.
     """
 
@@ -113,7 +114,7 @@ class GradientTiles:
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """The power of two that the gradient is scaled by; None for 1."""
+        """The power of two by which the gradient is scaled; None for 1."""
         return self.columns.power
 
     @property
@@ -128,12 +129,17 @@ class GradientTiles:
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether no tile is opened before the one before it is computed."""
+        """Whether a tile may use the slot of its scores: whether :meth:`open` is not called for a tile before the
+        previous one is computed.
+        """
         return not self.opens_groups
 
     @property
     def opens_groups(self) -> bool:
-        """Whether Scalar loads a table for the tangents of a cap; kept scores are tangents already."""
+        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar needs a table for the tanh of a cap.
+
+        Kept scores are tanh already.
+        """
         return self.softcap is not None and not self.is_kept
 
     def begin(self, first_class: int) -> None:
@@ -147,7 +153,7 @@ class GradientTiles:
         nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Find the table places (:class:`IdTiles`) of several target ids; do nothing for one id."""
+        """Compute the table entries (:class:`IdTiles`) of several target ids; do nothing for one id."""
         if self.ids is None:
             return
         first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
@@ -163,12 +169,12 @@ class GradientTiles:
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Write tile ``number``, except for the last product, which is returned.
+        """Compute tile ``number``, except for its last product, which is returned to be issued later.
 
         Args:
             number: the number of the tile.
             dst_sbuf: the result, [rows, classes], in the type of the products.
-            opened: the scores, float32 [rows, classes]: the logits, or the tangents of a cap; overwritten.
+            opened: the scores, float32 [rows, classes]: the logits, or tanh(logit / cap); overwritten.
             place: the positions and classes of the tile.
         """
         (scores,) = opened
@@ -223,9 +229,10 @@ class GradientTiles:
     def _slopes(
         self, number: int, error_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace
     ) -> nl.NkiTensor | None:
-        """Return D where it grows with the logits, in a tile of its own; None where it is the same for all classes.
+        """Return D (see the module), in a tile of its own, if it depends on the logits; None if it is the same for all
+        classes.
 
-        With a maximum, the exponents without their bias are written to ``error_sbuf`` too.
+        If the maximum is subtracted first, the exponents without their bias are written to ``error_sbuf`` too.
         """
         if self.columns.neg_maximum_sbuf is not None:
             nisa.tensor_scalar(
@@ -252,7 +259,7 @@ class GradientTiles:
         scores: nl.NkiTensor,
         ids_sbuf: nl.NkiTensor | None,
     ) -> None:
-        """Write D * p, plus the gradients of several target ids."""
+        """Compute D * p, plus the gradients of several target ids, with D and the softmax p of the module."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
         if ids_sbuf is None:
             arithmetic.product(gradient_sbuf, slopes_sbuf, softmax_sbuf)
@@ -266,9 +273,9 @@ class GradientTiles:
             through_cap(dst_sbuf, softmax_sbuf, scores)
 
     def _square(self, tangents: nl.NkiTensor) -> None:
-        """Square the tangents in place.
+        """Square the scores tanh(logit / cap) in place.
 
-        A square of -inf would make the gradient NaN, which is 0 there; so tangents are raised to -1 first.
+        They are raised to -1 first: the square of -inf would make the gradient NaN, where it is 0.
         """
         if self.masks:
             nisa.tensor_scalar(dst=tangents, data=tangents, op0=nl.maximum, operand0=-1.0)
@@ -278,7 +285,10 @@ class GradientTiles:
             arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
-        """Write p; the scores stay as they are. With a maximum, ``dst_sbuf`` holds the exponents without their bias."""
+        """Compute the softmax p from the scores, which stay unchanged.
+
+        If the maximum is subtracted first, ``dst_sbuf`` holds the exponents without their bias.
+        """
         bias_sbuf = place.of(self.columns.bias_sbuf)
         if self.columns.neg_maximum_sbuf is None:
             scale = self.columns.scale.of(place.column, place.rows)
@@ -293,7 +303,7 @@ class GradientTiles:
         slopes_sbuf: nl.NkiTensor | None,
         place: TilePlace,
     ) -> nl.NkiTensor | None:
-        """Return D * p - spread * w, in a tile of its own; None for 0."""
+        """Return D * p - spread * w (see the module), in a tile of its own; None if it is 0."""
         rest_sbuf, spread_sbuf = self.columns.rest_sbuf, self.columns.spread_sbuf
         if rest_sbuf is None:
             return None
@@ -319,7 +329,7 @@ class GradientTiles:
         return other_sbuf
 
     def _subtract_spread(self, other_sbuf: nl.NkiTensor, place: TilePlace) -> None:
-        """Subtract spread * w in place."""
+        """Subtract spread * w in place, for the class weights w (see the module)."""
         if self.columns.spread_sbuf is None:
             return
         spread_sbuf = place.of(self.columns.spread_sbuf)
@@ -338,7 +348,7 @@ class GradientTiles:
 
 
 def problem_of_launch(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> BackwardProblem:
-    """Return the problem that the shared backward computes gradients of."""
+    """Return the problem of a launch that the shared backward solves: its operands and tiles of the gradient."""
     lowest_bias = None
     # The gradient of the entropy multiplies p with its logit, of which none may be -inf.
     if upstream.grad_entropy_hbm is not None and options.softcap is None:
@@ -375,7 +385,7 @@ def upstream_of_positions(upstream: PositionUpstream, block: Block) -> PositionU
 def backward_of_core(
     launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
 ) -> None:
-    """Write the gradients; this core works on its share of the classes.
+    """Compute and store the gradients; this core works on its own part of the classes.
 
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.

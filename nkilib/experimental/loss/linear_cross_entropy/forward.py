@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of linear cross-entropy on one core: W^T of its classes streams past X^T of a block of positions.
+"""The forward of linear cross-entropy on one core.
 
-:func:`forward_of_core` goes through the blocks of positions. X^T of a block stays on chip. The cores share the classes,
-and swap their statistics of the positions at the end of a block. :class:`Keeping` keeps the logits for gradients in the
-same launch. For several target ids per position the results are log-probabilities [N, K] instead of a loss
-(:class:`ScoreResults`, :func:`score_results`).
+:func:`forward_of_core` goes through the blocks of positions. X^T of a block stays on chip, and W^T of the core's
+classes is streamed in. Each core has its own classes; at the end of a block the cores swap their statistics of the
+positions.
+
+:class:`Keeping` keeps the logits for gradients in the same launch. For several target ids per position the results are
+log-probabilities [N, K] instead of a loss (:class:`ScoreResults`, :func:`score_results`).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class ScoreResults:
     Attributes:
         logprob_hbm, target_logit_hbm: tensors [N, K].
         lse_hbm: log-sum-exp, [N].
-        others: further vectors [N]. The loss among them is the log-probability, and no loss is written.
+        others: further vectors [N], as for one target; their field for the loss is not used.
     """
 
     logprob_hbm: nl.NkiTensor
@@ -109,7 +111,7 @@ class ScoreResults:
 
 
 def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
-    """Return the scores at the targets: the logits, or their tangents under a cap, of which z is a multiple."""
+    """Return the scores at the targets (logits, or tanh(logit / cap)), of which z is a multiple."""
     if options.softcap is None:
         return targets.logits_sbuf
     tangents_sbuf = float32_like(targets.logits_sbuf)
@@ -119,15 +121,16 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
 
 
 def _of_ids(values_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return per-position scalars as a view in the shape of a tile of the ids."""
+    """Return per-position scalars as a view in the shape of a tile with one value for each target id."""
     return values_sbuf if len(like_sbuf.shape) == 2 else over_ids(values_sbuf, like_sbuf.shape[2])
 
 
 def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, targets: TargetValues) -> nl.NkiTensor:
-    """Return z[t] - m - log d, 0 where the id is ignored and NaN where lse is infinite.
+    """Return the log-probabilities z[t] - m - log d of the target ids t; 0 where the id is ignored, NaN where lse is
+    infinite.
 
-    m is the maximum, and d the sum of exponentials relative to it. The result does not go through lse: where logits are
-    large, z[t] - lse would cancel the part of log d that the rounding of lse has kept.
+    z are the logits after cap and temperature, m is their maximum, and d the sum of exponentials relative to it. The
+    result is not computed as z[t] - lse: where logits are large, rounding lse loses a part of log d.
     """
     statistics = group.statistics
     distance_sbuf = float32_like(scores_sbuf)
@@ -203,7 +206,7 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass of some tiles of positions through blocks of classes.
+    """The forward of some tiles of positions over several blocks of classes.
 
     Attributes:
         tiles: the tiles of positions, at least one.
@@ -220,7 +223,7 @@ class _Pass:
     def make(
         cls, forward: _CoreForward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
-        """Return a pass that begins at class ``first`` of the weight."""
+        """Return a pass whose first block begins at class ``first`` of the weight."""
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
             targets_sbuf[:, tiles.start : tiles.stop],
@@ -242,7 +245,7 @@ class _Pass:
         return self.first_classes_sbuf[step.number % len(self.first_classes_sbuf)]
 
     def advance(self, step: Step) -> None:
-        """Compute the first class of the block after a step."""
+        """Set the first class to that of the block after a step."""
         next_sbuf = self.first_classes_sbuf[(step.number + 1) % len(self.first_classes_sbuf)]
         nisa.tensor_scalar(dst=next_sbuf, data=self.first_class_of(step), op0=nl.add, operand0=float(step.block.size))
 
@@ -260,8 +263,9 @@ class _BlockForward:
         shared: the pass of the core's part of the tiles through the shared classes; None if there is none.
         shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None if
             there are no shared classes.
-        part: the tiles whose results the core stores: its part of them, or all of them if no classes are shared.
-        reopens: whether the last step loads the first classes again, for another block of positions.
+        part: the tiles whose results this core computes at the end: its part of the tiles, or all if no classes are
+            shared.
+        reopens: whether the last step loads the first classes again, for the next block of positions.
     """
 
     forward: _CoreForward
@@ -311,8 +315,8 @@ class _BlockForward:
     def finish(self, block: Block, results: Results | ScoreResults) -> None:
         """Compute and store the results over all classes.
 
-        Each core stores the results of its part of the positions; without shared classes the cores store the result
-        vectors of all positions round-robin.
+        If classes are shared, each core stores the results of its part of the positions; else the cores store whole
+        result vectors, one core one vector, alternately.
         """
         launch, statistics = self.forward.launch, self.statistics
         statistics.finish(self.shared_picked_sbuf)
@@ -333,7 +337,7 @@ class _BlockForward:
         return computed_results(group, results, options)
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
-        """Process one block of classes, with statistics in ``column``; with ``through`` None it is only loaded."""
+        """Process one block of classes, with its statistics in ``column``; if ``through`` is None, only load it."""
         stream, opening = self.forward.classes, self.forward.schedule.opening
         classes = stream.advance(step)
         reopens = is_last and self.reopens
@@ -392,7 +396,7 @@ class Keeping:
     Attributes:
         kept: the memory for the logits of this core; None if it has no classes.
         shares: the classes of each core.
-        program_share: the forward's share of the instructions that the program of a core may have.
+        program_share: the fraction of a program's allowed instructions that the forward may use.
     """
 
     kept: LogitsInHbm | None
@@ -408,7 +412,7 @@ class _CoreForward:
         launch, options: the operands and options of the kernel.
         schedule: the schedule of the core's classes.
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
-        classes: the stream of the classes.
+        classes: the buffers into which W^T is streamed.
         scores: the tiles of logits.
         kept: the memory that the logits are kept in; None if they are not kept.
     """
@@ -431,7 +435,11 @@ class _CoreForward:
         bodies: int,
         keeping: Keeping | None,
     ) -> _CoreForward:
-        """Allocate memory for a program of at most ``bodies`` blocks of classes for each block of positions."""
+        """Allocate the memory of a core.
+
+        ``bodies`` is the largest number of copies of the code for a block of classes that the program may have, for
+        each block of positions.
+        """
         tiles, sizes = plan.tiles, _forward_sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
         if keeping is None:
@@ -461,7 +469,7 @@ class _CoreForward:
         Args:
             block: the positions.
             results: the results of all positions.
-            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            opens: whether the first classes are still to be loaded here, after the first tile of positions.
             reopens: whether the first classes are loaded again at the end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
@@ -486,7 +494,10 @@ def forward_of_core(
     results: Results | ScoreResults,
     keeping: Keeping | None = None,
 ) -> None:
-    """Compute the results; each core stores some of them. ``keeping`` is for gradients in the same launch."""
+    """Compute the results of all positions; each core stores some of them.
+
+    ``keeping`` is given if gradients follow in the same launch.
+    """
     _require_room(launch, options, tiling)
     sizes = _forward_sizes(launch, options)
     if keeping is not None:

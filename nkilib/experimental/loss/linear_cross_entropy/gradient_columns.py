@@ -4,8 +4,8 @@
 """The per-position scalars of the gradient of linear cross-entropy, computed once per launch.
 
 They are float32 columns [128, tiles]; column t holds positions 128 t to 128 t + 127, one per partition.
-:class:`GradientColumns` has all of them, :class:`Exponents` those from which a tile computes its softmax. The terms are
-those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`.
+:class:`GradientColumns` holds all of them, and :class:`Exponents` those from which a tile computes its softmax. The
+terms of the gradient are those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
-    """Return the sum of all class weights; float32 [128, 1] if it is computed here."""
+    """Return the sum of all class weights: a number of the caller, or float32 [128, 1] if it is computed here."""
     if launch.class_weight_hbm is None or options.spread == 0.0:
         return float(options.classes.total)
     return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
@@ -86,7 +86,8 @@ def _target_terms(
 
 @dataclass(frozen=True)
 class Exponents:
-    """The scalars of a softmax of logits: p is ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
+    """The per-position scalars of the softmax p = ``factor * exp(z + neg_maximum + bias)`` of logits z, float32 [128,
+    tiles] each.
 
     Attributes:
         lse_sbuf: log-sum-exp.
@@ -108,10 +109,10 @@ class Exponents:
     def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
         """Compute the scalars of all positions.
 
-        With the maximum, p is computed from z minus the maximum, which is exact, but takes another pass over a tile.
-        Tensor leaves time for this pass if its products are float32. Otherwise p is computed from z - lse, and its
-        coefficients are multiplied by ``factor_sbuf``; only log p, which the gradient of the entropy needs, keeps the
-        rounding of lse.
+        If products are float32, Tensor takes so long that another pass over a tile costs nothing; then the softmax p is
+        computed from z minus the maximum, which is exact. Otherwise p is computed from z - lse, and its coefficients
+        are multiplied by ``factor_sbuf``, which corrects the rounding of lse; only log p, which the gradient of the
+        entropy needs, keeps that rounding.
         """
         lse_sbuf = positions.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -128,10 +129,11 @@ class Exponents:
     def entropy_terms(
         self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, scale: Scale
     ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return slope and offset of -g (log p + H) over the scores, where g is the gradient of the entropy H.
+        """Return slope and offset of -g (log p + H) as a linear function of the scores; g is the upstream gradient of
+        the entropy H.
 
-        log p is z - lse. With the maximum, it is the exponents without their bias, over which the slope is then taken,
-        minus the log of the sum.
+        log p is z - lse. If the maximum is subtracted first, log p is z - maximum minus the log of the sum, and slope
+        and offset are over z - maximum.
         """
         if self.log_sum_sbuf is not None:
             return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
@@ -145,9 +147,10 @@ def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
 
 
 def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-    """Return the coefficient of p / factor that takes the place of D: D * factor + (A - D) * (factor - 1).
+    """Return the coefficient D * factor + (A - D) * (factor - 1), which replaces D if p is computed without ``factor``.
 
-    The second term is there because the error at the target is computed with p / factor instead of p.
+    A - D is ``own_sbuf`` and D is ``rest_sbuf``, see :class:`GradientColumns`. The second term corrects p - onehot,
+    which is computed with p / factor in place of p.
     """
     result_sbuf = float32_like(factor_sbuf)
     nisa.scalar_tensor_tensor(
@@ -166,8 +169,8 @@ def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
 class GradientColumns:
     """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
-    With p the softmax, h = p - onehot the error and w the class weights, the gradient of z is
-    (A - D) h + D p - spread w (:mod:`.backward`).
+    The gradient of the logit z (after cap and temperature) is (A - D) h + D p - spread w, with the softmax p, h = p -
+    onehot, and the class weights w (:mod:`.backward`).
 
     Attributes:
         scale: the factor of the positions that turns scores into z.
@@ -175,10 +178,11 @@ class GradientColumns:
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
         neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
         has_target: whether there is a gradient of the loss or of the log-probability.
-        own_sbuf: A - D, the factor of h. Without a target it is D and the factor of p, and it is not read where D
-            grows with the logits.
-        rest_sbuf: D, or, where D grows with the logits, the value of D where the exponents, without their bias, are 0.
-        slope_sbuf: the slope of D over the scores, or over the exponents if the maximum is given; None for 0.
+        own_sbuf: A - D, the factor of h. Without a target it is D, the factor of p; it is not read if D depends on the
+            logits.
+        rest_sbuf: D; if D depends on the logits, its value where the exponents without their bias are 0.
+        slope_sbuf: the slope of D as a function of the scores, or of z minus the maximum if that is computed; None for
+            0.
         spread_sbuf: the factor of the class weights.
         power: the power of two that the gradient is scaled by; None for 1.
     """
@@ -196,7 +200,7 @@ class GradientColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> GradientColumns:
-        """Compute the columns of all positions of a launch."""
+        """Compute the per-position scalars (columns) of all positions of a launch."""
         positions = AllPositions()
         exponents, temperatures = Exponents.make(positions, launch, upstream), launch.temperatures()
         scale, slope = options.scale_of(temperatures), options.slope_of(temperatures)

@@ -3,19 +3,19 @@
 
 """The gradient of the log-probabilities of several target ids per position, with respect to the logits.
 
-With gradients g_k of the ids t_k, and p the softmax, the gradient is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that
-are 0 except for few classes (:class:`IdTiles`), and a coefficient of p (:class:`IdGradient`). All of it is float32, so
-that terms that cancel where an id is confident do so before the only rounding.
+With upstream gradients g_k of the ids t_k and the softmax p, the gradient for class v is ``sum_k g_k 1[t_k = v] - p_v
+sum_k g_k``. The first term is a tile that is 0 except at few classes (:class:`IdTiles`), the second a coefficient of p
+(:class:`IdGradient`). Both are float32, so that the terms of a confident id cancel before the only rounding.
 
 Once per launch the ids of a position are sorted, equal ids are joined into one with the sum of their gradients, and
-each gets a place in a table of gradients (:class:`IdColumns`). For a tile of classes Vector marks the classes that are
-ids, eight at a time, in the numbers 0, 1, 2, ...; a running sum of the marks, which starts at the number of ids below
-the tile, gives the places. So a tile costs K / 8 passes of Vector and a few more, instead of two passes per id. GpSimd
-gathers the gradients when the tile is computed.
+each gets a place (an index) in a table of gradients (:class:`IdColumns`). For a tile of classes, Vector compares the
+class numbers 0, 1, 2, ... with eight ids at a time and marks those that are ids. A running sum of the marks, which
+starts at the number of ids below the tile, gives the place of each class. So a tile costs K / 8 passes of Vector and a
+few more, instead of two passes per id. GpSimd gathers the gradients from the table when the tile is computed.
 
-Vector has little to do while Tensor multiplies a block of gradients with W and X. So the places of the next block are
-found then, and kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find. So the
-ids of the position follow the numbers once more, where an id of another tile is found.
+The places of the next block are computed while Tensor multiplies a block of gradients with W and X, when Vector has
+little to do, and are kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find; so
+the ids themselves follow the class numbers in its input, where the ids of other tiles are found.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _GPSIMD = nisa.engine.gpsimd
 
 @dataclass(frozen=True)
 class IdTiles:
-    """Computes the tiles of ``sum_k g_k 1[t_k = v]``, one after another.
+    """The computation of tiles of ``sum_k g_k 1[t_k = v]``, for upstream gradients g_k of target ids t_k and classes v.
+    K' is K rounded up to a multiple of 8.
 
     Attributes:
         table_sbuf: the table of gradients, see :class:`IdColumns`.
@@ -56,9 +57,9 @@ class IdTiles:
         marked_sbuf: a copy of ``source_sbuf`` with marks.
         below_sbuf: a mask of the ids below a tile, float32 [128, K'].
         running_sbuf: minus the running sum of the marks, float32 [128, classes].
-        kept_sbuf: the places in the table, uint8 [128, tiles of positions of a block, tiles of classes of a block,
+        kept_sbuf: the indices into the table, uint8 [128, tiles of positions of a block, tiles of classes of a block,
             classes].
-        places_sbuf: buffer slots for the places of a tile, uint32 [128, classes].
+        places_sbuf: buffer slots for the indices of a tile, uint32 [128, classes].
         gradients_sbuf: buffer slots for the gradients of a tile, float32 [128, classes].
     """
 
@@ -74,7 +75,10 @@ class IdTiles:
 
     @classmethod
     def make(cls, table_sbuf: nl.NkiTensor, position_tiles: int, block: int, classes: int) -> IdTiles:
-        """Allocate memory for blocks of ``position_tiles`` tiles and ``block`` classes, in tiles of ``classes``."""
+        """Allocate memory for blocks of ``position_tiles`` tiles of positions and ``block`` classes.
+
+        A tile of the gradient has ``classes`` classes.
+        """
         searched = table_sbuf.shape[2] - 1
 
         def tile(columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
@@ -101,13 +105,13 @@ class IdTiles:
         return self.kept_sbuf.shape[2]
 
     def search(self, column: int, tile: int, ids_sbuf: nl.NkiTensor, skipped: int) -> None:
-        """Find the table places of a tile of positions and a tile of classes.
+        """Find, for a tile of positions and a tile of classes, the index of each class in the table of gradients.
 
         Args:
             column: the number of the tile of positions.
             tile: the number of the tile of classes in its block.
-            ids_sbuf: the sorted ids of the positions, float32 [128, K'].
-            skipped: the number of classes between the class that the ids are counted from and the block.
+            ids_sbuf: the sorted ids of the positions, float32 [128, K'], where K' is K rounded up to a multiple of 8.
+            skipped: the number of classes from the one that ids are counted from to the first class of the block.
         """
         searched = ids_sbuf.shape[1]
         own_sbuf = self.source_sbuf[:, self.classes :]
@@ -150,7 +154,7 @@ class IdTiles:
         )
 
     def gradients(self, number: int, rows: int, column: int, first: int, classes: int) -> nl.NkiTensor:
-        """Return tile ``number``, whose places have been found, float32 [rows, classes].
+        """Return tile ``number`` of the ids' gradients, float32 [rows, classes], after :meth:`search`.
 
         Args:
             number: the number of the tile.
@@ -168,22 +172,22 @@ class IdTiles:
         return gradients_sbuf
 
     def _kept(self, column: int, tile: int) -> nl.NkiTensor:
-        """Return the memory for the places of a tile, [128, classes]; no two tiles of a block share it."""
+        """Return the memory for the table indices of a tile, [128, classes]; no two tiles of a block share it."""
         return self.kept_sbuf[:, column % self.kept_sbuf.shape[1], tile]
 
 
 def sorted_at_a_time(ids: int) -> int:
-    """Return the number of tiles of positions that are sorted at a time, for ``ids`` target ids per position."""
+    """Return the number of tiles of positions that are sorted together, for ``ids`` target ids per position."""
     return _SORTED_AT_A_TIME // searched_ids(ids)
 
 
 def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
     """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of them.
 
-    Each repeated id is replaced by a number of its own beyond all classes.
+    Each repeated id is replaced by a distinct number beyond all classes.
 
     Args:
-        ids_sbuf: the ids, float32 [128, tiles, K'], changed in place.
+        ids_sbuf: the ids, float32 [128, tiles, K'] (K' is K rounded up to a multiple of 8), changed in place.
         gradients_sbuf: the gradients, float32, in the same shape.
         ids: K.
     """
@@ -217,7 +221,10 @@ def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) 
 
 
 def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    """Sort distinct ids, and their sums with them, all float32 [128, tiles, K']; the eight largest at a time."""
+    """Sort distinct ids and, with them, the sums of their gradients; the eight largest ids at a time.
+
+    All tiles are float32 [128, tiles, K'], where K' is K rounded up to a multiple of 8.
+    """
     searched = ids_sbuf.shape[2]
     negated_sbuf = scaled(ids_sbuf, -1.0)
     left_sbuf, largest_sbuf = float32_like(ids_sbuf), float32_like(ids_sbuf)
@@ -253,7 +260,7 @@ class IdColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, slope: Scale, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
-        """Compute the columns of all positions of a launch, from gradients [N, K]."""
+        """Compute the columns of sorted ids and gradients for all positions of a launch, from gradients [N, K]."""
         tiles, searched = launch.position_tiles, searched_ids(launch.ids)
         columns = cls(
             nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),
@@ -277,7 +284,7 @@ class IdColumns:
         first: int,
         end: int,
     ) -> None:
-        """Compute tiles ``first`` to ``end`` of positions, of which ``slope`` is 1 over the temperature."""
+        """Compute the columns of tiles ``first`` to ``end`` of positions; ``slope`` is 1 over the temperature."""
         searched = self.sorted_sbuf.shape[2]
         start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
         ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
@@ -302,8 +309,7 @@ class IdGradient:
     """The per-position values of the gradient for several target ids.
 
     Attributes:
-        columns: the per-position scalars; their targets are the sorted ids, and their gradient has no error at a
-            target.
+        columns: the per-position scalars; their targets are the sorted ids, and they have no term for a single target.
         table_sbuf: the table of gradients, see :class:`IdColumns`; None without a gradient of the log-probabilities.
     """
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its
-logits in HBM.
+"""The kernels of linear cross-entropy: the loss of an output layer ``X W^T + b`` and its gradients, without logits in
+HBM.
 
-:func:`linear_cross_entropy_forward` multiplies tiles of X and W, and folds each tile of logits into the running
-statistics of its positions. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each
-of them, and multiplies it with W and X. The cores of a launch split the vocabulary.
+:func:`linear_cross_entropy_forward` multiplies tiles of X and W, and updates the running statistics of the positions
+with each tile of logits. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each of
+them, and multiplies it with W and X. The cores of a launch split the vocabulary.
 :func:`linear_cross_entropy_forward_backward` does both in a single launch, and keeps the logits of a block of positions
 in HBM in between.
 """
@@ -118,8 +118,8 @@ def linear_cross_entropy_forward(
             products. None takes the dtype of X.
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
             ``temperature``; no value compiles the kernel again. Where one is not from 1e-6 to 1e6 (0, negative,
-            infinite, NaN), the results of the position that depend on it are NaN. The argmax is that of the logits
-            before it, whose order it keeps.
+            infinite, NaN), the results of the position that depend on it are NaN. The argmax is taken before the
+            temperature, which does not change the order of logits.
 
     Returns:
         Tuple of [N] float32 tensors in HBM: loss (nats) and lse, ``log(sum(exp(z)))``; then the requested results, in

@@ -3,13 +3,13 @@
 
 """A launch of linear cross-entropy while its kernel is traced: its arguments, and what its options need.
 
-:class:`LinearLaunch` has operands and targets. The flags of the loss are those of cross-entropy; :func:`scaled_recipe`
-and :func:`without_loss` adapt them. :func:`forward_needs` (:class:`ForwardNeeds`) tells which of them take memory or
-time in a forward, :func:`tile_needs` and :func:`backward_sizes` in a backward; :func:`has_options` whether there are
-any. :mod:`.targets` loads the targets of positions.
+:class:`LinearLaunch` holds operands and targets. The options of the loss are those of cross-entropy;
+:func:`scaled_recipe` and :func:`without_loss` adapt them. :func:`forward_needs` (:class:`ForwardNeeds`) tells which
+options take memory or time in a forward, :func:`tile_needs` and :func:`backward_sizes` in a backward, and
+:func:`has_options` whether there are any. :mod:`.targets` loads the targets of positions.
 
 With several target ids per position, sorted ids and their gradients stay in SBUF for all positions of a backward. For
-each tile of logits Vector looks for eight ids at a time, and the places that it finds become a tile of gradients.
+each tile of logits Vector searches for eight ids at a time, and a tile of gradients is gathered at the places found.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class ForwardNeeds:
         sums: whether something besides the exponentials is summed over all classes, such as a smoothed loss.
         entropy, squares, mean, argmax: whether the entropy, log_sum_squares, the mean logit and the argmax are
             requested.
-        products: whether the argmax compares z, a multiple of the scores in the tiles, and not the scores.
+        products: whether the argmax compares z (the logits after cap and temperature) instead of the scores in the
+            tiles, of which z is a multiple.
         temperatures: whether each position has a temperature.
     """
 
@@ -84,33 +85,39 @@ class ForwardNeeds:
 
     @classmethod
     def everything(cls) -> ForwardNeeds:
-        """Return all options at once: whatever fits with them fits with any of them."""
+        """Return all options at once: a tiling that fits with all of them fits with any of them."""
         return cls(*(True for _ in fields(cls)))
 
     @property
     def keeps_exponentials(self) -> bool:
-        """Whether exponentials are read again."""
+        """Whether the exponentials are read again after their sum, and so must be kept."""
         return self.entropy or self.squares
 
     @property
     def counts_classes(self) -> bool:
-        """Whether classes that are not masked are counted."""
+        """Whether the classes that are not masked must be counted."""
         return self.mean and self.bias
 
     @property
     def has_vector_terms(self) -> bool:
-        """Whether Vector computes sums over the classes whose single terms are not needed."""
+        """Whether Vector computes sums over the classes of terms that are not needed themselves."""
         return self.sums or self.entropy or self.counts_classes
 
     @property
     def has_exact_maxima(self) -> bool:
-        """Whether the maxima in the statistics, times the scale, are the maxima of z: there is no bias and no cap."""
+        """Whether the maxima in the statistics, times the scale, are the maxima of z, the logits after cap and
+        temperature.
+
+        They are if there is no bias and no cap.
+        """
         return not (self.bias or self.softcap)
 
     @property
     def ranks_scores(self) -> bool:
-        """Whether the maxima in the statistics are those by which an argmax compares blocks of classes: those of z, or
-        under temperatures of positions, which leave their order, those of the logits.
+        """Whether the argmax can compare blocks of classes by the maxima in the statistics.
+
+        It can if they are maxima of z (the logits after cap and temperature), or of logits that only a temperature per
+        position follows, because it keeps their order.
         """
         return self.has_exact_maxima and (self.temperatures or not self.scale)
 
@@ -130,7 +137,7 @@ class ForwardNeeds:
 
     @property
     def group_rings(self) -> int:
-        """The number of float32 tiles of logits that each tile of a group needs."""
+        """The number of float32 buffers of the size of a tile of logits that each tile of a group needs."""
         return 1 + self.softcap + self.products + self.keeps_exponentials
 
     @property
@@ -147,7 +154,9 @@ class ForwardNeeds:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions of a tile of logits besides its products, with its share of the group's."""
+        """The number of instructions for a tile of logits besides its products, including its part of those for a whole
+        group.
+        """
         passes = self.vector_passes + self.scalar_passes + self.products + (self.entropy and self.bias)
         return passes + (1 if self == ForwardNeeds() else 2 + self.argmax)
 
@@ -204,18 +213,18 @@ def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
 
 
 def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, Options]:
-    """Return launch and options of a backward without a gradient of the loss.
+    """Return the launch and options for a backward without a gradient of the loss.
 
-    Options that only the loss needs are removed.
+    Options that affect only the loss are removed.
     """
     recipe = replace(options.recipe, label_smoothing=0.0, lse_square_scale=0.0)
     return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
 
 
 def rounds_products(scale: float) -> bool:
-    """Return whether products with ``scale`` may make different numbers equal.
+    """Return whether multiplying by ``scale`` may round different numbers to the same one.
 
-    Products with a power of two are exact.
+    Multiplying by a power of two is exact.
     """
     return math.frexp(scale)[0] != 0.5
 
@@ -252,22 +261,24 @@ def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = F
 
 
 def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
+    """Return whether the rounding error of lse is corrected by a factor of the coefficients of the softmax p.
 
-    If it does not, correcting it takes another pass over every tile.
+    If not, correcting it takes another pass over every tile.
     """
     return upstream.maximum_hbm is not None and launch.dtype != nl.float32
 
 
 def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
-    """Return whether the gradient has terms besides the error at the target; these terms take tiles."""
+    """Return whether the gradient has other terms than p - onehot (softmax minus one-hot target); they take further
+    tiles.
+    """
     of_loss = options.spread != 0.0 or options.square != 0.0
     of_others = upstream.grad_lse_hbm is not None or upstream.grad_entropy_hbm is not None
     return of_loss or of_others or is_factored(launch, upstream)
 
 
 def columns_of_ids(ids: int) -> int:
-    """Return how many numbers a partition keeps for each tile of positions, if there are several ids per position.
+    """Return how many numbers per partition and tile of positions are kept for several target ids per position.
 
     They are the sorted ids, the ids counted from the first class of a block, and the gradients.
     """
@@ -277,21 +288,21 @@ def columns_of_ids(ids: int) -> int:
 def tiles_of_ids(ids: int) -> int:
     """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
 
-    They hold the class numbers with and without marks, and are memory for gathers.
+    They hold the class numbers, with and without marks, and the gathered gradients.
     """
     return 0 if ids == 1 else 2 + _TILES_OF_IDS
 
 
 def numbers_of_ids(ids: int) -> int:
-    """Return how many numbers per partition several ids per position need besides columns and tiles.
+    """Return how many numbers per partition several ids need besides :func:`columns_of_ids` and :func:`tiles_of_ids`.
 
-    They are the ids behind the class numbers, and a mask of the ids below a tile.
+    They are the ids that follow the class numbers, and a mask of the ids below a tile.
     """
     return 0 if ids == 1 else 3 * searched_ids(ids)
 
 
 def instructions_of_ids(ids: int) -> int:
-    """Return the number of instructions that the ids add to a tile of the gradient."""
+    """Return the number of instructions that several target ids per position add to a tile of the gradient."""
     return 0 if ids == 1 else searched_ids(ids) // IDS_OF_SEARCH + _INSTRUCTIONS_OF_IDS
 
 
@@ -310,9 +321,9 @@ def tile_needs(
     Args:
         has_bias, has_class_weights: whether a row of biases, or of class weights, is needed for the classes of a block.
         has_softcap: whether the logits are capped.
-        has_rest: whether the gradient has terms besides the error at the target.
+        has_rest: whether the gradient has other terms than p - onehot, see :func:`has_rest`.
         ids: the number of target ids per position.
-        keeps_logits: whether the logits come from HBM, with their bias and under their cap.
+        keeps_logits: whether the logits are loaded from HBM, with bias and cap applied.
         sums_bias: whether db is summed from gradients before they are rounded.
         has_temperatures: whether each position has a temperature.
     """
@@ -331,7 +342,7 @@ def tile_needs(
 def backward_sizes(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
 ) -> BackwardSizes:
-    """Return the sizes and options of a launch that the plan of its backward depends on."""
+    """Return the sizes and options of a launch on which the plan of its backward depends."""
     return BackwardSizes(
         launch.num_positions,
         launch.num_features,

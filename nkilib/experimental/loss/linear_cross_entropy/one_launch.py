@@ -8,7 +8,7 @@ and computes loss and lse over all classes. Then it runs the backward, which loa
 of their gradient costs a load and no product.
 
 All positions are one block if their logits take no more memory than ``scratch_bytes`` plus the float32 sum of dW that
-several blocks would need. Each block but the first adds to this sum, and the last block rounds it.
+several blocks would need. Each block but the first adds its dW to this sum, and the last block rounds the sum.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ FEWEST_IN_LOOP, COPIES_WITH_LOOP = 5, 3
 def _gradient_plan(
     part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int, gradients: Gradients
 ) -> BackwardPlan:
-    """Return the plan of the gradients of one of ``parts`` blocks of positions.
+    """Return the plan of the gradients for one block of positions, given the numbers of blocks and of copies of their
+    code.
 
-    The program has ``copies`` copies of a block.
+    ``parts`` is the number of blocks, and ``copies`` how often the program contains the code of a block.
     """
     sizes = BackwardSizes(
         part.num_positions,
@@ -97,14 +98,14 @@ def _constant_in_hbm(value: float) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class _PartGradients:
-    """The gradients of all blocks of positions.
+    """The gradients of all blocks of positions, and the tensors in which they are summed.
 
     Attributes:
         gradients: the gradients of the launch.
         share: the classes of this core.
         weight_sum_hbm: the sum of dW, float32, in the shape of W; None if there is one block.
         part_bias_hbm: db of one block, float32 [V]; None if there is one block.
-        part_input_hbm: dX of a block whose first position is a loop variable, because transfers that add take no such
+        part_input_hbm: dX of a block whose first position is a loop variable; transfers that add do not accept such an
             address.
     """
 
@@ -136,7 +137,7 @@ class _PartGradients:
         )
 
     def of_part(self, block: Block, is_first: bool, is_last: bool) -> Gradients:
-        """Return the tensors that a block writes its gradients to."""
+        """Return the tensors into which the backward of a block writes its gradients."""
         whole = self.gradients
         input_hbm = whole.input_hbm
         if input_hbm is not None:
@@ -149,7 +150,9 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Move dX of a block to its place, half of it by each core, and add up db, each core its own classes."""
+        """Copy a block's dX to its place, half of it by each core, and add its db to the sum, each core its own
+        classes.
+        """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):
             synchronise(part_input_hbm)
@@ -181,7 +184,7 @@ class _Parts:
         shares: the classes of each core.
         kept: the memory for the logits of this core, which all blocks reuse; None if the core has no classes.
         count: the number of blocks.
-        copies: the number of copies of a block in the program.
+        copies: how often the program contains the code of a block.
     """
 
     launch: LinearLaunch
@@ -237,7 +240,7 @@ def one_launch(
     results: Results,
     gradients: Gradients,
 ) -> None:
-    """Write loss, lse and the gradients of ``scale`` times the sum of the losses.
+    """Compute and store loss, lse and the gradients of ``scale`` times the sum of the losses.
 
     Args:
         launch, options: the operands and options of the kernel.

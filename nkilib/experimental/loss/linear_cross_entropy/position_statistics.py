@@ -3,9 +3,10 @@
 
 """The statistics that a forward gathers for a block of positions (:class:`PositionStatistics`).
 
-They are those of cross-entropy, with tiles of positions as batches. The statistics of a few blocks of classes, a
-window, are side by side in the columns of :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0.
-At the end both cores swap their columns and combine the columns of both at once, so that nothing is combined twice.
+They are the maxima, sums of exponentials and other sums of cross-entropy, with tiles of positions as batches. The
+statistics of a few blocks of classes (a window) are in adjacent columns of :mod:`nkilib.core.rows.statistics`; a full
+window is combined into column 0. At the end both cores swap their columns and combine the columns of both at once, so
+that nothing is combined twice.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class PositionStatistics:
         targets: the targets; their logits are complete at the end.
         picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several ids
             a tile of its own.
-        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
-            those of this core, those of the other one, and those of blocks of classes that the cores share.
+        exchanged_sbuf: all statistics, [128, columns, statistics, tiles]: columns of this core, of the other core, and
+            of blocks that the cores share, in an order that makes the columns of a core contiguous.
         received_ids_sbuf: the logits of several ids that the other core has found, float32 [128, tiles, ids]; None for
             one id.
     """
@@ -151,15 +152,15 @@ class PositionStatistics:
         return cls(window, group, targets, picked_sbuf, exchanged_sbuf, received_sbuf)
 
     def column(self, number: int) -> int:
-        """Return the column of block number ``number`` of classes."""
+        """Return the column of the statistics for block ``number`` of classes."""
         return 1 + number % self.window
 
     def shared_column(self, number: int) -> int:
-        """Return the column of block number ``number`` of the classes that the cores share."""
+        """Return the column of the statistics for block ``number`` of the classes that the cores share."""
         return nl.num_programs() * (self.window + 1) + number
 
     def combine_window(self) -> None:
-        """Combine a full window into column 0."""
+        """Combine the statistics of a full window of blocks of classes into column 0."""
         self.group.restart(self.window + 1)
 
     def exchange(self, number: int) -> None:
@@ -181,10 +182,11 @@ class PositionStatistics:
             )
 
     def finish(self, shared_sbuf: nl.NkiTensor | None) -> None:
-        """Combine the statistics of all columns, and take logs.
+        """Combine the statistics of all columns, and compute the logs of the sums.
 
         Args:
-            shared_sbuf: the logits that were found in the classes that the cores share; None without any.
+            shared_sbuf: the target logits that were found in the classes that the cores share; None without such
+                classes.
         """
         columns = self.group.statistics.columns.count
         self.group.take_weights(columns)
@@ -208,8 +210,8 @@ class PositionStatistics:
     def _forget_combined(self, number: int) -> None:
         """Clear the columns that the last blocks did not use, which are already combined into column 0.
 
-        The last window is not combined by itself: if it is full, no column is unused. Maxima and places of the argmax
-        do no harm if they are combined a second time.
+        The last window is not combined by itself: if it is full, no column is unused. Maxima and argmax may be combined
+        twice without harm.
         """
         left = number % self.window
         if left == 0 or number < self.window:

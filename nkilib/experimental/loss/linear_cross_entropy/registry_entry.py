@@ -3,9 +3,9 @@
 
 """The registry entry of linear cross-entropy and token scores: the kernels to launch, with their guarantees and work.
 
-- The work, such as :func:`linear_forward_work`, is the same whatever the tiling; from it the performance model knows
-  how fast hardware could be. Every operand and every result crosses HBM once; logits do not. The product that gives
-  all logits takes N V D multiply-adds, and so does each of dX and dW.
+- The work, such as :func:`linear_forward_work`, is the same whatever the tiling; from it the performance model computes
+  how fast the hardware could be. Every operand is read and every result written once in HBM; logits are not. The
+  product that gives all logits takes N V D multiply-adds, and so does each of dX and dW.
 - The guarantees, such as ``LINEAR_CROSS_ENTROPY_FORWARD``, whose claims tests check. The bytes of HBM that kernels
   allocate are computed by :func:`backward_workspace_bytes` and :func:`one_launch_workspace_bytes`.
 - ``LINEAR_CROSS_ENTROPY`` is the entry in the list of losses.
@@ -99,7 +99,7 @@ def _gradient_bytes(
 
 
 def _exponentials(elements: int, logit_softcap: Any) -> int:
-    """Return the number of function evaluations: an exponential for each element, and a tangent under a cap."""
+    """Return the number of evaluated activation functions: an exponential per element, and a tanh under a cap."""
     return elements if logit_softcap is None else 2 * elements
 
 
@@ -288,9 +288,9 @@ def backward_workspace_bytes(
 ) -> int:
     """Return the bytes of HBM that a backward allocates.
 
-    They hold a float32 sum of dX for each core and, where the positions take several blocks, a float32 sum of dW of a
-    class block for each core; besides, a copy of X that is rounded to ``compute_dtype``; with more than 65,536
-    positions, or fewer with several target ids, the sums of the parts that they are split into.
+    These are, for each core, a float32 sum of dX and, with several blocks of positions, a float32 sum of dW of a class
+    block; a copy of X if it is rounded to ``compute_dtype``; and, with more than 65,536 positions (fewer with several
+    target ids), sums over the parts into which they are split.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
@@ -333,8 +333,8 @@ def one_launch_workspace_bytes(
 ) -> int:
     """Return the bytes of HBM that a fused forward-backward launch allocates.
 
-    They hold the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
-    blocks, and a scalar of each core; besides, a copy of X that is rounded to ``compute_dtype``.
+    These are the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
+    blocks, a scalar of each core, and a copy of X if it is rounded to ``compute_dtype``.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(
@@ -426,7 +426,7 @@ _POSITIONS, _FEATURES, _CLASSES = 4096, 4096, 32128
 
 
 def _forward_tensors(dtype: str) -> dict[str, Any]:
-    """Return the tensors of the forward whose time the registry lists, by name."""
+    """Return, by name, the tensors of the forward launch whose modelled time the registry lists."""
     from nkilib.simulator import spec
 
     return {
@@ -437,7 +437,7 @@ def _forward_tensors(dtype: str) -> dict[str, Any]:
 
 
 def _backward_tensors(dtype: str) -> dict[str, Any]:
-    """Return the tensors of the backward whose time the registry lists, by name."""
+    """Return, by name, the tensors of the backward launch whose modelled time the registry lists."""
     from nkilib.simulator import spec
 
     of_positions = spec((_POSITIONS,), "float32")

@@ -7,20 +7,19 @@ need.
 :class:`ScoreTiles` computes tiles in groups (:class:`ScoreGroup`), :class:`Ranking` prepares the search for the argmax.
 
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
-free for Tensor, and Scalar and GpSimd read SBUF. Tiles are processed in groups, side by side, so that the small steps
-between tiles are done once for a group, and so that Scalar loads the tables of a tangent and of an exponential once for
-all tiles of a group.
+free for Tensor, and Scalar and GpSimd read SBUF. Tiles are processed in groups: small steps between tiles are done once
+for a group, and Scalar loads its tables for tanh and for exp once for all tiles of a group.
 
 Scalar computes all exponentials of a group before it squares or sums any tile of it. Vector's passes for entropy and
 argmax wait, and are issued between the maxima of the next group: :class:`WaitingPasses`. So no engine waits for another
 one as long as each has less to do than Tensor.
 
-The argmax compares z (:class:`Ranking`). The tiles hold scores: logits, or their tangents under a cap. z, the logit
-after cap and temperature, is a multiple of them. A cap or a temperature makes different logits equal: in float32 the
-tangent of everything above nine times the cap is 1, and a product with 1 / T may round two neighbours to one number. So
-z itself is compared, unless the scale is a power of two, whose products are exact. A product with a positive number
-never reverses an order, so the maximum of z is the multiple of the maximum of the scores. Tangents give no such
-guarantee: under a cap the maximum of z is searched for too.
+The argmax compares z (:class:`Ranking`). The tiles hold scores: logits x, or under a cap c tanh(x / c), called
+tangents. z, the logit after cap and temperature, is a multiple of the score. A cap or a temperature may make different
+logits equal: in float32 the tangent of everything above nine times the cap is 1, and multiplying by 1 / T may round two
+neighbours to one number. So z itself is compared, unless the scale is a power of two, whose products are exact. A
+product with a positive number never reverses an order, so the maximum of z is the multiple of the maximum of the
+scores. Tangents give no such guarantee: under a cap the maximum of z is searched for too.
 """
 
 from __future__ import annotations
@@ -51,7 +50,8 @@ _BANKS = 7
 
 @dataclass(frozen=True)
 class Ranking:
-    """Computes z of groups of tiles, and prepares the search for the argmax in it.
+    """The search for the argmax: it computes z, the logits after cap and temperature, of groups of tiles, and prepares
+    the search in z.
 
     Attributes:
         needs: the options of the forward.
@@ -86,13 +86,13 @@ class Ranking:
         first_class_sbuf: nl.NkiTensor,
         slot: int,
     ) -> Search:
-        """Return the search in a group; its passes are not issued yet.
+        """Return the search for the argmax in a group of tiles; its passes are not issued yet.
 
         Args:
             argmax: the argmax of the positions.
             scores: the scores of each tile, float32 [128, classes].
             neg_max_sbuf: minus the maxima of the logits, [128, tiles].
-            place: the place of the first tile in the statistics.
+            place: the column of the first tile in the statistics.
             first_class_sbuf: the class of the first column, float32 [128, 1].
             slot: the buffer slot of the group.
         """
@@ -110,7 +110,7 @@ class Ranking:
 
 
 class _TilePlace(NamedTuple):
-    """The place of a tile of a group.
+    """The number of a tile in its group, and its place in the statistics.
 
     Attributes:
         number: the number of the tile in the group.
@@ -128,7 +128,8 @@ class ScoreGroup:
     Attributes:
         start: the number of the first tile of positions.
         logits_sbuf: the logits x, float32 [128, tiles, classes]; it may have room for more classes.
-        scores_sbuf: the scores, x or the tangents of a cap; z is the scale times the scores.
+        scores_sbuf: the scores: x, or tanh(x / cap); z, the logit after cap and temperature, is the scale times the
+            score.
         neg_max_sbuf: minus the maxima of x, float32 [128, tiles].
         classes: the number of classes.
     """
@@ -160,9 +161,9 @@ class ScoreGroup:
 def _take_maximum(
     dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
 ) -> None:
-    """Write the logits of a tile and, in the same pass, minus their maximum.
+    """Compute the logits of a tile from its product and, in the same pass, minus their maximum.
 
-    With a bias, the maximum itself is written.
+    With a bias, the maximum itself is computed.
     """
     if bias_sbuf is None:
         nisa.tensor_scalar_reduce(
@@ -198,11 +199,12 @@ class ScoreTiles:
         group_tiles: the largest number of tiles of a group.
         logits_sbuf, tangents_sbuf, maxima_sbuf: buffer slots, each for a group.
         exponentials_sbuf: buffer slots, each for a tile, float32; empty if only the sum of the exponentials is needed.
-        scalar_terms_sbuf, vector_terms_sbuf: buffer slots, each for a tile, for intermediate values of which only the
-            sum that the engine computes along the way is needed.
-        waiting: the passes of Vector that wait.
-        ranking: the ranking for the argmax; None without an argmax.
-        unmasked_sbuf: for the mean logit: 1.0, and 0.0 for masked classes of a block; None if no class may be masked.
+        scalar_terms_sbuf, vector_terms_sbuf: buffer slots, each for a tile, for terms that are not read, because the
+            engine sums them in the same instruction.
+        waiting: the passes of Vector that are still to be issued.
+        ranking: the search for the argmax; None without an argmax.
+        unmasked_sbuf: for the mean logit, 0.0 for masked classes of a block and 1.0 for others; None if no class may be
+            masked.
     """
 
     options: Options
@@ -305,7 +307,9 @@ class ScoreTiles:
         return first_bank // self.group_tiles % GROUPS
 
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
-        """Store the maxima of a group in the statistics, from the maxima of its logits, and compute its tangents."""
+        """Store the maxima of a group of tiles in the statistics, and compute tanh(logit / cap) of the group under a
+        cap.
+        """
         tiles = slice(group.start, group.start + group.tiles)
         column_sbuf, maxima_sbuf = row.neg_max_sbuf[:, tiles, column], group.neg_max_sbuf
         if self.has_bias:
@@ -325,10 +329,9 @@ class ScoreTiles:
             row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 
     def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
-        """Compute the tangents of a group, and the tangents of minus its maxima.
+        """Compute tanh(x / cap) for the logits of a group and for minus their maxima.
 
-        The maximum of the last tile is known only together with its logits. So the tangents of all maxima are computed
-        just before the tangents of the last tile.
+        The maxima are complete only with the last tile's logits, so they are processed just before that tile.
         """
         for number in range(group.tiles):
             if number == group.tiles - 1:
@@ -391,14 +394,14 @@ class ScoreTiles:
                 )
 
     def _exponentials(self, number: int, group: ScoreGroup) -> nl.NkiTensor:
-        """Return the memory for the exponentials of a tile: where they are kept, or scratch that nothing reads."""
+        """Return the memory for the exponentials of a tile: a slot of its own if they are needed, else scratch."""
         ring = self.exponentials_sbuf or self.scalar_terms_sbuf
         return group.part(ring[number % len(ring)])
 
     def _take_mean(
         self, mean: MeanMoment, group: ScoreGroup, scores_sbuf: nl.NkiTensor, slot: int, place: Place
     ) -> None:
-        """Compute the sum of a tile for the mean logit, on Scalar, or on Vector if classes may be masked."""
+        """Compute the sum of a tile for the mean logit, on Scalar; on Vector if classes may be masked."""
         if self.unmasked_sbuf is None:
             mean.take(scores_sbuf, None, group.part(self.scalar_terms_sbuf[slot]), place)
             return

@@ -5,8 +5,8 @@
 
 One target per position is a column [128, tiles]; several target ids per position, [positions, ids] in HBM, are tiles
 [128, tiles, ids]. :func:`load_targets` loads either for a block of positions, :func:`load_ids` and :func:`store_ids`
-move any number for each id. :func:`target_values` tells which targets are valid and which are in the shard, with their
-class weights (:func:`weights_of_targets`).
+load and store one number for each id. :func:`target_values` tells which targets are valid and which are in the shard,
+with their class weights (:func:`weights_of_targets`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def one_or_several(matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
-    """Return the targets of a block, float32 [128, tiles], exact up to class 2^24; [128, tiles, ids] for ids."""
+    """Return the targets of a block of positions, float32 [128, tiles], or [128, tiles, ids]; exact up to class
+    2^24.
+    """
     targets_hbm = block.of(launch.targets_hbm)
     return load_positions(targets_hbm, fill=-1.0) if launch.ids == 1 else load_ids(targets_hbm, fill=-1.0)
 
@@ -144,7 +146,7 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
 def target_values(
     launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
 ) -> TargetValues:
-    """Return which targets are valid, and their class weights; their logits are still to be found."""
+    """Return which targets are valid and in this shard, and their class weights; their logits are found later."""
     masks = _masks(targets_sbuf, options)
     weights_sbuf = None
     if launch.class_weight_hbm is not None:

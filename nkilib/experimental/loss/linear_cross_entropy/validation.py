@@ -146,13 +146,13 @@ def validated_tiling(
     scratch_bytes: int = SCRATCH_BYTES,
     needs: ForwardNeeds | None = None,
 ) -> LinearTiling:
-    """Return the requested tiling; None in it stands for the choice of ``choose_linear_tiling``.
+    """Return the tiling with the requested sizes, or those of ``choose_linear_tiling`` where None is requested.
 
     Args:
         launch: the operands of a kernel.
         extended, direction, scratch_bytes: see ``choose_linear_tiling``.
         position_block, class_block: the requested block sizes, or None.
-        needs: the needs of the forward.
+        needs: the options of the forward that take memory or time.
 
     Raises:
         AssertionError: if it is not accepted; the message names function, requirement, value and remedy.

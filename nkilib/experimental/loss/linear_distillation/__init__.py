@@ -16,24 +16,24 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 1. ``kernels``: the signatures. They put the arguments into a ``PairLaunch`` of two models (``launch``).
 2. ``validation`` checks the arguments before anything is written.
 3. The tiling: ``launch`` derives the sizes and options that ``host.tiling`` needs. ``host.tiling`` uses
-   ``host.pair_sizes``, which has the room and time that options need, and ``host.mixture_tiling`` for a second visit.
-4. First visit of all classes, ``forward.one_core``, for each block of positions:
+   ``host.pair_sizes``, which has the room and time that options need, and ``host.mixture_tiling`` for a second pass.
+4. First pass over all classes, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.operands``, ``forward.pair_statistics``);
-   b. blocks of classes stream by: tiles of scores of each model, and the sums of each pair of tiles
+   b. blocks of classes are streamed in: tiles of scores of each model, and the sums of each pair of tiles
       (``forward.pair_tiles``);
    c. the sums go into ``forward.pair_statistics``: windows of blocks are combined, then the statistics of both cores;
    d. the results are computed (``forward.pair_results``) and stored: KL(teacher || student) or KL(student || teacher),
       entropy, log-probability.
 
-5. Second visit, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` has the data that the
-   first visit hands over. ``kernels`` chooses one of two ways: the scores are kept in HBM, and the second visit runs
-   during the first visit of the next block of positions (``mixture.kept_visit``), or both products are recomputed
+5. Second pass, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` has the data that the
+   first pass hands over. ``kernels`` chooses one of two ways: the scores are kept in HBM, and the second pass runs
+   during the first pass of the next block of positions (``mixture.kept_visit``), or both products are recomputed
    (``mixture.recomputed_visit``). Either way ``mixture.sums`` has the per-row scalars, the sums of each block of
    classes, and the results.
 6. Backward: ``backward`` computes the per-position inputs and the tiles of the gradient of the student's logits from
    the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
-So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic;
+So ``forward`` is the first pass and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic;
 ``registry_entry`` has the kernels to launch with their guarantees and their work.
 """

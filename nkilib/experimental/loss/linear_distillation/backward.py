@@ -3,11 +3,12 @@
 
 """The backward of distillation from hidden states on one core: the gradient of the student's logits, and its products.
 
-Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
-(:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands
-stream too, only for the logits. The per-position inputs of the gradient are computed once per launch
-(:class:`PairColumns`), and its tiles from them and from the scores of both models (:class:`PairGradientTiles`). The
-gradient of log-probabilities at labels has inputs and tiles of its own (:class:`LabelColumns`, :class:`LabelTiles`).
+Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student are streamed in
+(:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands are
+streamed in only for the logits. The per-position inputs of the gradient are computed once per launch
+(:class:`PairColumns`). Its tiles are computed from these and from the scores (logits before scaling) of both models
+(:class:`PairGradientTiles`). The gradient of log-probabilities at labels has inputs and tiles of its own
+(:class:`LabelColumns`, :class:`LabelTiles`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """The log-sum-exp of one model: the softmax is exp(z + bias) * exp(lost); float32 [128, tiles] each.
+    """The log-sum-exp of one model, with which the softmax of logits z is exp(z + bias) * exp(lost); float32 [128,
+    tiles] each.
 
     Attributes:
         maximum_sbuf, log_sum_sbuf: the two summands of the log-sum-exp.
@@ -80,7 +82,7 @@ class LogSumExp:
         return cls(maximum_sbuf, log_sum_sbuf, scaled(lse_sbuf, -1.0), lost_sbuf)
 
     def less(self, other: LogSumExp) -> nl.NkiTensor:
-        """Return this log-sum-exp minus another one; maxima and logs are subtracted separately first."""
+        """Return this log-sum-exp minus another one; the maxima and the logs are subtracted separately, then added."""
         maxima_sbuf = difference(self.maximum_sbuf, other.maximum_sbuf)
         difference_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
         nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=maxima_sbuf, op=nl.add)
@@ -104,13 +106,14 @@ class LabelColumns:
 
 @dataclass(frozen=True)
 class _UpstreamColumns:
-    """The upstream gradients and moments, 0 at ignored positions; float32 [128, tiles] each.
+    """The upstream gradients, and the moments of the forward, per position: float32 [128, tiles] each, 0 at ignored
+    positions.
 
     Attributes:
         moment_sbuf: the forward's moment: KL(student || teacher), KL(student || mixture), or 0 for KL(teacher ||
             student).
-        factor_sbuf: the gradient of each divergence, times its weight, the derivative of z with respect to the logit,
-            and for a mixture 1 - beta.
+        factor_sbuf: the upstream gradient of each divergence, times the row weight, the derivative of z (the scaled
+            logit) with respect to the logit, and for a mixture 1 - beta.
         label_sbuf, label_factor_sbuf: see :class:`LabelColumns`.
     """
 
@@ -121,8 +124,9 @@ class _UpstreamColumns:
 
     @classmethod
     def loaded(cls, launch: PairLaunch, upstream: PairUpstream, slope: Scale) -> _UpstreamColumns:
-        """Load the upstream gradients of all positions of a launch, where the derivative of z with respect to the logit
-        is ``slope``.
+        """Load the upstream gradients of all positions of a launch.
+
+        ``slope`` is the derivative of z, the logit after cap and temperature, with respect to the logit.
         """
         factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
         has_moment = launch.options.beta > 0.0
@@ -146,7 +150,7 @@ class _UpstreamColumns:
     def sizes(self) -> list[nl.NkiTensor]:
         """Return bounds on the magnitudes of the gradients of logits, for the power of two of float16.
 
-        |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1.
+        For the student's Q and the teacher's P, |Q (log(Q / P) - KL(Q || P))| is less than KL(Q || P) + 1.
         """
         sizes_sbuf = float32_like(self.moment_sbuf)
         nisa.tensor_scalar(
@@ -176,7 +180,7 @@ def _center(
 ) -> nl.NkiTensor:
     """Compute ``center`` of :class:`PairGradientTiles`; for KL(teacher || student) ``ratio``.
 
-    ``scale`` is the student's.
+    ``scale`` is the factor that turns the student's scores into logits.
     """
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
@@ -209,7 +213,7 @@ class PairColumns:
         addend_sbuf: ``addend``; None without a mixture.
         factor_sbuf: the factor of the whole gradient.
         labels: the inputs of the gradient of the log-probability; None without one.
-        power: the power of two by which the computed gradient is too large; None for 1.
+        power: the power of two by which the gradient is scaled; None for 1.
         student_scale, teacher_scale: the factors that turn the scores of each model into z.
     """
 
@@ -225,7 +229,7 @@ class PairColumns:
 
     @classmethod
     def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
-        """Compute the columns of all positions of a launch."""
+        """Compute the per-position scalars (columns) of all positions of a launch."""
         temperatures = launch.temperatures_of(Block(0, launch.num_positions))
         scale, slope = launch.student.scale_of(temperatures), launch.student.slope_of(temperatures)
         student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
@@ -296,7 +300,10 @@ class LabelTiles:
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
-        """Compute the gradient of the log-probabilities of tile ``number`` from its e_s, float32 [rows, classes]."""
+        """Compute tile ``number`` of the gradient of the log-probabilities, float32 [rows, classes].
+
+        ``softmax_sbuf`` are the student's exponentials exp(z - lse).
+        """
         tile_sbuf = place.slot(self.tiles_sbuf, number)
         nisa.tensor_scalar(
             dst=tile_sbuf,
@@ -318,7 +325,7 @@ class LabelTiles:
 
 
 def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
-    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
+    """Copy a product from PSUM on Scalar, or return the product itself if there are no tiles for copies."""
     if not copies_sbuf:
         return product_psum
     copy_sbuf = place.slot(copies_sbuf, number)
@@ -329,17 +336,18 @@ def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number:
 def _write_softmax(
     dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: Scale, bias_sbuf: nl.NkiTensor, place: TilePlace
 ) -> None:
-    """Write exp(scale * score - lse), the softmax but for the rounding error of lse."""
+    """Compute exp(scale * score - lse), which is the softmax but for the rounding error of lse."""
     of_place = scale.of(place.column, place.rows)
     nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=of_place, bias=place.of(bias_sbuf))
 
 
 @dataclass(frozen=True)
 class PairGradientTiles:
-    """The tiles and operands that compute one tile of the gradient after another.
+    """The computation of the tiles of the student's gradient, one after another.
 
-    With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a
-    into z, and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
+    With the scores a and b of student and teacher, the factor r that converts b to the unit of a, the student's scale
+    c, which turns a into z (the logit after cap and temperature), and the exponentials e_s and e_t, exp(z - lse) of
+    both, the gradient of z is -1 times
 
     - (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
     - (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
@@ -347,15 +355,15 @@ class PairGradientTiles:
       log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
       whatever the size of the difference is,
 
-    times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
-    coefficients. The gradient of the log-probability at a label adds a number at its class and a multiple of e_s
+    times exp(lost_s), which corrects the rounding error lost_s of the student's log-sum-exp (lost_t is the teacher's).
+    The gradient of the log-probability at a label adds a number at its class and a multiple of e_s
     (:class:`LabelTiles`). Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large
-    finite number, whose exponential is 0. It is multiplied by its exponential before any other factor, so that no
-    product is 0 times an infinite number.
+    finite number, whose exponential is 0. It is multiplied by its exponential first, so that no product is 0 times
+    infinity.
 
     Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there.
-    If Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no
-    product is read at that time.
+    If Scalar also computes softplus or tanh, several tiles are opened before the first of them is computed; then the
+    products have been copied.
 
     Attributes:
         launch: the launch with scales, softcaps and beta.
@@ -393,7 +401,7 @@ class PairGradientTiles:
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """The power of two by which the computed gradient is too large; None for 1."""
+        """The power of two by which the gradient is scaled; None for 1."""
         return self.columns.power
 
     @property
@@ -408,12 +416,14 @@ class PairGradientTiles:
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a slot may hold the student's scores; see :func:`spares_scores`."""
+        """Whether a buffer slot of tiles may hold the student's scores; see :func:`spares_scores`."""
         return spares_scores(self.needs)
 
     @property
     def opens_groups(self) -> bool:
-        """Whether Scalar loads another table, for tangents or for logs of mixtures."""
+        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar needs another table, for tanh or
+        softplus.
+        """
         return opens_groups(self.needs)
 
     def begin(self, first_class: int) -> None:
@@ -430,10 +440,10 @@ class PairGradientTiles:
         """Do nothing: there is no work before the logits are computed."""
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Return the student's scores, and a second tile.
+        """Return the student's scores of a tile, and a second tile.
 
-        It holds the teacher's scores for KL(teacher || student), the differences of both models' scores for
-        KL(student || teacher), and the softplus of these for a mixture.
+        It holds the teacher's scores for KL(teacher || student), the differences of both models' scores for KL(student
+        || teacher), and softplus of the scaled differences for a mixture.
         """
         student, teacher = scores
         student = _copied(student, self.students_sbuf, number, place)
@@ -462,13 +472,13 @@ class PairGradientTiles:
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Write tile ``number``, except for the last product, which is returned.
+        """Compute tile ``number``, except for its last product, which is returned to be issued later.
 
         Args:
             number: the number of the tile.
             dst_sbuf: [rows, classes], in the type of the products.
             opened: the result of :meth:`open`; overwritten.
-            place: the place of the tile.
+            place: the positions and classes of the tile.
         """
         student, other = opened
         columns = self.columns
@@ -493,7 +503,7 @@ class PairGradientTiles:
         return None
 
     def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the terms of the divergence in place of e_s."""
+        """Compute the terms of the divergence in place of the student's exponentials in ``terms_sbuf``."""
         columns = self.columns
         if not takes_differences(self.needs):
             teacher_sbuf = place.slot(self.others_sbuf, number)
@@ -521,7 +531,9 @@ class PairGradientTiles:
     def _finish(
         dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
     ) -> LastProduct | None:
-        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2."""
+        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2; return a last product that may wait,
+        if any.
+        """
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
         arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
@@ -541,7 +553,7 @@ class PairGradientTiles:
 def _operands_of_model(launch: PairLaunch, model: ModelOperands) -> OperandPair:
     """Return the operands of a model, with the score and bias of a masked class.
 
-    Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
+    Under a softcap of the student, tanh of a masked score may stay -1, where the gradient through the softcap is 0.
     """
     lowest, is_teacher = launch.lowest(model), model.name == TEACHER
     masked_score = lowest if is_teacher and model.softcap is not None else None
@@ -552,7 +564,7 @@ def _operands_of_model(launch: PairLaunch, model: ModelOperands) -> OperandPair:
 
 
 def _problem_of_launch(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
-    """Return the problem that the shared backward computes gradients of."""
+    """Return the problem of a launch that the shared backward solves: its operands and tiles of the gradient."""
     needs = backward_needs(launch, upstream)
 
     def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
@@ -566,7 +578,7 @@ def _problem_of_launch(launch: PairLaunch, upstream: PairUpstream) -> BackwardPr
 def backward_of_core(
     launch: PairLaunch, upstream: PairUpstream, sizes: BackwardSizes, tiling: LinearTiling, gradients: Gradients
 ) -> None:
-    """Write the gradients of the classes that belong to this core.
+    """Compute and store the gradients; this core works on its own part of the classes.
 
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.

@@ -6,7 +6,7 @@ logits in HBM.
 
 :func:`linear_distillation_forward` multiplies tiles of X and W of both models and adds each pair of tiles of logits to
 the statistics of its positions. The cores of a launch split the vocabulary. The divergence from a mixture of both
-distributions needs a second visit of the classes, for which the forward keeps the scores or runs both products twice.
+distributions needs a second pass over the classes, for which the forward keeps the scores or runs both products twice.
 :func:`linear_distillation_mixture` computes its sums over a vocabulary shard. :func:`linear_distillation_backward`
 computes the gradients of the student's operands.
 """
@@ -54,7 +54,7 @@ from nkilib.experimental.loss.linear_distillation.validation import (
 )
 from nkilib.nki import nl
 
-# The share of the instructions of a program for each of the two visits of a mixture, which both have products.
+# The share of the instructions of a program for each of the two passes of a mixture, which both have products.
 _VISIT_SHARE = 0.5
 
 
@@ -66,7 +66,7 @@ def _mixed_forward(
     Args:
         launch: the launch of the kernel.
         memory_limit: bytes of HBM that kept scores may take.
-        position_block, class_block: the blocks of the first visit; None for the chosen ones.
+        position_block, class_block: the blocks of the first pass; None for the chosen ones.
 
     Raises:
         AssertionError: before anything is written, if a block is not accepted.
@@ -247,10 +247,10 @@ def linear_distillation_forward(
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
     There is no factor T^2. For a Kullback-Leibler divergence the logits of neither model reach HBM: beyond inputs and
-    outputs the kernel uses no HBM. A divergence from a mixture needs a second visit
-    of the classes, for which the float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch
-    with ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the
-    number of cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    outputs the kernel uses no HBM. A divergence from a mixture needs a second pass over the classes, for which the
+    float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch with
+    ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the number
+    of cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     A class whose bias is -inf is masked. Masked in both models it adds nothing. Masked only in the teacher, it adds
     nothing to KL(P || Q), and KL(Q || P) is infinite if Q there is 2^-68 or more. Masked only in the student, KL(P ||
@@ -294,9 +294,9 @@ def linear_distillation_forward(
         compute_dtype: bfloat16, float16 or float32. X and W are each rounded from their own dtype to it for the
             products. None: the dtype of each X. Biases are added in float32, and never rounded.
         memory_limit: only for beta between 0 and 1: bytes of HBM for the float32 logits of both models, which are kept
-            from a first visit of the classes to a second one. It sets the blocks of positions, of which two are kept at
-            a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing is
-            kept and both products run twice. None: 2 GiB.
+            from the first pass over the classes to the second. It sets the blocks of positions, of which two are kept
+            at a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing
+            is kept and both products run twice. None: 2 GiB.
         temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``; no
             value compiles the kernel again. Where one is not from 1e-3 to 1e6 (0, negative, infinite, NaN), the results
             of the position that depend on it are NaN; at an ignored position it counts as 1.

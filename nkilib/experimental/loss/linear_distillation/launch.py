@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of distillation from hidden states: operands and options, and their sizes as host code needs them for a
+"""A launch of distillation from hidden states: operands and options, and the sizes from which host code chooses a
 tiling.
 
-:class:`PairLaunch` has the operands of both models (:class:`ModelOperands`), the options (:class:`PairOptions`) and the
-results that are asked for (:class:`PairWanted`). A backward also receives results of the forward and upstream
-gradients, :class:`PairUpstream`, and a second visit that recomputes the products the log-sum-exps of both models,
-:class:`PairVectors`. The sizes for a tiling are :func:`forward_sizes` and :func:`backward_sizes`, the
-options that take room or time :func:`pair_needs` and :func:`backward_needs`.
+:class:`PairLaunch` holds the operands of both models (:class:`ModelOperands`), the options (:class:`PairOptions`) and
+the requested results (:class:`PairWanted`). A backward also receives results of the forward and upstream gradients
+(:class:`PairUpstream`). A second pass that recomputes the products receives the log-sum-exps of both models
+(:class:`PairVectors`). :func:`forward_sizes` and :func:`backward_sizes` return the sizes for a tiling,
+:func:`pair_needs` and :func:`backward_needs` the options that take memory or time.
 
 A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
-softcap. The factor that turns scores into z, :attr:`ModelOperands.scale`, is a constant of the host, so that logit
-scale, softcap and temperature take no instruction except the one for the tangents; with temperatures of positions it is
-a tile, an operand of the same instructions (:meth:`ModelOperands.scale_of`).
+softcap. The factor :attr:`ModelOperands.scale` turns scores into z, the logits after scale, softcap and temperature. It
+is a constant of the host, so logit scale, softcap and temperature take no instruction but the tanh. If each position
+has a temperature, the factor is a tile, an operand of the same instructions (:meth:`ModelOperands.scale_of`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PairOptions:
 
     @property
     def is_reverse(self) -> bool:
-        """Whether the student's probabilities are the weights of the divergence."""
+        """Whether the divergence is weighted by the student's probabilities: KL(student || teacher)."""
         return self.beta == 1.0
 
 
@@ -91,7 +91,7 @@ class PairWanted:
 
     @property
     def needs_target(self) -> bool:
-        """Whether the logit at the label is needed."""
+        """Whether the student's logit at the label is needed."""
         return self.logprob or self.target
 
 
@@ -118,12 +118,12 @@ class ModelOperands(LinearOperands):
 
     @property
     def unit(self) -> float:
-        """The factor that turns a score into a logit: s without a softcap, c with one."""
+        """The factor that turns a score into a logit: the logit scale s without a softcap c, and c with one."""
         return self.logit_scale if self.softcap is None else self.softcap
 
     @property
     def scale(self) -> float:
-        """The factor that turns a score into z; with temperatures of positions, divided by these."""
+        """The factor that turns a score into z, the scaled logit; temperatures of positions are still to divide it."""
         return self.unit / self.temperature
 
     def scale_of(self, temperatures: Temperatures | None) -> Scale:
@@ -131,7 +131,7 @@ class ModelOperands(LinearOperands):
         return ConstantScale(self.scale) if temperatures is None else temperatures.scale(self.scale)
 
     def slope_of(self, temperatures: Temperatures | None) -> Scale:
-        """Return the derivative of z with respect to the logit; under a softcap that where the tangent is 0."""
+        """Return the derivative of z with respect to the logit; under a softcap, the derivative where tanh is 0."""
         slope = self.logit_scale / self.temperature
         return ConstantScale(slope) if temperatures is None else temperatures.scale(slope)
 
@@ -148,7 +148,7 @@ class ModelOperands(LinearOperands):
 def valid_labels(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
     """Return a mask, uint32: 1 where a label is not ignored, else 0.
 
-    The labels are float32: classes are small enough for it, and no other value is equal to one.
+    The labels are float32, in which classes are exact, and no other label rounds to ``ignore_index``.
     """
     valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=float(ignore_index))
@@ -202,7 +202,7 @@ class PairLaunch:
 
     @property
     def is_reverse(self) -> bool:
-        """Whether the student's probabilities are the weights of the divergence."""
+        """Whether the divergence is weighted by the student's probabilities: KL(student || teacher)."""
         return self.options.is_reverse
 
     @property
@@ -214,7 +214,7 @@ class PairLaunch:
         return self.teacher.unit / self.student.unit
 
     def lowest(self, model: ModelOperands) -> float:
-        """Return the score of a masked class, which is finite, and finite in the student's unit too.
+        """Return the score of a masked class of a model, which is finite, also after conversion to the student's unit.
 
         exp(scale * (lowest - m)) is 0 for any score m of a class that is not masked.
         """
@@ -223,7 +223,7 @@ class PairLaunch:
 
     @property
     def infinite(self) -> float:
-        """The mean of differences of logits, before the temperature, from which on a divergence is infinite.
+        """The mean difference of logits, before the temperature, at and above which a divergence is infinite.
 
         A masked class of probability 2^-68 reaches it.
         """
@@ -337,7 +337,7 @@ class PairVectors:
 
 
 def pair_needs(launch: PairLaunch) -> PairNeeds:
-    """Return the options of a forward that take room or time."""
+    """Return the options of a forward that take memory or time."""
     has_temperatures = launch.temperature_hbm is not None
     student, teacher = (
         ModelNeeds(model.bias_hbm is not None, model.softcap is not None, model.scale != 1.0 or has_temperatures)
@@ -365,7 +365,7 @@ def stream_sizes(model: ModelOperands) -> StreamSizes:
 
 
 def forward_sizes(launch: PairLaunch, program_share: float = 1.0) -> PairForwardSizes:
-    """Return the sizes of a forward that may have ``program_share`` of the instructions of a program."""
+    """Return the sizes of a forward that may use the fraction ``program_share`` of a program's allowed instructions."""
     student, teacher = (stream_sizes(model) for model in launch.models)
     return PairForwardSizes(
         launch.num_positions,
@@ -405,12 +405,12 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
 
 
 def backward_needs(launch: PairLaunch, upstream: PairUpstream) -> PairNeeds:
-    """Return the options of a backward that its tiles of the gradient depend on."""
+    """Return the options of a backward on which its tiles of the gradient depend."""
     return replace(pair_needs(launch), target=upstream.grad_logprob_hbm is not None)
 
 
 def parts_of_positions(launch: PairLaunch) -> PositionParts:
-    """Return the parts that the positions of a backward are split into: one, or several for very many positions."""
+    """Return the parts into which the positions of a backward are split: one, or several for very many positions."""
     student, teacher = launch.models
     feature_bytes = sum(model.num_features * dtype_bytes(model.dtype) for model in launch.models)
     return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
@@ -419,11 +419,11 @@ def parts_of_positions(launch: PairLaunch) -> PositionParts:
 def backward_sizes(
     launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool, bias_wanted: bool
 ) -> BackwardSizes:
-    """Return the sizes that the plan of a launch depends on, or of a part of its positions if they are split.
+    """Return the sizes on which the plan of a backward depends: those of a part of the positions if they are split.
 
     Args:
         launch, upstream: the launch of the kernel, and its upstream gradients.
-        adds_to_weight: whether the caller has a sum that dW is added to.
+        adds_to_weight: whether the caller passes a sum to which dW is added.
         bias_wanted: whether the gradient of the student's bias is wanted.
     """
     parts = parts_of_positions(launch)

@@ -3,9 +3,9 @@
 
 """The registry entry of distillation from hidden states: the kernels with guarantees and work. For host code.
 
-Tests check each guarantee. The work is the same whatever the tiling. Every operand and every result crosses HBM once;
-logits do not: keeping logits for a divergence from a mixture is a choice, and no work. A product of all logits takes
-N V D multiply-adds of each model, and so does each of dX and dW of the student's.
+Tests check each guarantee. The work is the same whatever the tiling. Every operand is read and every result written
+once in HBM; logits are not. Keeping logits for a divergence from a mixture is a choice that does not count as work. A
+product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the student's.
 
 Activation functions for each logit: two exponentials for a divergence of one distribution from the other; for a mixture
 both again, and a softplus. The gradients of KL(teacher || student) take both exponentials, those of KL(student ||
@@ -54,7 +54,9 @@ def _bytes(*arrays: Any) -> int:
 
 
 def _product_dtype(student_hbm: Any, teacher_hbm: Any, compute_dtype: Any) -> Any:
-    """Return the type of the products; if the models' types differ, the faster one, so that a bound stays a bound."""
+    """Return the type of the products; if the models' types differ, the faster one, so that the time bound stays a
+    lower bound.
+    """
     from nkilib.simulator.terms.dtypes import as_dtype
 
     if compute_dtype is not None:
@@ -81,7 +83,7 @@ def pair_forward_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """Return the work of ``linear_distillation_forward``, whose parameters it takes."""
+    """Return the work of ``linear_distillation_forward``, whose parameters this function takes."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     vectors = (labels_hbm, student_bias_hbm, teacher_bias_hbm, row_weight_hbm)
     results = (_RESULTS + bool(with_logprob) + bool(with_target)) * student_input_hbm.shape[0]
@@ -112,7 +114,7 @@ def mixture_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """Return the work of ``linear_distillation_mixture``, whose parameters it takes."""
+    """Return the work of ``linear_distillation_mixture``, whose parameters this function takes."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     vectors = (student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     elements = _elements(student_input_hbm, student_weight_hbm)
@@ -152,7 +154,7 @@ def pair_backward_work(
     grad_input_float32: bool = False,
     **_: Any,
 ) -> Work:
-    """Return the work of ``linear_distillation_backward``, whose parameters it takes."""
+    """Return the work of ``linear_distillation_backward``, whose parameters this function takes."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     statistics = (moment_hbm, student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     upstream = (grad_divergence_hbm, grad_logprob_hbm, labels_hbm, row_weight_hbm)

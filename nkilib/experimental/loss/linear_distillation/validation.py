@@ -3,11 +3,10 @@
 
 """The checks of the kernels' arguments, before anything is written.
 
-All launches: :func:`validated_pair_classes` checks the operands, :func:`validate_pair` options, labels and row weights.
-Forward: :func:`validate_memory_limit`, :func:`validated_forward_tiling`. Backward, which also takes results of the
-forward and upstream gradients: :func:`validate_pair_upstream`, :func:`validated_backward_tiling`. The second visit of a
-mixture, which recomputes the scores and takes log-sum-exps: :func:`validate_mixture`,
-:func:`validated_mixture_tiling`.
+For all launches, :func:`validated_pair_classes` checks the operands, and :func:`validate_pair` options, labels and row
+weights. A forward is also checked by :func:`validate_memory_limit` and :func:`validated_forward_tiling`; a backward,
+with its upstream gradients, by :func:`validate_pair_upstream` and :func:`validated_backward_tiling`; the mixture
+kernel, with its log-sum-exps, by :func:`validate_mixture` and :func:`validated_mixture_tiling`.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _validate_logits(model: ModelOperands) -> None:
 
 
 def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
-    """Check that there is an int32 for each position."""
+    """Check that the labels are int32, one for each position."""
     function, positions = launch.function, launch.num_positions
     require(
         tuple(labels_hbm.shape) == (positions,),
@@ -179,7 +178,7 @@ def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
 def validated_forward_tiling(
     launch: PairLaunch, sizes: PairForwardSizes | KeptSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """Return the requested tiling of a forward, with the chosen block in place of None.
+    """Return the tiling of a forward with the requested blocks, or the default where None is requested.
 
     Raises:
         AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
@@ -224,7 +223,7 @@ def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:
 def validated_backward_tiling(
     launch: PairLaunch, sizes: BackwardSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """Return the requested tiling of a backward, with the chosen block in place of None.
+    """Return the tiling of a backward with the requested blocks, or the default where None is requested.
 
     Raises:
         AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
@@ -246,7 +245,7 @@ def validated_backward_tiling(
 
 
 def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
-    """Check that beta is that of a mixture, and that log-sum-exps have a number for each position.
+    """Check that beta is strictly between 0 and 1, and that the log-sum-exps have a number for each position.
 
     Raises:
         AssertionError: if beta or a vector is not accepted; the message names function, requirement, value and remedy.
@@ -264,7 +263,7 @@ def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
 def validated_mixture_tiling(
     launch: PairLaunch, sizes: MixtureSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """Return the requested tiling of a second visit, with the chosen block in place of None.
+    """Return the tiling of a second pass with the requested blocks, or the default where None is requested.
 
     Raises:
         AssertionError: if it is not accepted or its tiles do not fit SBUF; the message names function, requirement,

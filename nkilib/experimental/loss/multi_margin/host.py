@@ -5,7 +5,7 @@
 kernels.
 
 The forward reads the input once; the backward reads it and writes the gradient once. The simulator is imported only
-when a profile asks for the work: on hardware the kernels do without it.
+when a profile asks for the work: on hardware the kernels do not need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SUMS = (
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
-    """Return the work of ``multi_margin_loss_forward``, whose parameters it takes."""
+    """Return the work of ``multi_margin_loss_forward``, whose parameters this function takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype = as_dtype(input_hbm.dtype)
@@ -45,7 +45,7 @@ def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> 
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``multi_margin_loss_backward``, whose parameters it takes."""
+    """Return the work of ``multi_margin_loss_backward``, whose parameters this function takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
@@ -114,7 +114,7 @@ class MultiMarginReference:
     """The hinges and weights of every row, in float64.
 
     Attributes:
-        hinges: relu(x_j - x_t + margin), [N, C], 0 at the target.
+        hinges: relu(x_j - x_t + margin) for the scores x_j and the target's score x_t, [N, C], 0 at the target.
         weights: the class weight of each row's target, divided by C, [N].
         targets: the target of each row, [N].
         p: the exponent, 1 or 2.
@@ -160,8 +160,8 @@ def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margi
     """Return the error of each hinge, [N, C].
 
     u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is relu(x_j
-    + fl(margin - x_t)), where fl rounds to float32: its error is u / 2 of |margin - x_t|, of x_j + (margin - x_t), and
-    of the margin, which float32 may round.
+    + fl(margin - x_t)) for the scores x_j and x_t (target), where fl rounds to float32. Its error is u / 2 of |margin -
+    x_t|, u / 2 of x_j + (margin - x_t), and u / 2 of the margin, which float32 may round.
     """
     at_target = input.astype(np.float64)[np.arange(len(input)), reference.targets][:, None]
     error: Float64Array = 0.5 * UNIT * (2.0 * np.abs(margin) + np.abs(at_target) + reference.hinges) + SMALLEST_NORMAL
@@ -171,7 +171,7 @@ def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margi
 def _additions(classes: int) -> int:
     """Return the number of consecutive additions in the sum of a row.
 
-    They are the additions within a chunk, those of the chunks, and the subtraction of the target's own term.
+    These are the additions within a chunk, the additions of chunks, and the subtraction of the target's own term.
     """
     return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2
 
@@ -179,8 +179,8 @@ def _additions(classes: int) -> int:
 def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
     """Return the largest accepted error of the loss of each row in float32, [N].
 
-    The error of a square is twice the hinge times the error of the hinge, and u / 2 of the square. The sum of a row
-    adds C numbers, including the target's own term, within a chunk one after the other at most, and subtracts that
+    With u = 2^-23, the error of a squared hinge is twice the hinge times its error, and u / 2 of the square. The sum of
+    a row adds C numbers, including the target's own term, in a chunk at worst one after the other, and subtracts that
     term. Three factors follow: 1 / (N C), the weight and the upstream gradient.
     """
     of_hinge = hinge_errors(input, reference, margin)
@@ -206,7 +206,7 @@ def gradient_bounds(
 ) -> Float64Array:
     """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
 
-    For p = 1 a term that is within its error of 0 may count or not.
+    For p = 1, a term whose distance from 0 is within its error may count or not.
     """
     of_hinge = hinge_errors(input, reference, margin)
     scale = np.abs(reference.weights * upstream.astype(np.float64))[:, None]

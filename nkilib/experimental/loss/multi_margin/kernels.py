@@ -6,9 +6,9 @@
 :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
 
 A row is read once, after the element at its target has been gathered. A sum over a row includes the term of the target
-itself; that term is computed by the same float32 operations, and subtracted. For input x, target t and exponent p, the
+itself, which is computed again by the same float32 operations and subtracted. For input x, target t and exponent p, the
 derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the
-others: the core that has stored the chunks of a row then scatters this element.
+others. The core that has stored the chunks of a row then stores this one element.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CYCLE, _CHUNK_OF_VECTOR = 3, 1
 
 @dataclass(frozen=True)
 class _PendingLosses:
-    """A block whose terms are being summed.
+    """A block of rows whose terms are being summed.
 
     Attributes:
         block: the rows.
@@ -90,8 +90,9 @@ class _Forward:
         return cls(launch, stream, scratch, zeros_sbuf)
 
     def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Process all rows. The sums of a block are finished during the next block, so that no engine waits
-        for them.
+        """Compute and store the losses of all rows of this core.
+
+        The sums of a block are finished during the next block, so that no engine waits for them.
         """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingLosses | None = None
@@ -123,7 +124,7 @@ class _Forward:
             hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
 
     def _finish(self, pending: _PendingLosses, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Store the losses of a block, or put them into ``sums``."""
+        """Store the losses of a block in HBM, or add them to ``sums`` if they are reduced."""
         rows = pending.block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -155,7 +156,7 @@ class _PendingGradient:
     Attributes:
         block: the rows.
         thresholds: the thresholds of the rows.
-        least_sbuf: the number above which elements have positive terms.
+        least_sbuf: the threshold of each row: an element above it has a positive term.
         factor_sbuf: the factor by which the derivatives of each row are multiplied.
         parts: the sum of the derivatives of each chunk.
         own_sbuf: the part that the target's own term contributes to these sums, and that is subtracted again.
@@ -180,8 +181,8 @@ class _Backward:
         stream: the stream of the input.
         scratch: tiles of derivatives without the factor of the row: 0 or 1 in bfloat16 for p = 1, float32 for
             p = 2.
-        unused: tiles for the copy that Scalar writes while it sums up and that is not used, so that it
-            overwrites nothing that Vector reads.
+        unused: tiles for the copies that Scalar writes as a by-product of a sum, so that they overwrite nothing that
+            Vector reads.
         upstream: the upstream gradients of the losses.
         uniform_sbuf: the upstream gradient of all losses; None if they differ.
         grad_input_hbm: the gradient, [N, C].
@@ -206,8 +207,9 @@ class _Backward:
         return cls(launch, stream, scratch, unused, upstream, upstream.uniform(), grad_input_hbm)
 
     def run(self, blocks: list[RowBlock]) -> None:
-        """Process all rows. The sums of a block are finished during the next block, so that no engine waits
-        for them.
+        """Compute and store the gradients of all rows of this core.
+
+        The sums of a block are finished during the next block, so that no engine waits for them.
         """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingGradient | None = None

@@ -8,7 +8,7 @@ compute.
 :func:`choose_multi_margin_tiling` the tiling, and a :class:`RowBlock` the rows that are processed at a time.
 
 The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`, :func:`hinges_on_vector`,
-:func:`square_hinges`). The threshold that elements are compared with is x_t - margin (:class:`Thresholds`,
+:func:`square_hinges`). The threshold with which elements are compared is x_t - margin (:class:`Thresholds`,
 :func:`thresholds_of_blocks`). The loss does not include the term at the target itself (:func:`sum_without`).
 """
 
@@ -52,7 +52,7 @@ _ROUND = 128
 
 
 class MultiMarginTiling(NamedTuple):
-    """The tiling of a launch; ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         chunk_size: columns that are processed at a time.
@@ -85,7 +85,7 @@ class MultiMarginOptions:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are processed at a time, one in each partition.
+    """The rows that are processed at a time, one in each partition.
 
     Attributes:
         batch: the rows as a batch of the input's stream.
@@ -205,7 +205,9 @@ def validate(launch: Launch) -> None:
 
 
 def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of each row over all chunks without the target's own term, ``own_sbuf``: float32 [rows, 1]."""
+    """Return the sum of each row over all chunks, without the target's own term ``own_sbuf``; both float32 [rows,
+    1].
+    """
     sum_sbuf = float32_like(own_sbuf)
     parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
     nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)
@@ -213,12 +215,12 @@ def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def scratch_of(launch: Launch, dtype: nl.DType) -> TileRing:
-    """Allocate a ring buffer of tiles [128, columns of a chunk] in the type ``dtype``, one for each chunk in turn."""
+    """Allocate a ring buffer of tiles [128, columns of a chunk] of type ``dtype``; chunks use them round-robin."""
     return TileRing(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
 
 
 def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
-    """Compute relu(x + bias) of a tile and the sum of each row, on Scalar."""
+    """Compute relu(x + bias) of a tile x and the sum of each row, on Scalar."""
     nisa.activation(
         dst=dst,
         op=nl.relu,
@@ -251,7 +253,7 @@ def hinges_on_vector(
 def square_hinges(
     scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute relu(x + bias)^2 of a tile into ``scratch_sbuf``, and the sum of each row.
+    """Compute relu(x + bias)^2 of a tile x into ``scratch_sbuf``, and the sum of each row.
 
     Vector computes the hinges, Scalar the squares.
     """
@@ -268,7 +270,7 @@ def square_hinges(
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of the rows of a block: float32 tiles [rows, 1].
+    """The thresholds x_t - margin of the rows of a block, with which elements are compared: float32 tiles [rows, 1].
 
     Attributes:
         elements: the indices of the elements at the targets, and the weights of the rows.
@@ -320,9 +322,9 @@ def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTens
 def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thresholds]:
     """Yield the thresholds of each block.
 
-    The elements at the targets are gathered several blocks ahead, because a gather has the latency of three
-    DMAs. The thresholds are computed from them one block ahead: Vector works in order, and would otherwise
-    compute them only when the previous block is finished.
+    The elements at the targets are gathered several blocks ahead, because a gather takes the latency of three DMA
+    transfers. The thresholds are computed from them one block ahead: Vector works in order, and would otherwise compute
+    them only when the previous block is finished.
     """
     finder = launch.finder()
     gathered: list[tuple[TargetElements, nl.NkiTensor]] = []

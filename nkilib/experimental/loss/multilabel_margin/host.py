@@ -4,9 +4,9 @@
 """The host side of the multi-label margin loss: its registry entry, float64 reference and bounds on the error of the
 kernels.
 
-The work is one read of the input and of the targets, though the kernels read the targets twice, and in the backward one
-write of the gradient. The simulator is imported only when a profile asks for the work: on hardware the kernels do
-without it.
+The work is one read of the input and of the targets, and in the backward one write of the gradient; the kernels read
+the targets twice. The simulator is imported only when a profile asks for the work: on hardware the kernels do not need
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
-    """Return the work of ``multilabel_margin_loss_forward``, whose parameters it takes."""
+    """Return the work of ``multilabel_margin_loss_forward``, whose parameters this function takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype = as_dtype(input_hbm.dtype)
@@ -46,7 +46,7 @@ def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> 
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``multilabel_margin_loss_backward``, whose parameters it takes."""
+    """Return the work of ``multilabel_margin_loss_backward``, whose parameters this function takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
@@ -124,8 +124,8 @@ class MultilabelMarginReference:
     """The hinges and targets of every row, in float64.
 
     Attributes:
-        hinges: relu(1 - (x_t - x_j)), an array [targets, C] for each row, with one line for each target t of
-            its list and 0 where j is a target.
+        hinges: for each row an array [targets, C] of relu(1 - (x_t - x_j)), for the score x_t of each target of its
+            list and the score x_j of each class; 0 where j is a target.
         targets: the targets of each row.
         classes: C.
     """
@@ -165,7 +165,8 @@ def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[
     """Return the error of each term, [targets, C].
 
     u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is relu(x_j +
-    fl(1 - x_t)), where fl rounds to float32: its error is u / 2 of |1 - x_t| and of the term.
+    fl(1 - x_t)) for the scores x_j and x_t (target), where fl rounds to float32. Its error is u / 2 of |1 - x_t|, plus
+    u / 2 of the term.
     """
     errors: Float64Array = 0.5 * UNIT * (np.abs(1.0 - row[wanted])[:, None] + hinges) + SMALLEST_NORMAL
     return errors
@@ -174,8 +175,8 @@ def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[
 def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> Float64Array:
     """Return the largest accepted error of the loss of each row in float32, [N].
 
-    The terms of a target are summed one after the other, at most C, and then the sums of the targets. One factor
-    follows.
+    At most C terms of a target are summed one after the other, then the sums of the targets; a multiplication by one
+    factor follows.
     """
     x, errors = input.astype(np.float64), []
     for row, hinges, wanted in zip(x, reference.hinges, reference.targets, strict=True):
@@ -195,7 +196,8 @@ def gradient_bounds(
 ) -> Float64Array:
     """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
 
-    An element is an exact count times two factors, if no term is within its error of 0.
+    An element is an exact count times two factors, unless a term is so close to 0 that its error decides whether it
+    counts.
     """
     x, exact = input.astype(np.float64), reference.gradient(upstream)
     doubtful = np.zeros(x.shape)

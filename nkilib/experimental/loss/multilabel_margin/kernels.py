@@ -6,9 +6,9 @@
 :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
 
 For the losses, Scalar makes a pass over the other classes for each target of a row. The gradient is, for each class, a
-count of positive terms, which is exact, times a per-row scalar. A term belongs to a target and another class: for each
-target, Vector adds 1 to the count of every class whose term is positive. The number of these classes is the difference
-of the sums of all counts before and after; minus that number is added to the count of the target's class.
+count of positive terms, which is exact, times a per-row scalar. Each term belongs to a target and another class. For
+each target, Vector adds 1 to the count of every class whose term is positive. How many classes these are follows from
+the sum of all counts before and after; that number is subtracted from the count of the target's class.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORWARD_BYTES_OF_CLASS, BACKWARD_BYTES_OF_CLASS = 14, 20
 
 
 def _total(parts_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of each row of a tile [rows, iterations, targets of an iteration]."""
+    """Return the sum of each row of a tile [rows, iterations, targets of an iteration], as [rows, 1]."""
     rows, iterations, places = parts_sbuf.shape
     sum_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=parts_sbuf.reshape((rows, iterations * places)), axis=1)
@@ -69,7 +69,7 @@ class _Forward:
         return cls(launch, TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf), unused_sbuf)
 
     def run(self, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Process all rows."""
+        """Compute and store the losses of all rows of this core."""
         groups = self.launch.groups(FORWARD_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
@@ -107,7 +107,7 @@ class _Forward:
     def _finish(
         self, block: RowBlock, sum_sbuf: nl.NkiTensor, loss_hbm: nl.NkiTensor, sums: PartialSums | None
     ) -> None:
-        """Store the losses of a block, or put them into ``sums``."""
+        """Store the losses of a block in HBM, or add them to ``sums`` if they are reduced."""
         rows = block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         to_sbuf = losses_sbuf if sums is None else sums.of_part(block.number, rows)
@@ -141,8 +141,9 @@ class _Counts:
 
     @classmethod
     def make(cls, scores: Scores) -> _Counts:
-        """Start with counts of 0, and negate the biases of the scores: a term is positive if the score exceeds the
-        result.
+        """Return counts of 0 for the scores of a block, and negate the biases of these scores.
+
+        A term is positive if the score exceeds the negated bias.
         """
         counts = cls(scores, float32_like(scores.others_sbuf), float32_like(scores.biases_sbuf))
         for tile_sbuf in (counts.counts_sbuf, counts.sums_sbuf):
@@ -188,7 +189,7 @@ class _Counts:
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return for each number of a row the previous number minus this one; the number before the first one is 0."""
+    """Return, for each number of a row, the number before it minus this one; the first one is subtracted from 0."""
     rows, iterations, places = sums_sbuf.shape
     columns = iterations * places
     flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)
@@ -228,7 +229,7 @@ class _Backward:
         return cls(launch, reader, unused_sbuf, grad_loss_hbm, grad_input_hbm)
 
     def run(self) -> None:
-        """Process all rows."""
+        """Compute and store the gradients of all rows of this core."""
         groups = self.launch.groups(BACKWARD_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
@@ -260,8 +261,8 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return, for each class, the number of positive terms of the class minus the number of positive terms of
-        which it is the target.
+        """Return, for each class, the number of its positive terms minus the number of positive terms whose target it
+        is.
 
         Returns:
             The counts of each block, float32 [rows, C].

@@ -7,10 +7,10 @@
 a time. :class:`InputBuffers` loads their inputs, :class:`TargetReader` their targets, and :class:`Scores` separates the
 scores of targets from the others.
 
-The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). The operands of a loop of
-the device must exist for each of its iterations, and rows have lists of different lengths. Therefore lists are padded
-with 0, classes count from 1, and a loop runs as often as the longest list of all rows needs. Each iteration processes a
-fixed number of targets of every row.
+The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). A device loop needs operands
+in each iteration, but the lists of rows have different lengths. Therefore lists are padded with 0, classes count from
+1, and the loop runs as often as the longest list of all rows needs. Each iteration processes a fixed number of targets
+of every row.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Launch:
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
-        """Return the blocks of this core in groups; each loop processes a whole group, because starting a loop takes
-        long.
+        """Return the blocks of this core in groups; a device loop processes a whole group, because starting a loop
+        takes long.
 
         Args:
             bytes_of_class: the bytes of a partition that a block takes for each class.
@@ -189,7 +189,7 @@ def validate(launch: Launch) -> None:
 
 
 def iterations_of(classes: int) -> int:
-    """Return the number of iterations of a loop over a list that has as many targets as there are classes."""
+    """Return the number of iterations of a device loop over a list that has as many targets as there are classes."""
     return div_ceil(classes, TARGETS_OF_ITERATION)
 
 
@@ -219,7 +219,7 @@ class Ordinals:
 
 
 def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """Return number ``place`` of an iteration, one for each row, from a tile [rows, iterations, targets of an
+    """Return number ``place`` of an iteration, for each row, from a tile [rows, iterations, targets of an
     iteration].
     """
     rows = tile_sbuf.shape[0]
@@ -231,8 +231,8 @@ class TargetLists:
     """The padded lists of targets of a block of rows.
 
     Attributes:
-        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes, counted from 1, and 0 behind
-            the end of a list.
+        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes, counted from 1, and 0 after the end
+            of a list.
     """
 
     classes_sbuf: nl.NkiTensor
@@ -244,7 +244,7 @@ class TargetLists:
 
 @dataclass(frozen=True)
 class TargetReader:
-    """The tiles with which the lists of all blocks are loaded and computed.
+    """The tiles with which the lists of targets of all blocks are loaded and padded.
 
     Attributes:
         launch: the launch of the kernel.
@@ -349,8 +349,8 @@ class Scores:
     Attributes:
         others_sbuf: [rows, C], in the type of the input; the scores of the input; -inf at every target once the
             targets are found.
-        biases_sbuf: 1 - x_t for each target t of a row's list, float32 [rows, iterations, targets of an
-            iteration]; behind the end of the list a number for which no term is positive.
+        biases_sbuf: 1 - x_t for each target t of a row's list, float32 [rows, iterations, targets of an iteration];
+            after the end of the list a number for which no term is positive.
         is_target_sbuf: bfloat16 [rows, C], 1 at every target, else 0.
     """
 
@@ -406,7 +406,7 @@ class Scores:
 
 
 def _make_biases(biases_sbuf: nl.NkiTensor, lists: TargetLists) -> None:
-    """Replace each x_t by 1 - x_t, and by the lowest float32 behind the end of a list."""
+    """Replace each x_t by 1 - x_t, and by the lowest float32 after the end of a list."""
     nisa.tensor_scalar(dst=biases_sbuf, data=biases_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0)
     is_none_sbuf = nl.ndarray(biases_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_none_sbuf, data=lists.classes_sbuf, op0=nl.equal, operand0=0.0)

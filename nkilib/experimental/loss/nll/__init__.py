@@ -4,6 +4,6 @@
 """The kernels of the negative log-likelihood loss, to be launched on their own.
 
 - ``kernels``: the kernels as plain functions; ``host``: registry entry, float64 reference and bounds;
-- ``gathered``: elements at the targets alone, and the end of both forwards; ``few_classes``: whole inputs of few
-  classes, in long runs.
+- ``gathered``: the loop that reads only the elements at the targets, and the code that stores results; ``few_classes``:
+  the loop that reads inputs of few classes whole.
 """

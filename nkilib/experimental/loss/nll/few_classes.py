@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses and gradients of an input of few classes, which is read, or written, as a whole, once, in long runs.
+"""Losses and gradients of an input of few classes, which is read (or its gradient written) once and whole.
 
 :func:`streamed_forward_of_core` and :func:`streamed_backward_of_core` are the loops over tiles (:class:`ClassTile`,
-:class:`ClassTiling`); :class:`ClassMasks` tell where a class is the target. :func:`is_streamed` says for which inputs
-this pays.
+:class:`ClassTiling`); :class:`ClassMasks` tell where a class is the target. :func:`is_streamed` returns for which
+inputs this takes less time than gathering elements.
 
 A tile has all classes of many positions. A row [C, D] has D places, each with one element of every class. If whole rows
-of [N, C, D] fit a partition, each partition has some of them; otherwise it has a run of the places of one row. Either
-way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and type alone.
+of [N, C, D] fit a partition, each partition has some of them; otherwise it has adjacent places of one row. Either way
+its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and type alone.
 
 Targets and classes are compared as bfloat16, which represents all classes exactly; no other integer rounds to one of
 them. Nothing is multiplied by a mask, because elements of other classes may be infinite or NaN; elements are copied
@@ -54,11 +54,11 @@ class ClassTile:
     """Positions that are processed at a time, with all their classes.
 
     Attributes:
-        part: the number of the partial sum that the positions are added to.
+        part: the number of the partial sum to which the positions are added.
         is_first: whether this is the first tile of its part.
         shape: the shape of the input.
-        row: the row that the positions belong to; None if the tile has whole rows.
-        flat: the rows, or else the places of ``row``, a run of them in each partition.
+        row: the row to which the positions belong; None if the tile has whole rows.
+        flat: the rows, or else the places (elements of each class) of ``row``, adjacent ones in each partition.
     """
 
     part: int
@@ -129,7 +129,7 @@ def _tiles(elements: int, columns: int) -> list[FlatTile]:
     """Return the tiles of ``flat_tiles``, except for a last one with more than ``columns`` elements in one
     partition.
 
-    Its elements, fewer than 128, are put into one partition each.
+    The elements of that tile, fewer than 128, are put into one partition each.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
@@ -191,7 +191,7 @@ class ClassTiling:
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Return the tiles that this core processes: those of its parts, see :class:`ClassTile`."""
+        """Return the tiles that this core processes: those of its partial sums, see :class:`ClassTile`."""
         cores, core = nl.num_programs(), nl.program_id(0)
         return [tile for tile in self.tiles() if tile.part % cores == core]
 
@@ -204,7 +204,7 @@ class ClassTiling:
 
 
 def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
-    """Return whether streaming the whole input is modelled to take less time than gathering the elements at the
+    """Return whether, in the model, streaming the whole input takes less time than gathering the elements at the
     targets.
     """
     if shape.classes > STREAMED_CLASSES_MAX:
@@ -246,7 +246,7 @@ class TargetTile:
 
     Attributes:
         tile: the tile that the targets belong to.
-        classes_sbuf: the targets, but -1 in place of an ignored target that is a class.
+        classes_sbuf: the targets; -1 where ``ignore_index`` is itself a class number and the position is ignored.
         counts_sbuf: 1 for a valid position, 0 for an ignored one.
         ignored_sbuf: 1 for an ignored position, 0 for a valid one.
     """
@@ -264,7 +264,7 @@ class ClassMasks:
     Attributes:
         targets_hbm: the targets, int32 [N, D].
         ignore_index: the target of ignored positions, an int32.
-        masks_sbuf: bfloat16 tiles for masks, used as a ring buffer.
+        masks_sbuf: bfloat16 tiles for masks, used round-robin.
     """
 
     targets_hbm: nl.NkiTensor
@@ -333,7 +333,7 @@ class ClassMasks:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The elements and weights at the targets of one tile: [partitions, positions].
+    """The input's elements at the targets of one tile, and the targets' class weights: [partitions, positions].
 
     Attributes:
         targets: the targets of the positions.
@@ -366,7 +366,7 @@ class _Forward:
     Attributes:
         masks: the masks of the classes.
         weights_sbuf: the class weights, float32 [128, C]; None for weights of 1.
-        results: the tensors that the losses go to.
+        results: the tensors in HBM for the results.
         sums: the partial sums of losses and weights.
     """
 
@@ -376,7 +376,9 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Set the elements to NaN, which remains where a target is out of range, and to 0 where it is ignored."""
+        """Return the elements at the targets before they are known: NaN, which remains for a target out of range; 0 if
+        ignored.
+        """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=values_sbuf, value=float("nan"), engine=nisa.engine.gpsimd)
@@ -388,7 +390,9 @@ class _Forward:
         return Chosen(targets, values_sbuf, weight_sbuf)
 
     def choose(self, chosen: Chosen, input_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Copy the elements whose class is the target, among classes [first, last), which are on chip."""
+        """Copy the elements of classes [first, last), which are on chip, to ``chosen`` where the class is the
+        target.
+        """
         tile = chosen.targets.tile
         for number, mask_sbuf in self.masks.of_classes(chosen.targets, first, last):
             nisa.tensor_copy_predicated(
@@ -473,8 +477,9 @@ class _LoadedUpstream:
 
 
 def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
-    """Return -w for the weight w of each class, times the upstream gradient if all losses share one: float32 [128,
-    C].
+    """Return the factor of the gradient for each class, float32 [128, C].
+
+    It is minus the class weight, times the upstream gradient if all losses share one.
     """
     if weights_sbuf is None:
         weights_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
@@ -501,7 +506,7 @@ class _Backward:
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _LoadedUpstream:
-        """Load the upstream gradients of a tile, and multiply them by the factor if it is the same for all classes."""
+        """Load the upstream gradients of a tile; multiply them by the factor if it is the same for all classes."""
         tile = targets.tile
         if not self.upstream.is_each:
             return _LoadedUpstream(targets, None, None)
@@ -512,7 +517,9 @@ class _Backward:
         return _LoadedUpstream(targets, self._product(grad_sbuf, 0, dtype), None)
 
     def make(self, loaded: _LoadedUpstream, gradient_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Compute the gradient with respect to classes [first, last): a value where the class is the target, else 0."""
+        """Compute the gradient for classes [first, last): the gradient of the position where the class is the target,
+        else 0.
+        """
         tile = loaded.targets.tile
         nisa.memset(dst=gradient_sbuf, value=0.0, engine=nisa.engine.gpsimd)
         for number, mask_sbuf in self.masks.of_classes(loaded.targets, first, last):

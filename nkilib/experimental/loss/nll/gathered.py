@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses and gradients of one core, where elements at targets are gathered and scattered; and the end of any forward.
+"""Losses and gradients of one core that gathers and scatters only the elements at the targets; and the end of any
+forward.
 
-:class:`Results`, :class:`Sums`, :func:`weigh` and :func:`store_sums`, the end of a forward, serve :mod:`.few_classes`
-too. :func:`forward_of_core` and :func:`backward_of_core` are the loops over gathered elements.
+The end of a forward (:class:`Results`, :class:`Sums`, :func:`weigh`, :func:`store_sums`) also serves
+:mod:`.few_classes`. :func:`forward_of_core` and :func:`backward_of_core` are the loops over gathered elements.
 
-The gradient is zeros, over which one element for each position is written. The zeros of a block of rows are stored from
-one tile, in long runs; then the elements are scattered. The core that stores the zeros of a row also scatters into that
-row, and the scatter waits for the stores.
+The gradient is 0 except for one element per position. The zeros of a block of rows are stored from one tile, in long
+runs; then the elements are scattered. The core that stores the zeros of a row also scatters into that row, and the
+scatter waits for the stores.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class Sums:
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """Write -w x to ``dst_sbuf``, with x in ``values_sbuf`` and the weights w in ``weight_sbuf``.
+    """Compute -w x in ``dst_sbuf``, with x in ``values_sbuf`` and the weights w in ``weight_sbuf``.
 
-    Those are losses where x are elements, and gradients where x are upstream gradients.
+    If x are elements of the input, these are losses; if x are upstream gradients, they are gradients.
     """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
@@ -80,8 +81,9 @@ def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.Nki
 
 
 def store_sums(sums: Sums, results: Results) -> None:
-    """Store the sums over all cores, from the first core. Without a valid position the mean is 0 * inf, NaN, as in
-    PyTorch.
+    """Store the sums over all cores; the first core does it.
+
+    Without a valid position the mean is 0 * inf, NaN, as in PyTorch.
     """
     is_first = nl.program_id(0) == 0
     weight_sbuf = sums.weights.total(pipe=0)
@@ -101,7 +103,7 @@ def store_sums(sums: Sums, results: Results) -> None:
 def _take(
     elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: Sums
 ) -> None:
-    """Compute the losses -w x of a batch, with elements x and weights w, and store them or put them into the sums.
+    """Compute the losses -w x of a batch, with elements x and weights w, and store them or add them to the sums.
 
     A weight of 0 makes NaN of an infinite element, as in PyTorch.
     """

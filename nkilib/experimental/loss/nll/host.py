@@ -9,7 +9,7 @@ the kernels.
 and :func:`nll_loss_gradient_bound` the accepted errors.
 
 The forward reads one element for each position, or all elements if the input is streamed; the backward writes the
-gradient once. The simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
+gradient once. The simulator is imported only when a profile asks for the work: on hardware the kernels do not need it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INDEX_BYTES = 4
 def forward_work(
     input_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, reduction: str, streamed: bool | None, **_: Any
 ) -> Work:
-    """Return the work of ``nll_loss_forward``, whose parameters it takes; a streamed input is read whole."""
+    """Return the work of ``nll_loss_forward``, whose parameters this function takes; a streamed input is read whole."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype, shape = as_dtype(input_hbm.dtype), Shape.of(tuple(input_hbm.shape))
@@ -52,7 +52,7 @@ def forward_work(
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, class_weight_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``nll_loss_backward``, whose parameters it takes."""
+    """Return the work of ``nll_loss_backward``, whose parameters this function takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     of_position = _INDEX_BYTES + (0 if class_weight_hbm is None else FLOAT32_BYTES)
@@ -124,7 +124,7 @@ class NllLosses(NamedTuple):
     """The losses and weights of every position, in the shape of the targets; 0 at ignored positions.
 
     Attributes:
-        losses: ``-w[t] * x[t]``.
+        losses: ``-w[t] * x[t]``, with the class weight and the input's element at the target t.
         weights: ``w[t]``.
     """
 
@@ -170,9 +170,10 @@ def nll_loss_gradient_reference(
 
 
 def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Return the number of consecutive additions in a sum over all positions.
+    """Return how many additions, one after another, an element goes through in a sum over all positions.
 
-    For a streamed input, the additions of the positions of a partition come first.
+    The kernels add ``LEAF`` numbers at a time, in levels. For a streamed input each partition first adds up its own
+    positions, one after another, which counts too.
     """
     if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
         return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))

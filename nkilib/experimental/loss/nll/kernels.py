@@ -3,8 +3,8 @@
 
 """The kernels of the negative log-likelihood loss: plain functions, to be launched or called from NKI code.
 
-The arguments are checked before the first instruction, and an input of few classes is streamed (:mod:`.few_classes`)
-where that is modelled to take less time than to gather the elements at the targets (:mod:`.gathered`).
+The arguments are checked before the first instruction. An input of few classes is streamed (:mod:`.few_classes`) if, in
+the model, that takes less time than gathering the elements at the targets (:mod:`.gathered`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _checked_shape(
     ignore_index: int,
     reduction: str,
 ) -> Shape:
-    """Check the arguments that both kernels have, and return the dimensions of the input."""
+    """Check the arguments that forward and backward share, and return the dimensions of the input."""
     require_indirect_dma(function)
     input_shape = tuple(input_hbm.shape)
     require(

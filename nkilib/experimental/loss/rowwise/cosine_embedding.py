@@ -18,18 +18,18 @@ The file has the definition in instructions (:class:`CosineEmbedding`), the floa
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-With n consecutive additions in the sum of a row, the product of the rows is off by (n + 1) u / 2 of the sum
-of magnitudes, and a squared norm, with its constant, by (n + 2) u / 2 of itself. The inverse root is off by
-half of that, and by its root and its reciprocal, u / 2 each. The error of the cosine is the error of the
-product times the norms, plus the cosine times the errors of both inverse norms and u for products. The
-error of the loss is that of the cosine, plus u / 2 of the loss and of the margin.
+With n consecutive additions in the sum of a row, the product of the rows has an error of (n + 1) u / 2 of the sum of
+magnitudes, and a squared norm, with its constant, one of (n + 2) u / 2 of itself. The inverse root has half of that
+relative error, plus u / 2 each for its root and its reciprocal. The error of the cosine is the error of the product
+times the inverse norms, plus the cosine times the errors of both inverse norms, plus u for products. The error of the
+loss is that of the cosine, plus u / 2 of the loss and of the margin.
 
     |error| <= u (n + 9 / 2 + |margin| / 2 + loss / 2)
 
 An additional error of u in roots or reciprocals adds 2 u |cos|.
 
 In a gradient k (y / (|x| |y|) - cos x / |x|^2), the first term has the errors of the inverse norms and 4 u; the second
-one has those and the error of the cosine.
+one has the same errors and the error of the cosine.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CosineFactors:
 
     Attributes:
         of_other: the factor of the other row of the pair, the same in both gradients.
-        of_itself: the factor of the row whose gradient it is, by the number of the input.
+        of_itself: for each input by number, the factor of its own row in its gradient.
     """
 
     of_other: nl.NkiTensor
@@ -117,7 +117,7 @@ class CosineEmbedding:
     statistics: tuple[Statistic, ...] = (Sum(), Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return both inputs, which every gradient needs."""
+        """Return the numbers of both inputs, which every gradient needs."""
         return FIRST, SECOND
 
     def prepare(self, piece: Piece) -> Prepared:
@@ -181,14 +181,14 @@ class CosineReference:
     """The reference, ``F.cosine_embedding_loss(..., reduction="none")`` in float64.
 
     Attributes:
-        margin: the margin of the loss.
+        margin: the largest cosine without a loss where the target is -1.
     """
 
     margin: float = 0.0
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return 1 - cos, max(0, cos - margin) or 0, depending on the target."""
+        """Return the loss of each row and its error: 1 - cos, max(0, cos - margin) or 0, depending on the target."""
         of_rows, target = _cosine(tensors), tensors[TARGET]
         cosine, margin = of_rows.exact, abs(self.margin)
         beyond = np.maximum(0.0, cosine.value - self.margin)
@@ -200,7 +200,9 @@ class CosineReference:
         return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients. Their error is infinite where rounding may change the sign of cos - margin."""
+        """Return the gradients and their errors, which are infinite where rounding may change the sign of cos -
+        margin.
+        """
         of_rows = _cosine(tensors, functions)
         cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
         target, beyond = tensors[TARGET], cosine.value - self.margin

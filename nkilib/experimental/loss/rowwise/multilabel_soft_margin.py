@@ -5,8 +5,8 @@
 
 The file has its definition in instructions, its kernels, its float64 reference and its registry entry. For a logit x
 and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both
-are at least 0, so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` computes two
-logarithms of sigmoids instead.
+are at least 0, so nothing cancels, however large x is; ``torch.nn.functional.multilabel_soft_margin_loss`` computes
+logarithms of two sigmoids instead.
 
 The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
 derivative with respect to the weight is the cross-entropy / classes.
@@ -67,10 +67,10 @@ def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]
 
 
 def backward_tiles(wanted: tuple[int, ...]) -> int:
-    """Return half the number of float32 tiles that two pieces have in the backward, see
-    :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
+    """Return half the number of float32 tiles that two pieces use in the backward.
 
-    It is one for each gradient of input and target, wanted or not, and two for the gradient of the weight.
+    There is one for each gradient of input and target, requested or not, and two for the gradient of the weight. See
+    :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
     """
     return 4 if WEIGHT in wanted else 2
 
@@ -94,7 +94,8 @@ def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
 
 
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
-    """Return [x > 0] - t, where Vector compares, four times as fast for 16 bits, and GpSimd subtracts.
+    """Return [x > 0] - t, for the input x and the target t. Vector compares (four times as fast for 16 bits), and
+    GpSimd subtracts.
 
     Vector will multiply it by x while it sums up the products.
     """
@@ -111,7 +112,7 @@ def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
 
 
 def _hard_term(piece: Piece) -> nl.NkiTensor:
-    """Return x * ([x > 0] - t), the second term of the loss, for Scalar to sum up.
+    """Return x * ([x > 0] - t), the second term of the loss for input x and target t, which Scalar will sum up.
 
     The product is computed by GpSimd, because Vector also computes the magnitudes abs(x).
     """
@@ -165,14 +166,13 @@ class MultilabelSoftMargin:
         return (Sum(),) if self.has_weight else (Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the needed tensors; see :func:`needed_tensors`."""
+        """Return the numbers of the needed tensors; see :func:`needed_tensors`."""
         return needed_tensors(wanted, self.has_weight)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x times it.
+        """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x * ([x > 0] - t).
 
-        The operands are computed on engines that have time for it. With a weight the first operand is the first
-        term itself.
+        Engines that have time for it compute them. With a weight the first operand is the first term itself.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)
@@ -184,7 +184,7 @@ class MultilabelSoftMargin:
         return soft_sbuf, hard_sbuf
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add both terms to their sums, or with a weight the sum of both terms times the weight to its sum."""
+        """Add each of the two terms to its sum; with a weight, add their sum times the weight to a single sum."""
         soft_sbuf, hard_sbuf = prepared
         if self.has_weight:
             _add(hard_sbuf, soft_sbuf)
@@ -197,8 +197,9 @@ class MultilabelSoftMargin:
             piece.add_product(_HARD, hard_sbuf, hard_sbuf, piece.tensors[INPUT])
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row: the sums over classes, divided by the number of classes. There are no
-        coefficients.
+        """Return the loss of each row: the sums over classes, divided by the number of classes.
+
+        The loss has no coefficients for the backward.
         """
         total_sbuf = statistics_sbuf[_SOFT]
         if not self.has_weight:
@@ -210,7 +211,9 @@ class MultilabelSoftMargin:
         return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
 
     def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Compute the wanted gradients: from sigmoid(x) - t for the input, -x for the target, and both terms for the
+        """Compute the requested gradients.
+
+        They come from sigmoid(x) - t for the input x, from -x for the target t, and from both terms of the loss for the
         weight.
         """
         if INPUT in dst_sbuf:
@@ -409,7 +412,7 @@ class _Terms(NamedTuple):
     """The two terms of the loss of each element, without a weight.
 
     Attributes:
-        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t).
+        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t), for the input x and the target t.
     """
 
     soft: Float64Array
@@ -428,7 +431,7 @@ class _Terms(NamedTuple):
 
     @property
     def units(self) -> Float64Array:
-        """The error of s and h together, in multiples of u."""
+        """The error of s and h together, in multiples of u = 2^-23."""
         return 0.5 * self.soft + np.abs(self.hard)
 
 
@@ -439,13 +442,13 @@ class MultilabelSoftMarginReference:
     The errors of float32 arithmetic: let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u
     / 2, and h = x ([x > 0] - t) rounds twice. Each is summed over the C classes with n consecutive additions, n u / 2
     of the sum of magnitudes. The sum of both sums, 1 / C and the product with it round once each. Let T be the sum of s
-    + |h|, divided by C, which is the loss itself for targets in [0, 1]:
+    + |h| over the classes, divided by C; for targets in [0, 1] it is the loss itself:
 
         |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
 
     With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists
-    of those of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1 / C
-    and the product with it.
+    of the errors of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1
+    / C and its product.
 
     Attributes:
         has_weight: whether there is a weight.
@@ -471,8 +474,8 @@ class MultilabelSoftMarginReference:
         return Derived(value, sums.value / classes, own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives: those of input and target from sigmoid(x) - t and -x, that of the weight from both
-        terms.
+        """Return the derivatives and their errors: from sigmoid(x) - t for the input x, -x for the target t, and both
+        terms for the weight.
         """
         x, t, classes = tensors[INPUT_NAME], tensors[TARGET_NAME], tensors[INPUT_NAME].shape[1]
         scale = (tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)) / classes

@@ -4,15 +4,15 @@
 """The distances that the triplet margin loss compares: its pairs of tensors, and the p-norms of their rows.
 
 A pair (:data:`PAIRS`, :func:`pairs_of`) is two of the tensors :data:`ANCHOR`, :data:`POSITIVE` and :data:`NEGATIVE`;
-:func:`needed_pairs` and :func:`needed_tensors` tell those that the wanted gradients need, :func:`num_coefficients` the
-coefficients of a row, and :func:`forward_tiles` and :func:`backward_tiles` the tiles that a launch takes for them.
+:func:`needed_pairs` and :func:`needed_tensors` return what the requested gradients need, :func:`num_coefficients` the
+number of coefficients of a row, and :func:`forward_tiles` and :func:`backward_tiles` numbers of tiles.
 
 A distance is the p-norm of a row of ``left - right + eps``, as in ``torch.nn.functional.pairwise_distance``. A norm
 (:class:`Norm`) accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
 distance from them. The derivative of the distance with respect to a difference is an element of a tile times a factor
-of its row. The norms for p = 2, 1 and infinity have instructions of their own; any other p > 1 is :class:`Minkowski`,
-which uses logarithms and exponentials; :func:`norm_of` chooses. The instruction ``power`` is not used: NKI does not
-document its precision, and only GpSimd has it.
+of its row. :func:`norm_of` chooses the norm: p = 2, 1 and infinity have classes of their own, and any other p > 1 is
+:class:`Minkowski`, which uses logarithms and exponentials. The instruction ``power`` is not used: NKI does not document
+its precision, and only GpSimd has it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _INFINITE = 0.999 * LIMIT_OF_LOG
 
 
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
-    """Write abs(d + eps) of differences d to ``dst_sbuf``."""
+    """Compute abs(d + eps) of differences d in ``dst_sbuf``."""
     nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
 
 
@@ -60,29 +60,29 @@ class Norm(Protocol):
 
     @property
     def derivative_offset(self) -> float:
-        """The number that has to be added to each element that :meth:`derivative` writes."""
+        """The number that must be added to each element that :meth:`derivative` computes."""
 
     @property
     def keeps_row_scalar(self) -> bool:
-        """Whether :meth:`derivative` takes a scalar of each row, which the forward then keeps for the backward."""
+        """Whether :meth:`derivative` needs a scalar of each row, which the forward then keeps for the backward."""
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add a tile of differences, which is overwritten, to the norm's statistics, whose first one has the number
-        ``first``.
+        """Add a tile of differences, which is overwritten, to the statistics of the norm; ``first`` is the number of
+        the norm's first statistic.
         """
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
         """Return the distances of rows from their statistics."""
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the factor by which the result of :meth:`derivative` is multiplied in each row."""
+        """Return the factor of each row by which the result of :meth:`derivative` must be multiplied."""
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the scalar of each row that :meth:`derivative` takes if :attr:`keeps_row_scalar`."""
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Replace differences by the derivatives of the distance, without :attr:`derivative_offset` and
-        :meth:`row_factor`.
+        """Replace differences by derivatives of the distance; :attr:`derivative_offset` and :meth:`row_factor` are not
+        applied.
 
         Args:
             piece: the piece that the differences belong to.
@@ -107,7 +107,7 @@ class Euclidean:
 
     @property
     def derivative_offset(self) -> float:
-        """The number eps, which the differences do not contain yet."""
+        """The number eps, which the tile of differences does not contain yet."""
         return self.eps
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
@@ -127,7 +127,7 @@ class Euclidean:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Leave the differences unchanged: plus eps and times 1 / distance they are the derivative."""
+        """Leave the differences unchanged: after adding eps and multiplying by 1 / distance they are the derivative."""
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,10 @@ class Manhattan:
 
 @dataclass(frozen=True)
 class CountOfMaximum:
-    """The statistic that counts how often the maximum of a row occurs; the maximum must be the statistic before
-    it.
-    """
+    """The statistic that counts how often the maximum of a row occurs; the statistic before it must be the maximum."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Add up the counts of those runs of a row whose maximum is the maximum of the row."""
+        """Add up the counts of those runs (ranges of columns) of a row whose maximum is the maximum of the row."""
         counts_sbuf = runs_sbuf[-1]
         chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -203,8 +201,10 @@ class Chebyshev:
     keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Compute the largest abs(d + eps) of each run of a long row, or of each short row, and count how often it
-        occurs there.
+        """Compute the largest abs(d + eps) of each short row, or of each run of a long row, and how often it occurs
+        there.
+
+        d are the differences in ``difference_sbuf``; a run is a range of columns.
         """
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         piece.take_maximum(first, difference_sbuf)
@@ -302,7 +302,7 @@ class Minkowski:
 
 
 def norm_of(p: float, eps: float) -> Norm:
-    """Return the norm for a p of at least 1, with its constant eps in SBUF where it needs that."""
+    """Return the norm for an exponent p of at least 1, with its constant eps in SBUF if it needs that."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -318,8 +318,8 @@ def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
 
 
 def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
-    """Return the numbers of the pairs that contain a ``wanted`` tensor: its gradient needs the derivatives of
-    their distances.
+    """Return the numbers of the pairs that contain a ``wanted`` tensor, whose gradient needs their distances'
+    derivatives.
     """
     return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
 
@@ -344,8 +344,8 @@ def forward_tiles(swap: bool) -> int:
 
 
 def backward_tiles(swap: bool) -> int:
-    """Return half of the float32 tiles that a piece takes in the backward, where it has the scratch of two pieces.
+    """Return half of the number of float32 tiles that two pieces use in the backward.
 
-    A piece takes two for each pair, and two for each gradient that is the sum of two terms.
+    A piece uses two for each pair of tensors, and two for each gradient that is a sum of two terms.
     """
     return 6 if swap else 4

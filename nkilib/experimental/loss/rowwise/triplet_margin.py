@@ -69,11 +69,12 @@ class TripletFactors:
     A distance is that of a pair of tensors, see :mod:`.triplet_distances`.
 
     Attributes:
-        of_first, of_second: by the number of the distance, the factor of its derivative in the gradient of the
-            first and of the second tensor of its pair.
-        row_scalars_sbuf: by the number of the distance, the result of :meth:`.triplet_distances.Norm.row_scalar`; empty
+        of_first, of_second: for each distance by number, the factor of its derivative in the gradient of the first, and
+            of the second, tensor of its pair.
+        row_scalars_sbuf: for each distance by number, the result of :meth:`.triplet_distances.Norm.row_scalar`; empty
             if derivatives need none.
-        biases_sbuf: by tensor, the sum of offset * factor of the terms of its gradient.
+        biases_sbuf: for each tensor, the sum of offset * factor over the terms of its gradient, where the offset is
+            that of the norm's derivative.
     """
 
     of_first: list[nl.NkiTensor]
@@ -101,10 +102,9 @@ def _difference_of_pair(piece: Piece, number: int) -> nl.NkiTensor:
 
 
 def _share_of_first(first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the share of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are
-    equal.
+    """Return the factor of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are equal.
 
-    PyTorch has the same shares.
+    PyTorch uses the same factors.
     """
     is_less_sbuf = combined(first_sbuf, second_sbuf, nl.less)
     is_equal_sbuf = combined(first_sbuf, second_sbuf, nl.equal)
@@ -141,7 +141,7 @@ class Triplet:
         return self.norm.statistics * len(pairs_of(self.swap))
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the needed tensors; see :func:`.triplet_distances.needed_tensors`."""
+        """Return the numbers of the needed tensors; see :func:`.triplet_distances.needed_tensors`."""
         return needed_tensors(wanted, self.swap)
 
     def prepare(self, piece: Piece) -> Prepared:
@@ -187,8 +187,8 @@ class Triplet:
         return factors
 
     def _bias(self, factors_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the sum of offset * factor over the terms of a gradient, where the offset is that of the norm's
-        derivative.
+        """Return the sum of offset * factor over the terms of a gradient; the offset is
+        :attr:`.Norm.derivative_offset`.
         """
         total_sbuf, *others = (scaled(factor_sbuf, self.norm.derivative_offset) for factor_sbuf in factors_sbuf)
         for factor_sbuf in others:

@@ -78,7 +78,7 @@ class _Distance:
 
 
 def _scaled_log(sums: Float64Array) -> Float64Array:
-    """Return abs(log S') for sums S, where S' is S times a power of two that brings it to [2^-62, 2^62]."""
+    """Return abs(log S') for sums S, where S' is S times the power of two that brings it into [2^-62, 2^62]."""
     logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
     return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
 
@@ -103,19 +103,16 @@ class TripletReference:
     The error of the p-norm of D differences, summed with n consecutive additions, is the sum of these parts:
 
         p = 2    the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2,
-                 which the root halves; for the root u / 2
-        p = 1    the sum of the errors of d, u (distance + eps D), and n u / 2
-        p = inf  the largest error of d, u (distance + eps)
-        other    the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of
-                 the logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers,
-                 of which the root keeps the p-th part; for the root |log S'| u / p, 3 u / 2 for two roundings, where S'
-                 is S scaled to [2^-62, 2^62]
+        which the root halves; for the root u / 2 p = 1    the sum of the errors of d, u (distance + eps D), and n u / 2
+        p = inf  the largest error of d, u (distance + eps) other    the norm of the errors of d, u (distance + eps
+        D^(1/p)); for a power p |log d| u for the rounding of the logarithm and of its product with p, u / 2 for the
+        power, and n u / 2 for the sum S of the powers, of which the p-th root keeps 1 / p; for the root |log S'| u / p,
+        3 u / 2 for two roundings, where S' is S scaled to [2^-62, 2^62]
 
     The error of the loss consists of the errors of its distances, and u / 2 of the margin, of the sum of margin and
-    first distance, and of the loss. The error of a derivative for p = 2, d / distance, consists of the error of d
-    divided by the distance, the relative error of the distance, and 3.5 u of the derivative; that for another p, (d /
-    distance)^(p - 1), of p - 1 times the relative errors of d, of the distance and of their quotient, and the errors of
-    logarithm and power.
+    first distance, and of the loss. The derivative for p = 2, d / distance, has the error of d divided by the distance,
+    the relative error of the distance, and 3.5 u of itself. The derivative for another p, (d / distance)^(p - 1), has p
+    - 1 times the relative errors of d, of the distance and of their quotient, and the errors of logarithm and power.
 
     Attributes:
         margin, p, eps, swap: the options of the function.
@@ -132,17 +129,17 @@ class TripletReference:
         return ERRORS.get(self.p) or error_of_another_norm(self.p)
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses max(0, margin + near - far), with the distances to the positive and the negative
-        example.
+        """Return the losses max(0, margin + near - far) and their errors.
+
+        near and far are the distances of the anchor to the positive and to the negative example.
         """
         open_ = self._open(self._distances(tensors, CORRECT))
         return open_._replace(value=np.maximum(open_.value, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients: for each tensor the signed sum of the derivatives of its distances.
+        """Return the gradients and their errors: for each tensor the signed sum of the derivatives of its distances.
 
-        The error is infinite where rounding may decide on which side of 0 the loss is, or which distance is the
-        minimum.
+        An error is infinite where rounding may decide on which side of 0 the loss is, or which distance is the smaller.
         """
         distances = self._distances(tensors, functions)
         open_ = self._open(distances).exact(functions)
@@ -169,7 +166,7 @@ class TripletReference:
         return derivatives
 
     def _open(self, distances: list[_Distance]) -> Derived:
-        """Return margin + near - far, the losses before they are clipped at 0."""
+        """Return margin + near - far, the losses before they are clipped at 0, from the distances near and far."""
         near, far, *swapped = (distance.value for distance in distances)
         if swapped:
             far = _smaller(far, swapped[0])

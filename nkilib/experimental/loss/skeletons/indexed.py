@@ -6,18 +6,18 @@ gradients.
 
 Such losses are negative log-likelihood and the multi-class margin loss.
 
-:class:`Shape` is that of the input, :func:`blocks_of` and :func:`batches_of_block` divide it into :class:`Block` and
-:class:`PositionBatch`; :class:`ElementFinder` finds the :class:`TargetElements` of a batch, and
-:class:`IndexedUpstream` has its gradients. :func:`size_of` is for registry entries.
+:class:`Shape` is the shape of the input. :func:`blocks_of` and :func:`batches_of_block` divide it into :class:`Block`
+and :class:`PositionBatch`. :class:`ElementFinder` computes the indices of the :class:`TargetElements` of a batch, and
+:class:`IndexedUpstream` loads its upstream gradients. :func:`size_of` is for registry entries.
 
 A position is one of the D places of one of the N rows of an input [N, C, D]; D is the product of all dimensions after
 the classes, or 1. A batch is the positions that are processed at a time, one per partition. They lie along N, at one
 place of adjacent rows, or along D, at adjacent places of one row, whichever is longer: the index of an element is then
 affine in the partition, except for its class.
 
-An invalid target must not touch another element. So each target is clamped to a class, and if that changes it and it is
-not the ignored class, ``INDEX_LIMIT`` is added to the index of its element: the index leaves the tensor, and the DMA
-engine reports it.
+An invalid target must not touch another element. Therefore each target is clamped to the range of classes. If that
+changes a target that is not ``ignore_index``, ``INDEX_LIMIT`` is added to the index of its element, which is then
+outside the tensor, and the DMA engine reports it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCHES_MAX = 8192
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape [N, C, D] of an input: rows, classes, and places of each row."""
+    """The shape [N, C, D] of an input: N rows, C classes, and D places of each row."""
 
     rows: int
     classes: int
@@ -59,7 +59,9 @@ class Shape:
 
     @property
     def is_along_rows(self) -> bool:
-        """Whether the positions of a batch lie along N."""
+        """Whether the positions of a batch are at one place of adjacent rows (along N), instead of at adjacent places
+        of one row.
+        """
         return self.rows >= min(self.places, PARTITIONS)
 
     @property
@@ -175,14 +177,15 @@ class TargetElements:
 
 @dataclass(frozen=True)
 class ElementFinder:
-    """The constants that locate the elements, computed once for all batches of a core: int32 tiles [128, 1].
+    """The constants from which the indices of target elements are computed, once for all batches of a core: int32 tiles
+    [128, 1].
 
     Attributes:
         shape: the shape of the input.
         targets_hbm: the targets, int32 [N, D].
         class_weight_hbm: the class weights, float32 [C]; None for 1.
-        start_sbuf: the index of the element of class 0 at each position of a batch, without the part that
-            depends on the batch's place.
+        start_sbuf: the index of the element of class 0 at each position of a batch, relative to the batch's first
+            position.
         places_sbuf: the number of places, D.
         penalty_sbuf: ``INDEX_LIMIT``.
         ignored_sbuf: the ignored class; None means that every target is valid.
@@ -274,8 +277,9 @@ class IndexedUpstream:
     is_each: bool
 
     def uniform(self) -> nl.NkiTensor | None:
-        """Return the gradient that all losses share, float32 [128, 1]; None if each loss has its own. The host reads
-        no value.
+        """Return the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its own.
+
+        It is loaded on the device; the host reads no value.
         """
         if self.is_each:
             return None

@@ -3,7 +3,7 @@
 
 """Softmax along an axis that is not the last one, on columns of tensors [O, C, I].
 
-``forward``, ``backward``: the entry points and their arithmetic; ``plan``: segments, windows and layouts;
-``layouts``: how items come on chip and results go back; ``pipeline``: the order of the steps and their loop.
-Short axes: ``short``: forward and backward; ``short_plan``: their windows and pieces.
+``forward`` and ``backward`` have the entry points and their arithmetic, ``plan`` the segments, windows and layouts,
+``layouts`` the ways of items on chip and of results back, and ``pipeline`` the loop and the order of its steps. For
+short axes, ``short`` has forward and backward, and ``short_plan`` their windows and pieces.
 """

@@ -88,7 +88,7 @@ class WindowStatistics:
 
 
 def _take_distances(of_group: WindowStatistics) -> None:
-    """Compute -m, and m_k - m into the tile of the factors."""
+    """Compute -m, and m_k - m in the tile of the factors; the module explains the symbols."""
     nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
         dst=of_group.factors_sbuf,
@@ -99,28 +99,28 @@ def _take_distances(of_group: WindowStatistics) -> None:
 
 
 def _take_weights(of_group: WindowStatistics) -> None:
-    """Compute exp(m_k - m) in place of m_k - m."""
+    """Compute exp(m_k - m) in place of m_k - m; the module explains the symbols."""
     nisa.activation(dst=of_group.factors_sbuf, op=nl.exp, data=of_group.factors_sbuf)
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """Compute d, the sum of s_k exp(m_k - m)."""
+    """Compute d, the sum of s_k exp(m_k - m); the module explains the symbols."""
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
 
 def _take_logs(of_group: WindowStatistics) -> None:
-    """Replace d by log d."""
+    """Replace d, the sums of exponentials, by log d."""
     nisa.activation(dst=of_group.row_sum_sbuf, op=nl.log, data=of_group.row_sum_sbuf)
 
 
 def _take_only_factor(of_group: WindowStatistics) -> None:
-    """Compute the factor 1 / d of columns of one segment."""
+    """Compute the factor 1 / d of columns of one segment, from the sums d of exponentials."""
     nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
 
 
 def _take_factors(of_group: WindowStatistics) -> None:
-    """Compute the factors exp(m_k - m) / d from exp(m_k - m); the tile of d then holds 1 / d."""
+    """Compute the factors exp(m_k - m) / d (see the module) from exp(m_k - m); the tile of d then holds 1 / d."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
     nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)

@@ -202,7 +202,9 @@ def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, 
 
 
 def natural_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-    """Return the view of an item's elements in a natural tile, [partitions, outer, lines, inner]."""
+    """Return the view of an item's elements in a natural tile (:func:`natural_shape`), [partitions, outer, lines,
+    inner].
+    """
     strip = item.strip
     slot = item.part.slot(item.segment)
     outer = slice(strip.first_outer, strip.first_outer + strip.outer)
@@ -372,7 +374,7 @@ class TransposedResults:
         return back_psum
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy the result to the natural tile, and store the part after its last item."""
+        """Copy the result to its natural tile, in the layout of HBM, and store the part after its last item."""
         segment, strip = item.segment, item.strip
         place_sbuf = natural_item(self.tile(item), item)
         for partitions, first, end in segment.blocks():

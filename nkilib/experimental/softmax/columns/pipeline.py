@@ -336,7 +336,7 @@ class Pipeline:
         return issued
 
     def _is_transposed(self, item: Item, phase: Phase) -> bool:
-        """Return whether every view of the item exists that this phase is the first one of its pass to read."""
+        """Return whether the views that a phase is the first to read in its pass exist for an item, for all readers."""
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
             for place, reader in enumerate(self.readers)
@@ -381,9 +381,10 @@ class Pipeline:
         return is_complete
 
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
-        """Return the views that a phase may read, by reader. After the second half of a pass, nothing keeps its views.
+        """Return the views that a phase may read, by reader.
 
-        The second half also releases the load of the views if it is the last use of that load.
+        After the second half of a pass the views are no longer kept, and their load is released if this was its last
+        use.
         """
         keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}

@@ -348,7 +348,7 @@ def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One candidate plan: outer and inner indices of a window, number of tiles, segments per part."""
+    """One candidate plan: the outer and inner indices of a window, the number of tiles, and the segments per part."""
 
     layout: Layout
     outer: int
@@ -419,8 +419,10 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
 
 
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
-    """Return the modelled cost of a candidate, in bytes: those that a core moves, weighted by the slowness of their
-    runs in HBM, plus those whose transfers overlap with nothing.
+    """Return the modelled cost of a candidate, in bytes.
+
+    It is the bytes that a core moves, weighted by the slowness of their runs in HBM, plus the bytes whose transfers
+    overlap with nothing.
     """
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)

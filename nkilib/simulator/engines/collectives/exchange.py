@@ -5,8 +5,8 @@
 
 - :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`, such as :func:`check_memory`,
   :func:`check_same_types` and :func:`check_dimension`: the arguments;
-- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of what ranks bring;
-- :func:`contents`, :func:`shape_terms`: what a rank brings, and what all must agree on;
+- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of the ranks' data;
+- :func:`contents`: the data of a rank; :func:`shape_terms`: the values on which all ranks must agree;
 - :class:`Operation`: one operation as a core reaches it; :func:`perform` runs it: each core brings its data, receives
   the data of all, and stores its share.
 
@@ -211,12 +211,19 @@ def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.ND
 
 
 def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDArray[Any]]) -> None:
-    """Reduce the arrays ``parts``, each like ``dst``, from first to last, round once, and store the result."""
+    """Reduce the arrays ``parts`` from the first to the last, and store the result in ``dst``, rounded once.
+
+    Args:
+        core: the core that stores it.
+        dst: the tensor to write.
+        key: the name of the operator, from :func:`reduction_key`.
+        parts: one array per rank, each of the shape of ``dst``.
+    """
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
 
 def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
-    """Return copies of the contents of tensors: other ranks read them while this rank may already go on.
+    """Return copies of the contents of tensors; other ranks may read the copies after this rank has gone on.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -225,7 +232,7 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
 
 
 def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    """Return the shapes and types of tensors as terms on which the ranks must agree."""
+    """Return the shapes and types of tensors as values on which all ranks must agree."""
     return tuple(
         AgreedProperty(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}")
         for number, tensor in enumerate(tensors)

@@ -170,5 +170,5 @@ def rank_id(name: str | None = None) -> VirtualRegister:
 
 
 def group_term(lists: Sequence[Sequence[int]]) -> AgreedProperty:
-    """Return the lists of a replica group as a term on which the ranks must agree."""
+    """Return the lists of a replica group as a value on which all ranks must agree."""
     return AgreedProperty("the replica group", [list(ranks) for ranks in lists])

@@ -158,10 +158,10 @@ def _permute_in_ring(
     bring: Callable[[], Arrays],
     brought_in: Callable[[DType], DType],
 ) -> None:
-    """Run an operation in which each rank stores the arrays that its predecessor in the list brings.
+    """Run an operation in which each rank stores the arrays of its predecessor in the list.
 
     ``bring`` returns the arrays of this rank. ``brought_in`` maps the type of a result to the type of the array that is
-    brought for it.
+    sent for it.
     """
     predecessor = place.members[place.position - 1]
 

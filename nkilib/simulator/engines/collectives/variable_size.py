@@ -90,7 +90,7 @@ class _Metadata:
     receive_starts: npt.NDArray[np.int64] | None
 
     def compared_numbers(self) -> Sequence[object]:
-        """Return all numbers, on which the two cores of a rank must agree."""
+        """Return all numbers of the metadata, on which the two cores of a rank must agree."""
         starts = None if self.receive_starts is None else self.receive_starts.tolist()
         return self.send_counts.tolist(), self.send_starts.tolist(), starts
 
@@ -172,7 +172,7 @@ def prepare(
     has_rdispls: Any,
     priority: int | None,
 ) -> Prepared:
-    """Check a call of the operation ``what`` and read its metadata as they are now; its data are not accessed.
+    """Check a call of the operation ``what`` and read its metadata now; its data are not accessed yet.
 
     Raises:
         NkiValidationError: naming the parameter that does not fit.
@@ -339,7 +339,9 @@ class _Pending:
 
 
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap the prepare of an operation so that :class:`_Pending` keeps the instruction that the trigger must get."""
+    """Wrap the prepare function of an operation so that :class:`_Pending` keeps its instruction, which the trigger
+    needs.
+    """
 
     def kept(*args: Any, **kwargs: Any) -> NkiInstruction:
         handle = public(*args, **kwargs)

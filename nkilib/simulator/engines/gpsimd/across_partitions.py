@@ -6,8 +6,8 @@
 ``topk`` and ``nonzero_with_count`` work on the 16 partitions of each GpSimd core, ``sequence_bounds`` on the segments
 of a sequence, and ``tensor_partition_reduce`` on all partitions.
 
-``topk`` winds a sequence, a snake, over the partitions of a core: element i is in partition i % 16 and column i // 16.
-Every 16 partitions of a tile are a separate snake, in the source as in the results.
+``topk`` lays out a sequence (called a snake) over the 16 partitions of a GpSimd core: element i is in partition i % 16
+and column i // 16. Every 16 partitions of a tile are a separate snake, in the source and in the results.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SORTED_K_MAX = 8192
 
 
 def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
-    """Return layouts that together select the first ``elements`` elements of all snakes of a tile.
+    """Return layouts that together select the first ``elements`` elements of all snakes (see the module) of a tile.
 
-    One selects the columns that are selected whole, another one the part of a column that may follow.
+    One selects the whole columns, and another one the part of a column after them, if there is one.
     """
     columns, rest = divmod(elements, GPSIMD_CORE_PARTITIONS)
     (partitions, _), (lane, step) = tensor.shape, tensor.strides
@@ -56,9 +56,10 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of what follows the first ``elements`` elements of all snakes in their last column.
+    """Return the layout of the elements after the first ``elements`` ones of all snakes (see the module), in their last
+    column.
 
-    It is None if they fill the column.
+    It is None if the column is full.
     """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:
@@ -70,7 +71,9 @@ def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
 
 
 def _mark_found(destination: NkiTensor, k: int) -> None:
-    """Mark the first ``k`` elements of each snake as written, and the rest of their last column as unwritten."""
+    """Mark the first ``k`` elements of each snake (see the module) as written, and the rest of their last column as
+    unwritten.
+    """
     written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
     for part in _snake(destination, k):
         written.mark(part, width)
@@ -114,14 +117,14 @@ def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _unwind(array: npt.NDArray[Any], n: int) -> npt.NDArray[np.float32]:
-    """Return an array with a row for each GpSimd core: the first ``n`` elements of its snake."""
+    """Return the first ``n`` elements of the snake (see the module) of each GpSimd core, one row per core."""
     columns = -(-n // GPSIMD_CORE_PARTITIONS)
     snakes = _cores(array)[:, :, :columns].transpose(0, 2, 1).astype(np.float32)
     return snakes.reshape(snakes.shape[0], columns * GPSIMD_CORE_PARTITIONS)[:, :n]
 
 
 def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
-    """Write each row of ``results`` as the beginning of the snake of a GpSimd core."""
+    """Store each row of ``results`` as the first elements of the snake (see the module) of a GpSimd core."""
     columns, rest = divmod(results.shape[1], GPSIMD_CORE_PARTITIONS)
     whole = results.shape[1] - rest
     snakes = _cores(array)

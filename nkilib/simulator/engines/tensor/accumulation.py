@@ -6,9 +6,9 @@
 :func:`accumulate_in_psum` does it at once, and :func:`defer_product` when the sum is read (:class:`SumOfProducts`).
 
 A kernel adds up the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul
-separately takes up to twice as long as casting those of several matmuls, which lie next to each other, as a whole. The
-result of a matmul is therefore deferred (see memory/deferred.py): it waits for the next matmul that adds to the same
-elements, and is computed before
+takes up to twice as long as casting the adjacent operands of several matmuls at once. The result of a matmul is
+therefore deferred (see memory/deferred.py): the next matmul that adds to the same elements joins it. It is computed
+before
 
 - any other instruction reads or writes elements of the PSUM tensor, or
 - an instruction changes an operand.
@@ -132,7 +132,9 @@ def accumulate_in_psum(
 
 
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
-    """Have the emitter record the product, under the conditions of :func:`defer_product`, and return whether it did."""
+    """Record the product with the emitter of a replay plan, if :func:`defer_product` would defer it, and return whether
+    it did.
+    """
     assert core.emitter is not None
     is_overwritten = overwrites(core, dst, accumulate)
     if not is_overwritten and not dst.storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
@@ -169,7 +171,7 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` is the view at the next place."""
+        """Return whether ``tile`` continues the series of views, at the same distance from the last one."""
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
         shape, strides, offset = tile.layout

@@ -246,7 +246,7 @@ def _row_tile(position: Any, size: Any) -> int:
 
 
 class _Matrix:
-    """A conversion of the packed words and the scales of an MX matrix to values."""
+    """A function that converts the packed words and the scales of an MX matrix to values."""
 
     def __init__(self, tile: NkiTensor) -> None:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype

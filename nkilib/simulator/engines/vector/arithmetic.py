@@ -272,7 +272,9 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 
 
 def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
-    """Return a function that reduces ``results`` consecutive runs of ``inner`` elements in each row."""
+    """Return a function that reduces, in each row, ``results`` adjacent ranges of ``inner`` elements to one element
+    each.
+    """
     reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
 
     def apply(rows: npt.NDArray[Any], into: Float32s) -> None:

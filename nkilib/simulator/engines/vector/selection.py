@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions that write chosen elements of a tile.
+"""The instructions that write selected elements of a tile.
 
 - :func:`affine_select`, :func:`range_select`: chosen by position; a constant is written to the others;
 - :func:`tensor_copy_predicated`: chosen by a predicate tile; the others keep their values;
@@ -236,7 +236,9 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
 
 
 def _is_marked(dst: NkiTensor) -> bool:
-    """Return whether ``dst`` is all marked as written, and not as matmul results, so that a write changes no mark."""
+    """Return whether all of ``dst`` is marked as written, and nothing as a matmul result, so that a write changes no
+    mark.
+    """
     storage = dst.storage
     is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
     return is_written and (dst.buffer is not MemoryRegion.psum or storage.accumulated.is_untouched)

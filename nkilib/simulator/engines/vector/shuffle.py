@@ -57,7 +57,7 @@ def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
 
 
 def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
-    """Mark the received partitions as written, in runs of consecutive partitions."""
+    """Mark the received partitions as written, one range of consecutive partitions after another."""
     for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
         if run.size:
             dst[int(run[0]) : int(run[-1]) + 1].mark_written()

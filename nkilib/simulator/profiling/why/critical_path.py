@@ -153,7 +153,9 @@ class AnalysedCore:
         return frozenset(loaded)
 
     def last_done(self, model: TimeModel) -> Sequence[int]:
-        """Return, for each position, the number of the instruction that is done last among those up to there."""
+        """Return, for each position, the number of the instruction that is done last among those up to this
+        position.
+        """
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:
@@ -297,7 +299,9 @@ class _Walk:
             self._add(LinkKind.work, span.start_ns)
 
     def _before_start(self) -> Waited:
-        """Add the time between the end of what the instruction waited for and its start, and return the cause."""
+        """Add the time between the end of what the instruction waited for and the instruction's start, and return the
+        cause.
+        """
         _, kind, _, span, *_ = self._core.at(self._number)
         if self._number in self._core.table_loads:
             self._add(LinkKind.table, self._until - self._model.generation.timing.activation_table_ns)

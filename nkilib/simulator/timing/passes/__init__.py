@@ -9,6 +9,6 @@ results, because the simulator has computed already.
 
 - ``registry``: all passes, and the window with those that are switched on;
 - ``window``: the instructions among which passes look back and ahead;
-- ``dead_stores``, ``invariants``, ``broadcasts``: what the device does not run;
+- ``dead_stores``, ``invariants``, ``broadcasts``: instructions that the device does not run;
 - ``engine_choice``: the engine that the kernel leaves open.
 """

@@ -76,7 +76,9 @@ class Broadcasts:
                     self._keep(known, broadcast)
 
     def _is_copy(self, instruction: PendingInstruction) -> bool:
-        """Tell whether an instruction copies a product of the same call of a function; if so, note the copy."""
+        """Tell whether an instruction copies the product of a matmul in the same call of a function; if so, record the
+        copy.
+        """
         target, source = instruction.operands
         if target is None or source is None:
             return False

@@ -40,7 +40,7 @@ class _Fill:
         self.overwritten: list[OccupiedBytes] = []
 
     def overwrite(self, part: OccupiedBytes) -> bool:
-        """Note a write to ``part``, and tell whether all of the filled bytes have been overwritten by now."""
+        """Record a write to ``part``, and tell whether all of the filled bytes have been overwritten by now."""
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):
@@ -57,7 +57,7 @@ class _Fill:
         )
 
     def is_seen_by(self, part: OccupiedBytes) -> bool:
-        """Tell whether a read of ``part`` may see the filled value."""
+        """Tell whether a read of ``part`` may return the filled value."""
         return part.meets(self.part) and not any(known.covers(part) for known in self.overwritten)
 
 

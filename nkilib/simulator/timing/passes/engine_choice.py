@@ -7,8 +7,8 @@
 
 The text of ``nisa.tensor_copy`` (``nki/api/nki/isa/__init__.py``) says of ``engine.unknown``, its default, that the
 "compiler selects best engine based on engine workload", and the text of ``memset`` that the compiler selects the best
-one. The model takes the engine that is done first, of those that can run the instruction. On trn1 both stay on
-Vector: Scalar has no ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
+one. The model takes the engine that is done first, of those that can run the instruction. On trn1 both stay on Vector:
+Scalar has no ``tensor_copy`` there, and GpSimd and Vector share their access to SBUF.
 
 Functions of ``nki.language`` that an activation could compute stay on the engine on which they are issued;
 docs/explanation/performance_model.md says why.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that moves an instruction out of a loop if each iteration computes the same (:class:`Invariants`).
+"""The pass that moves an instruction out of a loop if each iteration computes the same value (:class:`Invariants`).
 
 It applies to a line of the kernel that computes in every iteration what it has computed before, from the same bytes and
 into a new tile of the same form: constants that fill a tile, a row that is broadcast to all partitions, a product of
@@ -59,7 +59,7 @@ class Contents:
         values: the values that were written to it, one after the other; None if one of them is not known.
         same_as: an earlier tile with the same contents, because of which instructions on this one are dropped.
         hoisted: the dropped instructions, which would have written this tile.
-        is_read: whether an instruction reads the tile after a dropped one.
+        is_read: whether an instruction reads the tile after an instruction on it was dropped.
         copies: the records of later tiles whose ``same_as`` is this tile.
     """
 
@@ -74,7 +74,9 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """Run the dropped instructions after all, if they come after ``since`` and are not on the timeline yet."""
+        """Run the dropped instructions after all, if they come after number ``since`` and are not on the timeline
+        yet.
+        """
         for instruction in self.hoisted:
             if instruction.number > since and instruction.dropped_by == NAME:
                 instruction.dropped_by = ""
@@ -117,7 +119,7 @@ def _only_target(instruction: PendingInstruction) -> TensorAccess | None:
 def _value(instruction: PendingInstruction, target: TensorAccess, before: int) -> Hashable | None:
     """Return a description of the value that an instruction writes; None if it cannot be described.
 
-    It also is None if an input was written by instruction ``before`` or a later one.
+    It is also None if instruction ``before`` or a later one has written an input.
     """
     inputs: list[Hashable] = []
     for access in instruction.operands[len(instruction.roles.writes) :]:
@@ -147,7 +149,9 @@ def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
 
 
 class Invariants:
-    """The pass that drops an instruction if its line, when it last ran, wrote the same into a tile of the same form."""
+    """The pass that drops an instruction if its line, when it ran before, wrote the same value into a tile of the same
+    form.
+    """
 
     constants_of = PURE
 
@@ -188,7 +192,9 @@ class Invariants:
         self._open = still_open
 
     def _is_hoisted(self, instruction: PendingInstruction) -> bool:
-        """Tell whether an instruction writes a known value, and note that; drop it if a tile has the value already."""
+        """Tell whether an instruction writes a known value, and record that; drop the instruction if a tile holds the
+        value already.
+        """
         target = _only_target(instruction)
         if target is None:
             return False
@@ -240,7 +246,7 @@ class Invariants:
         return True
 
     def _stay(self, holder: Tracked) -> None:
-        """Keep a tile in SBUF; if there is no more room, the tiles that were needed longest ago are lost."""
+        """Keep a tile in SBUF; if there is no more room, drop the tiles that were needed longest ago."""
         if holder.views.region is not MemoryRegion.sbuf:
             return
         self._staying[holder] = holder.views.bytes_each
@@ -252,7 +258,11 @@ class Invariants:
                 lost_contents.values = None
 
     def _forget(self, known: Tracked, number: int) -> None:
-        """Note that an instruction with an unknown result writes to a tile."""
+        """Record that instruction ``number`` has written something unknown to the tile ``known``; HBM is skipped.
+
+        :meth:`Contents.restore` brings back instructions that were dropped because this tile, or the tile it equals,
+        held their value.
+        """
         if known.views.region not in ON_CHIP:
             return
         contents = _contents(known)

@@ -3,8 +3,8 @@
 
 """The instructions of a core that are not on its timeline yet, among which passes look back and ahead.
 
-:class:`Window` has them, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
-:func:`accessed_part` tell what one accesses.
+:class:`Window` holds them, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
+:func:`accessed_part` return what an instruction accesses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Pass(Protocol):
         """Examine the next instruction in program order, and change it or earlier ones in the window."""
 
     def leaves(self, number: int) -> None:
-        """Note that the instructions up to this number go to the timeline: undecided ones stay as they were issued."""
+        """Take note that the instructions up to this number go to the timeline; undecided ones stay as they were
+        issued.
+        """
 
 
 class Window:

@@ -7,7 +7,7 @@
   the names of their keywords;
 - :func:`check_arguments`: the tensors and the reduction, by :func:`check_class_dim`, :func:`check_floating`,
   :func:`check_indices` and :func:`check_normalizer`;
-- :func:`check_weight`, :func:`check_inplace_logits`, :func:`check_outputs`: what needs the number of classes, the
+- :func:`check_weight`, :func:`check_inplace_logits`, :func:`check_outputs`: checks that need the number of classes, the
   memory of the logits, or all outputs.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read. For an input that

@@ -3,8 +3,8 @@
 
 """``cross_entropy`` and ``CrossEntropyLoss``: PyTorch's arguments and results, and options for large vocabularies.
 
-:class:`CrossEntropyOutputs` is what they return with ``return_outputs``. Other functions of cross-entropy use
-:func:`loss_part`, this rank's part of arguments that are DTensors, and :func:`returned_values`, which reduces the
+:class:`CrossEntropyOutputs` is what they return with ``return_outputs``. Other functions of cross-entropy also use
+:func:`loss_part`, which returns this rank's part of DTensor arguments, and :func:`returned_values`, which reduces the
 results of rows.
 """
 
@@ -111,8 +111,10 @@ class _Divisor(NamedTuple):
 
 
 def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
-    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
-    probabilities, which have no ``valid``, the number of positions, as in PyTorch.
+    """Return the divisor of a mean, as in PyTorch.
+
+    It is ``normalizer`` if given; else the sum of the targets' weights, or for class probabilities (without ``valid``)
+    the number of positions.
     """
     if normalizer is not None:
         return _Divisor(normalizer.to(torch.float32))
@@ -357,7 +359,10 @@ def cross_entropy(
 
 
 def nkilib_cross_entropy(*args: Any, **kwargs: Any) -> Tensor | CrossEntropyOutputs:
-    """Call :func:`cross_entropy`, under a name that no function of torch has: what lazy logits are asked for."""
+    """Call :func:`cross_entropy`.
+
+    This name, which no function of torch has, is the one under which lazy logits receive the call.
+    """
     result: Tensor | CrossEntropyOutputs = cross_entropy(*args, **kwargs)
     return result
 

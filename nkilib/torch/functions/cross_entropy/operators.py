@@ -4,15 +4,15 @@
 """The operators ``torch.ops.nkilib.cross_entropy_*``, their options and results, and their derivative.
 
 - :data:`FORWARD`, ``cross_entropy_forward``: the loss and the scores of each position, :class:`ForwardResults`;
-- :data:`SHARD_STATISTICS`, ``cross_entropy_shard_statistics``: what a shard of the vocabulary adds to them,
+- :data:`SHARD_STATISTICS`, ``cross_entropy_shard_statistics``: the statistics of one shard of the vocabulary,
   :class:`ShardStatistics`;
 - :data:`BACKWARD`, ``cross_entropy_backward``: the gradient of the logits, of all classes or of a shard's;
-- :data:`DERIVATIVE`, with :func:`probability_gradients` for what no kernel computes;
+- :data:`DERIVATIVE`, with :func:`probability_gradients` for gradients that no kernel computes;
 - :class:`Wanted`, :class:`Columns`, :class:`Sums`: options beside those of the loss.
 
 Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
 reductions are implemented in :mod:`.functional`. The kernels compute the gradient of the logits; PyTorch's operators
-compute those of class probabilities and of their class weights, and only if one of the two requires grad.
+compute the gradients of class probabilities and of their class weights, and only if one of the two requires grad.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Wanted:
 class Columns:
     """The classes that the columns of the logits stand for; the fields have the names of the kernels' arguments.
 
-    The maximum, log_sum and other reductions over classes that the backward takes are always those over all classes,
-    not only over these columns.
+    The maximum, log_sum and other reductions that the backward takes are always over all classes, not only over these
+    columns.
 
     Attributes:
         first_class: the class of the first column.
@@ -68,7 +68,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over all classes that the backward of a shard takes, because its kernel sees only the shard's.
+    """The sums over all classes that the backward of a shard needs as inputs, because its kernel sees only the shard's
+    classes.
 
     Attributes:
         weight_sum: the sum of all class weights, for label smoothing; None if the kernel computes it.
@@ -241,8 +242,9 @@ SHARD_STATISTICS: Final = register(
 
 
 def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the sum of each position's weighted and smoothed class probabilities, so that the backward need not read
-    the probabilities twice to compute it; None for class indices.
+    """Return the sum of each position's weighted and smoothed class probabilities; None for class indices.
+
+    With it the backward need not read the probabilities twice.
     """
     return None if _has_classes(call) else results["position_weight"]
 
@@ -302,8 +304,9 @@ def _gradients_of_probabilities(
     needs_target: bool,
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients, with respect to ``target`` and ``class_weight``, of each position's loss ``sum_k w[k] *
-    y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
+    """Return the gradients of the losses with respect to ``target`` and ``class_weight``. The loss of a position is
+    ``sum_k w[k] * y'[k] * (lse - z[k])``, with class weights w and y' = (1 - e) * y + e / num_classes for label
+    smoothing e.
 
     This takes several times the memory of the logits, in float32.
 
@@ -340,8 +343,9 @@ def _gradients_of_probabilities(
 
 
 def probability_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor | None]:
-    """Return the gradients of class probabilities and of class weights by the name of the input; the gradient of one
-    that is not needed is None or missing.
+    """Return the gradients of class probabilities and of class weights, by the name of the input.
+
+    A gradient that is not needed is None or missing.
 
     Args:
         call: the call of the backward.

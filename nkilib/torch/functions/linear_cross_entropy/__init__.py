@@ -3,6 +3,7 @@
 
 """``linear_cross_entropy`` and ``LinearCrossEntropyLoss``: output layer and loss together, without logits in memory.
 
-``functional``: the function; ``modules``: the module; ``checks``: the arguments and their checks, also for the other
-functions of hidden states; ``operators``: the operators, also of a shard, and their derivative.
+``functional`` has the function, ``modules`` the module, ``checks`` the arguments and their checks (which other
+functions of hidden states use too), and ``operators`` the operators, for all classes or for a rank's part, with their
+derivative.
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of ``linear_cross_entropy``, :class:`LinearArguments`, and their checks, also for other functions of
-hidden states.
+"""The arguments of ``linear_cross_entropy``, :class:`LinearArguments`, and their checks. Other functions of hidden
+states use them too.
 
 - :func:`checked_recipe`, :func:`checked_product`: the options of the loss and of the matrix product;
-- :func:`check_arguments`: what PyTorch rejects too, with an error of the same type as PyTorch's;
-- :func:`reason_for_reference`, :func:`check_kernel_arguments`: what no kernel computes;
+- :func:`check_arguments`: arguments that PyTorch rejects too, with an error of the same type;
+- :func:`reason_for_reference`, :func:`check_kernel_arguments`: arguments that no kernel takes;
 - :func:`check_compute_dtype`, :func:`check_sum`, :func:`check_memory_limit`: single arguments.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read.
@@ -83,7 +83,7 @@ class LinearArguments:
         }
 
     def check_tensors(self, caller: Caller) -> None:
-        """Reject arguments that are no tensors, except None where it stands for an argument that is left out.
+        """Reject arguments that are not tensors. An optional argument may be None.
 
         Raises:
             TypeError, NotImplementedError: see :func:`nkilib.torch.dispatch.checks.check_tensors`.
@@ -92,7 +92,7 @@ class LinearArguments:
         checks.check_tensors(caller, self.tensors(), optional)
 
     def temperatures(self, caller: Caller) -> Tensor | None:
-        """Return the temperatures of the rows, see :func:`temperatures_of_rows`, which checks them."""
+        """Return the checked temperatures of the rows, see :func:`temperatures_of_rows`."""
         return temperatures_of_rows(caller, self.temperature, self.input.shape[:-1], self.input.device)
 
     @property
@@ -117,7 +117,7 @@ class LinearArguments:
 
 
 def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
-    """Reject a ``compute_dtype`` that products cannot have.
+    """Reject a ``compute_dtype`` in which the kernels have no matrix products.
 
     Raises:
         TypeError: it is not a dtype.
@@ -192,7 +192,7 @@ def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
 def checked_recipe(
     caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
 ) -> tuple[LossKeywords, Product]:
-    """Check the options of the loss and of the matrix product, and return both, as Python numbers.
+    """Check the options of the loss and of the matrix product, and return them as Python numbers.
 
     Args:
         caller: the function that error messages name.
@@ -217,7 +217,7 @@ def checked_recipe(
 def checked_product(
     caller: Caller, arguments: LinearArguments, product: Product, compute_dtype: torch.dtype | None
 ) -> Product:
-    """Return the options of the matrix product, with the dtype that its operands are rounded to added.
+    """Return the options of the matrix product, with the dtype to which its operands are rounded.
 
     Args:
         caller: the function that error messages name.
@@ -261,9 +261,10 @@ def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
 
 
 def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: int | None) -> None:
-    """Reject arguments that PyTorch does not accept either, in its order: the error is that of the first fault.
+    """Reject arguments that PyTorch rejects too. The checks run in PyTorch's order, so the error is for the same fault.
 
-    :func:`check_weight` of cross-entropy is separate, because a shard of the classes does not know their number.
+    :func:`check_weight` of cross-entropy is separate, because a rank with a part of the classes does not know their
+    total number.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -298,7 +299,7 @@ def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = No
 
     Args:
         arguments: the arguments of the call.
-        vocabulary: the number of classes of all ranks, if ``linear_weight`` has those of one rank.
+        vocabulary: the number of classes of all ranks, if ``linear_weight`` has the classes of one rank only.
     """
     own_classes, *inner, features = arguments.linear_weight.shape
     classes = own_classes if vocabulary is None else vocabulary
@@ -338,7 +339,7 @@ def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool)
 
 
 def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: Product) -> None:
-    """Reject arguments that the kernels do not compute.
+    """Reject arguments that the kernels do not take.
 
     Raises:
         TypeError: input and weight have a dtype other than bfloat16, float16 and float32.

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_cross_entropy``: that of ``torch.nn.functional``, by kernels that keep no tensor of all logits.
+"""``linear_cross_entropy`` of ``torch.nn.functional``, by kernels that never have all logits in memory.
 
-There are three ways to the loss: one launch in the forward and one in the backward; with ``memory_limit``, a single
-launch for loss and gradients, with three matrix products instead of four, where :func:`takes_one_launch` and
-:func:`granted_scratch` allow it; and PyTorch's own operators, with a warning, for a loss that no kernel computes.
+There are three ways to compute the loss:
+
+- one launch in the forward and one in the backward;
+- with ``memory_limit``, a single launch for loss and gradients, which needs three matrix products instead of four,
+  where :func:`takes_one_launch` and :func:`granted_scratch` allow it;
+- PyTorch's own operators, with a warning, for a loss that no kernel computes.
 """
 
 from __future__ import annotations
@@ -56,8 +59,7 @@ _TILE: Final = 128
 
 
 def _check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
-    """Reject the use of arguments that PyTorch's function does not have, in a call whose loss PyTorch's operators
-    compute.
+    """Reject arguments that only nkilib has, in a call whose loss PyTorch's operators compute.
 
     Args:
         caller: the function that error messages name.
@@ -113,11 +115,11 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
 def takes_one_launch(
     arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = _PLAIN
 ) -> bool:
-    """Return whether the loss and its gradients can be computed in a single launch, so that the backward only has to
-    multiply the gradients by one number.
+    """Return whether a single launch can compute the loss and its gradients.
 
-    Float16 gradients would lack range before the scale of the loss multiplies them, and a sum over micro-batches needs
-    unrounded gradients.
+    The backward then only multiplies the gradients by one number. Float16 gradients cannot be computed so: they would
+    lack range before the scale of the loss multiplies them. Nor can a sum over micro-batches, which needs unrounded
+    gradients.
     """
     normalizer = arguments.normalizer
     return (
@@ -142,12 +144,12 @@ def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
 def granted_scratch(
     arguments: LinearArguments, wanted: WantedGradients, memory_limit: int, product: Product = _PLAIN
 ) -> int | None:
-    """Return how many bytes of scratch memory a single launch may use for logits so as to stay within ``memory_limit``;
-    None if it cannot.
+    """Return the bytes of scratch memory that a single launch may use for logits within ``memory_limit``; None if the
+    limit is too small.
 
     A launch uses memory for logits, for float32 sums, and for the gradients, which exist from the forward on. The
-    result is at most the larger of the kernel's default and the bytes of the logits of 128 positions (or of all, if
-    there are fewer).
+    result is at most the larger of two sizes: the kernel's default, and the bytes of the logits of 128 positions (or of
+    all, if there are fewer).
     """
     from nkilib.experimental.loss.linear_cross_entropy.host.tiling import one_launch_bytes  # loading it takes long
 
@@ -169,8 +171,9 @@ def granted_scratch(
 
 
 def _divisor(target: Tensor, class_weight: Tensor | None, options: LossKeywords) -> Tensor:
-    """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
-    is, as in PyTorch.
+    """Return the divisor of a mean: the summed weights of the valid targets.
+
+    If the sum is 0, the divisor is NaN, so that the mean is NaN as in PyTorch.
     """
     counts = ~is_ignored(target, options["ignore_index"])
     if class_weight is None:

@@ -49,7 +49,7 @@ DTYPES: Final = tuple(DTYPE_NAMES)
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """The requested gradients. The others are not computed."""
+    """The requested gradients; the other gradients are not computed."""
 
     grad_input_wanted: bool = True
     grad_weight_wanted: bool = True
@@ -57,7 +57,7 @@ class WantedGradients:
 
 
 def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
-    """Return the gradients that a backward would need; None if it would need none."""
+    """Return the gradients that a backward would need; None if it would need none of them."""
     if not torch.is_grad_enabled():
         return None
     of_bias = linear_bias is not None and linear_bias.requires_grad
@@ -67,17 +67,17 @@ def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 
 @dataclass(frozen=True)
 class Scratch:
-    """``scratch_bytes``: the HBM bytes that the logits of a block of positions may use."""
+    """``scratch_bytes``: the HBM bytes that the logits of one block of positions may use."""
 
     scratch_bytes: int = SCRATCH_BYTES
 
 
 @dataclass(frozen=True)
 class Product:
-    """The options of the product of hidden states and weight, which gives the logits.
+    """The options of the product of hidden states and weight, whose result is the logits.
 
     Attributes:
-        logit_scale: the factor of product and bias, before cap and temperature.
+        logit_scale: the factor of the product with its bias, applied before cap and temperature.
         compute_dtype: the name of the dtype that operands of another dtype are rounded to; None: all have the same
             dtype.
     """
@@ -105,7 +105,7 @@ def _has_bias(call: Call) -> bool:
 
 
 def vocabulary(call: Call) -> int:
-    """Return V, the number of classes; over all shards if the weight is one of them."""
+    """Return V, the number of classes: over all ranks, if the weight is one rank's part."""
     known: int | None = call.options.get("num_classes")
     return _as_weight(call)[0] if known is None else known
 
@@ -118,7 +118,7 @@ def _check_classes(call: Call) -> None:
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
-    """Return the kernels' argument ``compute_dtype``, the dtype of that name."""
+    """Return the kernels' argument ``compute_dtype``: the dtype whose name the operator's option holds."""
     name = call.options["compute_dtype"]
     return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
 
@@ -208,13 +208,13 @@ FORWARD: Final = register(
 
 
 def bias_if_given(call: Call) -> dict[str, Any]:
-    """Return the argument with which a backward kernel without a bias computes no gradient of it."""
+    """Return the argument that tells a backward kernel without a bias to compute no gradient for the bias."""
     return {} if _has_bias(call) else {"grad_bias_wanted": False}
 
 
 def backward_arguments(call: Call) -> dict[str, Any]:
-    """Return the keyword arguments that the backward kernel gets beside the operator's inputs and options, or in place
-    of them.
+    """Return the backward kernel's keyword arguments that are not inputs or options of the operator, or that replace
+    them.
     """
     lse = call.tensor("maximum") + call.tensor("log_sum")
     arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **bias_if_given(call)}
@@ -337,7 +337,9 @@ def _shard_backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def unrounded(output: Output) -> Output:
-    """Return the output ``grad_input`` in float32, because it is summed over the ranks; any other output unchanged."""
+    """Return the output ``grad_input`` in float32, because the ranks' parts are summed; return any other output
+    unchanged.
+    """
     return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
 
 
@@ -345,8 +347,10 @@ _TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
 
 
 def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
-    """Return the inputs of a shard's backward: those of ``operator``, which is for the whole weight, with
-    ``target_weight`` inserted before the inputs for the entropy.
+    """Return the inputs of the backward for one rank's part of the classes.
+
+    They are the inputs of ``operator``, the backward for the whole weight, with ``target_weight`` inserted before the
+    inputs for the entropy.
     """
     first = operator.inputs[: -len(_AT_END)]
     return (*first, _TARGET_WEIGHT, *_AT_END)

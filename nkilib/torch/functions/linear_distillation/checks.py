@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors that ``linear_distillation_loss`` takes, :class:`DistillationArguments` of two models (:class:`Model`),
-and the checks of all its arguments.
+"""The tensor arguments of ``linear_distillation_loss`` (:class:`DistillationArguments`, of two :class:`Model`), and the
+checks of all its arguments.
 
 - :func:`checked_outputs`, :func:`checked_recipe`, :func:`checked_compute_dtype`: options;
-- :func:`check_tensor_arguments`, before DTensors are replaced by plain tensors, and :func:`check_arguments` after it;
-- :func:`check_features_fit`, :func:`most_hidden_bytes`: the features of both models that fit on chip.
+- :func:`check_tensor_arguments`, before DTensors are replaced by plain tensors, and :func:`check_arguments` afterwards;
+- :func:`check_features_fit`, :func:`most_hidden_bytes`: how many features of both models fit on chip together.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read.
 """
@@ -40,7 +40,7 @@ from nkilib.torch.functions.linear_distillation.operators import Recipe
 
 
 class ModelNames(NamedTuple):
-    """The public function's argument names for the tensors of a model."""
+    """The names that the public function's arguments for one model have."""
 
     input: str
     weight: str
@@ -64,12 +64,12 @@ class Model:
     bias: Tensor | None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the tensors by the names of the arguments."""
+        """Return the tensors by argument name."""
         return dict(zip(self.names, (self.input, self.weight, self.bias), strict=True))
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The shape of the positions."""
+        """The shape of the positions: the input's without the features."""
         return tuple(self.input.shape[:-1])
 
     @property
@@ -103,7 +103,7 @@ class DistillationArguments:
     temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the tensors by the names of the arguments."""
+        """Return the tensors by argument name."""
         return {
             **self.student.tensors(),
             **self.teacher.tensors(),
@@ -166,8 +166,9 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
 
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
-    """Check that the units of both models (:attr:`Recipe.student_unit`) are close enough for a masked class to have a
-    finite logit in either unit.
+    """Check the ratio of the two models' units (:attr:`Recipe.student_unit`).
+
+    The logit of a masked class must be finite in either unit.
     """
     student, teacher = recipe.student_unit, recipe.teacher_unit
     if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
@@ -231,7 +232,7 @@ def checked_recipe(
 
 
 def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, compute_dtype: Any) -> str | None:
-    """Return the name of the dtype that operands are rounded to; None if they have it already.
+    """Return the name of the dtype that operands are rounded to; None if all operands already have it.
 
     Raises:
         TypeError: it is not a dtype.
@@ -255,7 +256,7 @@ def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> 
 
 
 def _check_model(caller: Caller, model: Model) -> None:
-    """Check hidden states, weight and bias of one model."""
+    """Check the hidden states, the weight and the bias of one model."""
     input, weight, bias = model.tensors()
     for name, tensor in model.tensors().items():
         if tensor is not None:
@@ -354,8 +355,9 @@ def check_arguments(caller: Caller, arguments: DistillationArguments, classes: i
 
 
 def most_hidden_bytes(is_rounded: bool) -> int:
-    """Return the most bytes that the hidden states of a position of both models may take, in the dtypes of their
-    products.
+    """Return the most bytes that the hidden states of one position, of both models together, may take on chip.
+
+    They count in the dtypes of the models' products.
 
     Args:
         is_rounded: whether operands are rounded to these dtypes.

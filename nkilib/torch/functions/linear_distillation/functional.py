@@ -3,7 +3,8 @@
 
 """``linear_distillation_loss``: a student's divergence from a teacher, from the hidden states of both models.
 
-:class:`LinearDistillationOutputs` is what it returns with scores; :class:`LinearDistillationLoss` is the module.
+:class:`LinearDistillationOutputs` is the result of a call that requests scores; :class:`LinearDistillationLoss` is the
+module.
 """
 
 from __future__ import annotations

@@ -95,7 +95,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Labels:
-    """``ignore_index``: the label of ignored positions, an int32."""
+    """The option that says which label marks ignored positions.
+
+    Attributes:
+        ignore_index: the label of ignored positions, an int32.
+    """
 
     ignore_index: int = -100
 
@@ -211,8 +215,9 @@ class ShardResults(NamedTuple):
 
 
 class MixtureSums(NamedTuple):
-    """Sums over the classes of a shard, [N] float32 each, where p and q are probabilities over all classes and m is
-    their mixture.
+    """A shard's sums over its classes, [N] float32 each.
+
+    p and q are the teacher's and the student's probabilities over all classes, and m is their mixture.
 
     Attributes:
         student_terms: the sum of q log(q / m), in nats.
@@ -249,7 +254,9 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Reject temperatures out of range, and labels if the student's logit of each label is requested."""
+    """Reject temperatures out of range, and also labels out of range if the student's logit of each label is
+    requested.
+    """
     check_temperatures(LINEAR_DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
         name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")
@@ -257,7 +264,7 @@ def _check_labels(call: Call) -> None:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """Return the keyword arguments that the kernels get in place of the operator's labels and its names of dtypes."""
+    """Return the keyword arguments that the kernels get in place of the operator's labels and names of dtypes."""
     labels = call.tensors["labels"]
     if labels is None:
         return compute_dtype_argument(call)

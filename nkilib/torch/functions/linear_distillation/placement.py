@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensor arguments of ``linear_distillation_loss`` as plain tensors (:func:`plain_arguments`): this rank's part of the
-vocabulary, or gathered layers.
+"""DTensor arguments of ``linear_distillation_loss`` as plain tensors (:func:`plain_arguments`).
+
+A layer becomes this rank's part of the vocabulary, or is gathered.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class PlacedArguments:
 
 
 def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationArguments) -> Model:
-    """Return the student with weight and bias of all ranks, whose gradients are averaged over the ranks."""
+    """Return the student with its weight and bias gathered from all ranks; their gradients are averaged over the
+    ranks.
+    """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:
         raise NotImplementedError(
@@ -74,8 +77,9 @@ def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
-    """Return the arguments of this rank's own positions: per-position tensors, which must be plain, the given student,
-    and the teacher with a gathered layer.
+    """Return the arguments for this rank's own positions.
+
+    Per-position tensors must be plain. The student is the given one, and the teacher's layer is gathered.
     """
     for name, tensor in (
         (arguments.teacher.names.input, arguments.teacher.input),
@@ -99,8 +103,9 @@ def _of_own_positions(caller: Caller, arguments: DistillationArguments, student:
 def _holds_own_classes(
     caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
 ) -> bool:
-    """Return whether this rank's shard of a teacher's tensor has the classes of its shard of the student's weight: the
-    same group shards both, in the same sizes.
+    """Return whether this rank's shard of a teacher's tensor has the same classes as its shard of the student's weight.
+
+    This is so if the same group shards both tensors in the same sizes.
     """
     mesh = tensor.device_mesh
     several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
@@ -120,8 +125,10 @@ def _of_own_classes(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationArguments:
-    """Return the arguments of this rank's classes: per-position tensors, which must be the same on all ranks, and the
-    teacher's layer reduced to the classes of the student's shard.
+    """Return the arguments for this rank's classes.
+
+    Per-position tensors must be the same on all ranks, and the teacher's layer is reduced to the classes of the
+    student's shard.
     """
     names = arguments.teacher.names
 

@@ -78,8 +78,9 @@ class Share(NamedTuple):
 
 
 class LowestLogits(NamedTuple):
-    """A lower bound of the logits of each model's unmasked classes: a shard whose largest logit is not above it has
-    only masked classes.
+    """Lower bounds of the logits of unmasked classes, one for each model.
+
+    A shard whose largest logit is not above the bound has only masked classes.
     """
 
     student: float | Tensor
@@ -98,14 +99,15 @@ def lowest_logits(student_unit: float, teacher_unit: float, temperature: float |
 
 
 def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float | Tensor) -> Tensor:
-    """Return log(sum exp(z - m)) over a shard, where m is the maximum of all shards; -inf if the shard has no unmasked
-    class.
+    """Return log(sum exp(z - m)) over the classes of a shard, where z are its logits and m is the maximum over all
+    shards.
+
+    The result is -inf if the shard has no unmasked class.
 
     Args:
-        maximum, log_sum: the statistics of the shard.
-        of_all: m, the maximum of all shards.
-        masked: the limit of the model in :class:`LowestLogits`; the shard has unmasked classes if its maximum is above
-            it.
+        maximum, log_sum: the maximum of the shard's logits, and log(sum exp(z - maximum)).
+        of_all: m, the maximum over all shards.
+        masked: the model's bound in :class:`LowestLogits`; the shard has unmasked classes if its maximum is above it.
     """
     # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
     return torch.where(maximum > masked, log_sum - (of_all - maximum), -torch.inf)
@@ -123,7 +125,7 @@ def share_of(below: Tensor, log_sum: Tensor) -> Share:
 
 
 def entropy_term(own: ShardResults, student: Share) -> Tensor:
-    """Return this shard's summand of the student's entropy; the entropy is the sum of these over all shards."""
+    """Return this shard's summand of the student's entropy: the sum over all shards is the entropy."""
     return product_or_zero(student.value, own.entropy - student.log)
 
 
@@ -299,11 +301,10 @@ _DIFFERENTIABLE: Final = ("divergence", "logprob")
 
 
 class VocabParallelDistillation(torch.autograd.Function):
-    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    tensors.
+    """Returns results that were computed over all ranks, and differentiates them with respect to this rank's tensors.
 
-    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
-    of the operators, and the process group.
+    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; the results;
+    the options of the operators; the process group.
     """
 
     @staticmethod

@@ -3,6 +3,6 @@
 
 """``linear_token_scores``: log-probabilities, entropies and other scores of tokens, from hidden states.
 
-``functional``: the function and the values that it returns; ``placement``: DTensors as plain tensors; ``operators``:
-the operators, their results and derivative; ``shards``: scores over the ranks of a group.
+``functional`` has the function and the values that it returns; ``placement`` the conversion of DTensors to plain
+tensors; ``operators`` the operators, their results and derivative; ``shards`` the scores over the ranks of a group.
 """

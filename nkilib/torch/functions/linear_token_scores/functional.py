@@ -3,8 +3,8 @@
 
 """``linear_token_scores``: log-probability, entropy and other scores of tokens, from hidden states.
 
-:class:`LinearTokenScores` is what it returns. Arguments are placed (:mod:`.placement`) and checked, those that no
-kernel takes are rejected, and the scores are those of one rank or of a group (:mod:`.shards`).
+It returns :class:`LinearTokenScores`. DTensor arguments are converted to plain tensors (:mod:`.placement`), and
+arguments that no kernel takes are rejected. One rank computes the scores alone, or a group together (:mod:`.shards`).
 """
 
 from __future__ import annotations
@@ -116,10 +116,11 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
 
 
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the caller's dtype of the products, or without one the dtype of the input if operands have different
-    dtypes.
+    """Return the dtype of the products that the caller asks for, or the dtype of the input if the operands have
+    different dtypes.
 
-    None: autocast's dtype, if autocast is on, or that of all operands. Dtypes that no kernel takes are rejected later.
+    None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes that no kernel
+    takes are rejected later.
     """
     input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None

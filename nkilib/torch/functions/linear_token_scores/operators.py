@@ -121,7 +121,7 @@ def _check_classes(call: Call) -> None:
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the kernel arguments ``shared`` with the targets in the form of the kernels, [N, K]."""
+    """Return the kernel arguments ``shared`` with the targets in the shape that the kernels take, [N, K]."""
     targets: Tensor = shared["targets_hbm"]
     return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
@@ -136,8 +136,8 @@ def _as_target(call: Call) -> Shape:
 
 
 def _of_each_id(output: Output) -> Output:
-    """Return the output ``target_logit`` with the shape of the targets, one logit for each id, and any other output
-    unchanged.
+    """Return the output ``target_logit`` in the shape of the targets, with one logit for each id; return any other
+    output unchanged.
     """
     if output.name != "target_logit":
         return output
@@ -155,7 +155,7 @@ def _without(inputs: tuple[Input, ...], *names: str) -> tuple[Input, ...]:
 
 
 def _with_any_ids(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the inputs with targets [N] or [N, K]."""
+    """Return the inputs, with targets that may be [N] or [N, K]."""
     return tuple(replace(operand, dimensions=None) if operand.name == "target" else operand for operand in inputs)
 
 
@@ -193,8 +193,10 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the inputs of the backward of the scores: the given ones of the loss's backward, but with the gradient of
-    the log-probabilities in place of that of the loss.
+    """Return the inputs of the scores' backward.
+
+    They are ``inputs``, those of the loss's backward, with the gradient of the log-probabilities in place of the
+    gradient of the loss.
     """
     return _with_any_ids(
         tuple(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensor arguments of ``linear_token_scores`` as plain tensors (:func:`plain_arguments`): this rank's part of the
-vocabulary, or a gathered layer.
+"""DTensor arguments of ``linear_token_scores`` as plain tensors (:func:`plain_arguments`).
+
+The layer becomes this rank's part of the vocabulary, or is gathered.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class PlacedArguments:
 
 
 def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
-    """Return the arguments with weight and bias of all ranks, whose gradients are averaged over the ranks."""
+    """Return the arguments with weight and bias gathered from all ranks; their gradients are averaged over the
+    ranks.
+    """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:
         raise NotImplementedError(

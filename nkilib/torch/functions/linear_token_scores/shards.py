@@ -71,11 +71,11 @@ def _statistics(own: ShardScores) -> ShardStatistics:
 def _further_sums(
     own: ShardScores, linear_bias: Tensor | None, shards: VocabularyShards, wanted: WantedScores
 ) -> Callable[[Tensor], Mapping[str, Tensor]]:
-    """Return the function that computes this rank's summands for ``log_sum_squares`` and ``mean_logit``, by name.
+    """Return a function that computes this rank's summands for ``log_sum_squares`` and ``mean_logit``, by name.
 
-    Its argument is the distance of the shard's maximum below m, the maximum over all ranks. The shard's sum of exp(z -
-    m)^2 is exp(log_sum_squares + 2 (log_sum - distance)), with the scores of the shard alone. The mean is over the
-    classes that no bias masks.
+    The function takes the distance of the shard's maximum below m, the maximum over all ranks. The shard's sum of exp(z
+    - m)^2 is exp(log_sum_squares + 2 (log_sum - distance)), where both scores are those of the shard alone. The mean is
+    over the classes that no bias masks.
     """
 
     def summands(below: Tensor) -> dict[str, Tensor]:
@@ -97,8 +97,9 @@ def _further_sums(
 def _moments(
     sums: Mapping[str, Tensor], log_sum: Tensor, own: ShardScores, shards: VocabularyShards
 ) -> tuple[Tensor, Tensor]:
-    """Return ``log_sum_squares`` and ``mean_logit`` over all classes, from the summed terms of :func:`_further_sums`;
-    empty where they are not requested.
+    """Return ``log_sum_squares`` and ``mean_logit`` over all classes; a score that is not requested is empty.
+
+    They come from the terms of :func:`_further_sums`, summed over the ranks.
     """
     log_sum_squares, mean_logit = own.log_sum_squares, own.mean_logit
     if "squares" in sums:
@@ -109,11 +110,10 @@ def _moments(
 
 
 class VocabParallelTokenScores(torch.autograd.Function):
-    """Returns scores that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    tensors.
+    """Returns scores that were computed over all ranks, and differentiates them with respect to this rank's tensors.
 
-    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
-    of the operators, and the process group.
+    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; the results;
+    the options of the operators; the process group.
     """
 
     @staticmethod

@@ -55,8 +55,11 @@ class CombinedResults(NamedTuple):
 def _class_loss(
     statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossKeywords, shards: VocabularyShards
 ) -> Tensor:
-    """Return the losses without z-loss for class indices t: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse -
-    z), with class weights w and smoothing e. They are undefined at ignored positions.
+    """Return the losses for class indices t, without z-loss: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse
+    - z).
+
+    z are the logits, lse is their log-sum-exp, w are the class weights, and e is the label smoothing. The losses are
+    undefined at ignored positions.
     """
     sums = statistics.sums
     # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
@@ -135,10 +138,10 @@ def combined_results(
 
 
 def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
-    """Return the call of the backward changed so that smoothing uses the sum of the class weights of all ranks.
+    """Return the call of the backward, changed so that label smoothing uses the sum of the class weights of all ranks.
 
-    The kernel takes the sum as a Python number, and reading the tensor would wait for the device, so its effect is
-    added to the gradient of lse.
+    The kernel takes this sum as a Python number, and reading the tensor would wait for the device. So the effect of the
+    sum is added to the gradient of the log-sum-exp.
     """
     smoothing = call.options["label_smoothing"]
     if weight_sum is None or smoothing == 0.0:
@@ -171,12 +174,14 @@ def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    logits.
+    """Returns results that were computed over all ranks, and differentiates them with respect to this rank's logits.
 
-    The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, temperatures,
-    weight_sum (of all classes) and target_weight [N] as the backward kernel takes them, the results, the options of the
-    operators, the number of columns that are classes, and whether the gradient is written over the logits.
+    The arguments of ``apply`` are, in order:
+
+    - the logits [N, width], the target, class_weight of this rank's classes, and the temperatures;
+    - weight_sum (of all classes) and target_weight [N], as the backward kernel takes them;
+    - the results, and the options of the operators;
+    - the number of columns that are classes, and whether the gradient is written over the logits.
     """
 
     @staticmethod

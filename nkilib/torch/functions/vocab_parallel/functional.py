@@ -39,8 +39,9 @@ from nkilib.torch.losses.temperatures import check_rows, number_and_tensor, temp
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int, **others: Tensor | None) -> None:
-    """Reject ``inplace`` on every rank if one has to: with ``class_dim=1``, a shard of one column could be overwritten,
-    but those of other ranks could not.
+    """Reject ``inplace`` on all ranks if one rank has to reject it.
+
+    With ``class_dim=1``, a shard of one column could be overwritten, but the wider shards of other ranks could not.
     """
     if class_dim == 1 and logits_shard.dim() > 2:
         raise ValueError(

@@ -45,12 +45,11 @@ _OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADD
 
 
 class VocabParallelLinearCrossEntropy(torch.autograd.Function):
-    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    tensors.
+    """Returns results that were computed over all ranks, and differentiates them with respect to this rank's tensors.
 
-    The arguments of ``apply`` are the inputs of the forward operator, of this rank's classes; weight_sum (of all
-    classes) and target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the
-    group.
+    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; weight_sum
+    (of all classes) and target_weight [N], as the backward kernel takes them; the results; the options of the
+    operators; the process group.
     """
 
     @staticmethod

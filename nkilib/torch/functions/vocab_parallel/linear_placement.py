@@ -3,9 +3,9 @@
 
 """Output layers as the plain tensors that operators take, from DTensors or from padded parts.
 
-- :func:`local_layer`: this rank's part of the classes, of a layer that is sharded by classes, by
-  :func:`spread_of_classes`, :func:`as_weight` and :func:`same_everywhere`;
-- :func:`averaged` and :func:`constant`: a whole tensor, gathered from shards as FSDP2 leaves them;
+- :func:`local_layer`: this rank's part of a layer that is sharded by classes; it uses :func:`spread_of_classes`,
+  :func:`as_weight` and :func:`same_everywhere`;
+- :func:`averaged` and :func:`constant`: a whole tensor, gathered from FSDP2's shards;
 - :func:`shard_operands`: the operands of a shard's operators, without padding.
 """
 
@@ -47,7 +47,7 @@ def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor)
 
     Args:
         caller: the function that error messages name.
-        of_weight: the caller for errors about the weight.
+        of_weight: the caller's name and the weight's, for errors about the weight.
         linear_weight: the weight, sharded by classes over one dimension of its mesh.
 
     Raises:
@@ -73,7 +73,7 @@ def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
-    """Return this rank's part of a tensor that is placed as the weight; a plain tensor is this part already."""
+    """Return this rank's part of a tensor that is placed like the weight; a plain tensor already is this part."""
     placed = dtensor(tensor)
     if placed is None:
         return tensor
@@ -93,7 +93,7 @@ def local_layer(
 
     Args:
         caller: the function that error messages name.
-        of_weight: the caller for errors about the weight.
+        of_weight: the caller's name and the weight's, for errors about the weight.
         linear_weight: the weight of the arguments.
         layer_arguments: the arguments of the call.
 
@@ -152,7 +152,7 @@ def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
 
 
 class _Averaged(torch.autograd.Function):
-    """An identity whose gradient is divided by a number of ranks before it is summed over them."""
+    """An identity function. Its gradient is divided by the number of ranks, and then summed over them."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:

@@ -107,8 +107,9 @@ def backward_call(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None
 
 
 def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the inputs of the forward operator; the one of ``input`` is summed over the ranks of
-    ``ctx.group``.
+    """Return the gradients of the inputs of the forward operator.
+
+    The gradient of ``input`` is summed over the ranks of ``ctx.group``.
     """
     needed = _needed(ctx, derivative)
     gradients = derivative.of_kernel(call, ctx.written, needed) if has_upstream else {}

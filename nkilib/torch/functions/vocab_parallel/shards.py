@@ -33,7 +33,7 @@ from nkilib.torch.losses.indexed import is_ignored
 
 
 class GroupPlace(NamedTuple):
-    """The number of ranks of a process group, and the rank of this process in it."""
+    """The place of this process in a process group: the number of ranks, and the rank of this process."""
 
     ranks: int
     rank: int
@@ -170,7 +170,7 @@ def group_place(caller: Caller, group: Any) -> GroupPlace:
 
 
 def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None) -> None:
-    """Reject a group or sizes, because the DTensor defines them itself.
+    """Reject a group or shard sizes beside a DTensor, which defines both itself.
 
     Raises:
         ValueError: a group or sizes are given.
@@ -274,13 +274,14 @@ class VocabularyStatistics(NamedTuple):
 def _check_different(
     caller: Caller, own: ShardStatistics, shards: VocabularyShards, target: Tensor, ignore_index: int
 ) -> None:
-    """Reject logits that every rank holds whole, where the logits of all ranks have the same statistics.
+    """Raise an error if the logits of all ranks have the same statistics, because every rank then seems to hold the
+    whole vocabulary.
 
-    Parts of a vocabulary may have them too: those of one class each, those of an output layer that is 0, and those of a
-    layer that every rank has initialised with the same seed. So an error is raised only if rows are not constant, and
-    if every label is a class of the first rank, as a label of a whole vocabulary is. All of this is the same on all
-    ranks, so either all raise or none. (The sums of a group that does not communicate, such as PyTorch's fake one, are
-    this rank's, and are not compared.)
+    Parts of a vocabulary may have the same statistics too: parts of one class each, parts of an output layer that is 0,
+    and parts that every rank has initialised with the same seed. So an error is raised only if rows are not constant,
+    and if every label is a class of the first rank, as all labels of a whole vocabulary are. These conditions have the
+    same value on all ranks, so either all ranks raise or none. (In a group that does not communicate, such as PyTorch's
+    fake one, the sums are this rank's alone, and nothing is compared.)
     """
     ranks, width = len(shards.sizes), shards.sizes[0]
     labels = target[~is_ignored(target, ignore_index)]
@@ -300,15 +301,16 @@ def _is_given(values: Tensor, maximum: Tensor) -> bool:
 
 
 def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
-    """Return the sum over this shard's classes of the factors in its ``distance_sum``, [N] or without dimensions."""
+    """Return the sum of the factors in the shard's ``distance_sum`` over its classes, [N] or without dimensions."""
     if soft:
         return own.position_weight
     return own.maximum.new_tensor(float(shards.own_size)) if class_weight is None else class_weight.sum()
 
 
 def product_or_zero(factor: Tensor, values: Tensor) -> Tensor:
-    """Return the product, but 0 where the factor is 0, even if the value is not finite, as it is for a shard without
-    classes.
+    """Return the product, but 0 where the factor is 0.
+
+    There the value may be infinite or NaN, as it is for a shard without classes.
     """
     return torch.where(factor == 0.0, 0.0, factor * values)
 
@@ -349,11 +351,12 @@ def greatest_of_ranks(
     marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the maximum over all shards, whether all ranks make the same claims, and whether all have the same
-    ``marks``, a few numbers that may differ.
+    ``marks``.
 
-    Claims and their negatives go through the same all-reduce: the greatest and the least value of each claim must be
-    equal as float32, so integers above 2^24 that are close to each other pass as equal. The claims are a few numbers
-    from the host in every call; they are not cached as a tensor, which might belong to a trace.
+    Marks are a few numbers that may differ between the ranks. Claims must be equal as float32, so different integers
+    above 2^24 that are close to each other pass as equal. Claims and their negatives go through the same all-reduce,
+    which gives the greatest and the least value of each. They are a few numbers from the host in every call, and are
+    not cached as a tensor, which might belong to a trace.
 
     Raises:
         ValueError: the ranks do not make the same claims; on the CPU only, and not under torch.compile.
@@ -389,8 +392,9 @@ def combined_statistics(
     claims: Mapping[str, float],
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
-    """Return the statistics over all classes from those of the shards, with all-reduces: every rank of the group has to
-    call it. ``docs/explanation/cross_entropy_extended.md`` has the formulas.
+    """Return the statistics over all classes, computed from the shards' statistics with all-reduces.
+
+    Every rank of the group has to make the call. ``docs/explanation/cross_entropy_extended.md`` has the formulas.
 
     Args:
         caller: the function that error messages name.

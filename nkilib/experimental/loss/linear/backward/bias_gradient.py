@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the bias, db = G^T 1, float32 [V].
+"""The gradient of the bias, db, float32 [V]: the sum of the gradient G of the logits over the positions.
 
-Where G is float32 or in the type of the bias, Vector sums the transposed block of G along the positions
-(:class:`BiasGradient`). Where 16-bit products round G and the bias has another type, db is summed from G before it is
-rounded (:class:`UnroundedBiasGradient`): GpSimd, which has little else to do, adds the float32 tiles of
-G to one another, and sums the result over its partitions once for a block of classes. With kept logits GpSimd
-multiplies the tiles instead if Vector has time to add: without a cap, and if G has one term.
+If G is float32 or has the type of the bias, Vector sums the transposed block of G along the positions
+(:class:`BiasGradient`).
+
+If 16-bit products round G and the bias has another type, db is summed from G before it is rounded
+(:class:`UnroundedBiasGradient`). GpSimd, which has little else to do, adds the float32 tiles of G to one another, and
+sums the result over its partitions once per block of classes. With kept logits GpSimd multiplies the tiles instead if
+Vector has time to add: without a cap, and if G has one term.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class _EqualTiles:
-    """Tiles ``start`` to ``end`` of a block, of ``rows`` classes each."""
+    """The tiles ``start`` to ``end`` of a block of classes, each of ``rows`` classes."""
 
     start: int
     end: int
@@ -36,7 +38,7 @@ class _EqualTiles:
 
 
 def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """Return the whole tiles of a block, and the shorter tile behind them if there is one."""
+    """Return the whole tiles of a block of classes, and then the shorter last tile if there is one."""
     whole, rest = divmod(classes, PARTITIONS)
     tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
     return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]
@@ -44,7 +46,7 @@ def _equal_tiles(classes: int) -> list[_EqualTiles]:
 
 @dataclass(frozen=True)
 class BiasGradient:
-    """db as sums of G^T along the positions.
+    """The gradient of the bias, db, summed along the positions of the transposed gradient of the logits.
 
     Attributes:
         gradient_hbm: db, [V].
@@ -60,13 +62,14 @@ class BiasGradient:
 
     @classmethod
     def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
-        """Allocate the sums; nothing is summed yet."""
+        """Allocate the tiles of the sums, without values."""
         shape = (PARTITIONS, plan.class_tiles)
         part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
         return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Add the sums of a block of positions; after the last block, store db of the classes.
+        """Add the sums over a block of positions; after the last block, store the gradient of the bias, db, of these
+        classes.
 
         ``is_first`` and ``is_last`` say whether the block of positions is the first or last one.
         """
@@ -91,14 +94,14 @@ class BiasGradient:
 
 @dataclass(frozen=True)
 class UnroundedBiasGradient:
-    """db as sums of the float32 tiles of G.
+    """The gradient of the bias, db, summed from the float32 tiles of the gradient G of the logits.
 
     Attributes:
         gradient_hbm: db, [V].
         sums_sbuf: the sums of the tiles of positions so far, float32 [at most 128 positions, classes of a block].
-        free_sbuf: tiles of other parts, float32 of equal shapes, that are free once a block of G is complete.
+        free_sbuf: float32 tiles of one shape, used by other computations, that are free once a block of G is complete.
         power: the power of two that the gradient of the logits is scaled by; None for 1.
-        adds_on_vector: whether Vector adds those tiles that have a last product.
+        adds_on_vector: whether Vector adds the tiles whose last step is a product (:class:`.tile_maker.LastProduct`).
     """
 
     gradient_hbm: nl.NkiTensor
@@ -117,13 +120,15 @@ class UnroundedBiasGradient:
         num_positions: int,
         has_softcap: bool,
     ) -> UnroundedBiasGradient:
-        """Allocate the sums; nothing is summed yet."""
+        """Allocate the tiles of the sums, without values."""
         shape = (min(PARTITIONS, num_positions), plan.class_tiles * PARTITIONS)
         sums_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         return cls(gradient_hbm, sums_sbuf, free_sbuf, power, plan.keeps_logits and not has_softcap)
 
     def with_sums(self, product: LastProduct, place: TilePlace) -> LastProduct:
-        """Return the last step of a tile with its addition to the sums, which the first tile of positions begins."""
+        """Return the last step of a tile of G, extended by the addition to the sums; the first tile of positions begins
+        them.
+        """
         return replace(
             product,
             sums_sbuf=place.of_classes(self.sums_sbuf),
@@ -132,7 +137,10 @@ class UnroundedBiasGradient:
         )
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Store db of the classes after the last block of positions; all of its tiles are in the sums already."""
+        """Store the gradient of the bias, db, of these classes, once ``is_last`` marks the last block of positions.
+
+        The sums contain all tiles of the block by then.
+        """
         if not is_last:
             return
         width = self.free_sbuf[0].shape[1]

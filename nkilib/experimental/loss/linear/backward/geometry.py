@@ -3,11 +3,12 @@
 
 """Memory and instructions of a backward plan, in SBUF, PSUM and the program: arithmetic, before anything is traced.
 
-A block of the gradient, of some positions and some classes, is in SBUF twice, as it is and transposed. The larger it
-is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. The memory that it
-leaves goes to the operands that stream past. :class:`BackwardGeometry` computes what the blocks and buffers of a launch
-(:class:`BackwardSizes`, :class:`BackwardBuffers`) take; :class:`TileNeeds` is what a loss takes besides the products
-for its tiles of the gradient of the logits, and :class:`PairSizes` are those of an operand pair without gradients.
+The backward works on one block of the gradient of the logits after another: some positions and some classes. A block is
+in SBUF twice, as it is and transposed. The larger the blocks are, the less is transferred: X and dX once for every
+block of classes, W and dW once for every block of positions. The remaining memory is for operands that are streamed in.
+:class:`BackwardGeometry` computes what the blocks and buffers of a launch (:class:`BackwardSizes`,
+:class:`BackwardBuffers`) take; :class:`TileNeeds` is what a loss takes, besides the products, to compute tiles of the
+gradient, and :class:`PairSizes` are those of an operand pair without gradients.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ class TileNeeds:
     """The SBUF and instructions that a loss needs for its tiles of the gradient of the logits.
 
     Attributes:
-        columns: float32 numbers that stay in each partition, for every tile of positions.
+        columns: float32 numbers kept in each partition for every tile of positions.
         rows: float32 rows of a block of classes, such as a bias, or the sums of gradients for its own gradient.
         rings: ring buffers of :data:`GRADIENT_SLOTS` float32 tiles.
         tiles: further float32 tiles.
         numbers: further float32 numbers per partition.
-        place_bytes: bytes that stay for each logit of a block, such as a table place of :class:`IdTiles`.
-        opened: float32 tiles that an opened tile keeps until it is computed, if several are opened before the first of
-            them is computed; 0 otherwise. ``rings`` has :data:`GRADIENT_SLOTS` of each already.
+        place_bytes: bytes kept for each logit of a block, such as a table entry of :class:`IdTiles`.
+        opened: float32 tiles kept between :meth:`TileMaker.open` and the computation of a tile, if several tiles are
+            opened first; else 0. ``rings`` already counts :data:`GRADIENT_SLOTS` of each.
         instructions: instructions of a tile.
     """
 
@@ -88,7 +89,9 @@ class TileNeeds:
     instructions: int = GRADIENT_INSTRUCTIONS
 
     def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes per partition of columns, rows and ring buffers, with the fewest opened tiles."""
+        """Return the bytes per partition of columns, rows and ring buffers, with the fewest buffers for opened tiles
+        (see the class).
+        """
         columns = self.columns * div_ceil(num_positions, PARTITIONS)
         rings = (self.rings * GRADIENT_SLOTS + self.tiles) * classes_of_tile
         return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
@@ -96,7 +99,8 @@ class TileNeeds:
     def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
         """Return the bytes per partition that depend on the plan.
 
-        They hold a ring buffer of tiles and the class numbers, which every loss has, further opened tiles, and places.
+        They hold a ring buffer of tiles and the class numbers, which every loss needs, further opened tiles, and the
+        places.
 
         Args:
             position_tiles: tiles of positions of a block.
@@ -115,14 +119,14 @@ NO_NEEDS: Final = TileNeeds()
 
 @dataclass(frozen=True)
 class PairSizes:
-    """The sizes of an operand pair without gradients that the plan of a backward depends on.
+    """The sizes of an operand pair (X and W) without gradients, on which the plan of a backward depends.
 
     Attributes:
         features: D.
         itemsize: bytes of an element of the products.
         has_classes_first: W is [V, D].
         weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
-        staging_bytes: bytes per partition for a W that is transposed and then cast.
+        staging_bytes: bytes per partition that a W needs to be transposed and then cast; 0 if it is not.
     """
 
     features: int
@@ -133,13 +137,15 @@ class PairSizes:
 
     @classmethod
     def of_operands(cls, operands: LinearOperands) -> PairSizes:
-        """Return the sizes of a pair."""
+        """Return the sizes of an operand pair, X and W."""
         itemsize, cast_bytes = dtype_bytes(operands.dtype), operands.casts.weight
         return cls.of_weight(operands.num_features, itemsize, operands.has_classes_first, cast_bytes)
 
     @classmethod
     def of_weight(cls, features: int, itemsize: int, has_classes_first: bool, weight_itemsize: int) -> PairSizes:
-        """Return the sizes of a pair, with the staging memory of its weight: none if the transfer itself casts it."""
+        """Return the sizes of a pair, with the staging memory of its weight: none if the DMA transfer itself casts the
+        weight.
+        """
         staging = CastBytes(weight=weight_itemsize).backward_staging(has_classes_first) if has_classes_first else 0
         return cls(features, itemsize, has_classes_first, weight_itemsize, staging)
 
@@ -155,7 +161,7 @@ class PairSizes:
 
     @property
     def tile_bytes(self) -> int:
-        """The bytes per partition of 128 positions of X^T, or of 128 classes of W^T."""
+        """The bytes per partition of X^T for 128 positions, or of W^T for 128 classes."""
         return self.feature_tiles * PARTITIONS * self.itemsize
 
 
@@ -165,7 +171,7 @@ def weight_tiles() -> int:
 
 
 def _staged_instructions(tiles: int) -> int:
-    """Return the number of instructions that stage ``tiles`` tiles of W^T, or of W."""
+    """Return the number of instructions that load ``tiles`` tiles of W^T, or of W, through staging memory."""
     return _INSTRUCTIONS_OF_STAGED * div_ceil(tiles * PARTITIONS, STAGED_ELEMENTS)
 
 
@@ -180,10 +186,10 @@ class BackwardSizes:
         needs: SBUF and instructions that the loss needs for its tiles of the gradient.
         adds_to_weight: whether dW is added to a float32 sum.
         keeps_logits: whether the logits come from HBM, so that neither X^T nor W^T is needed.
-        program_share: the backward's share of the instructions that a program may have.
+        program_share: the part of a program's allowed instructions that the backward may use, a fraction.
         weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
         staging_bytes: bytes per partition for weights that are transposed and then cast.
-        further: operand pairs that have logits too, but no gradients.
+        further: further operand pairs, with logits but without gradients (the teacher's).
     """
 
     num_positions: int
@@ -205,7 +211,7 @@ class BackwardSizes:
         return self.weight_itemsize or self.itemsize
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes per partition of :meth:`TileNeeds.option_bytes` for all positions of the launch."""
+        """Return the bytes per partition that :meth:`TileNeeds.option_bytes` gives for all positions of the launch."""
         return self.needs.option_bytes(self.num_positions, class_block, classes_of_tile)
 
 
@@ -214,14 +220,14 @@ class BackwardBuffers:
     """The number of buffers of each kind; the defaults are the fewest possible.
 
     Attributes:
-        tiles_of_piece: tiles of 128 positions of a piece of X, which is loaded at a time for dW.
+        tiles_of_piece: tiles of 128 positions in a piece of X; dW is computed from one piece at a time.
         input_tiles: buffers for tiles of X^T.
         pieces: buffers for pieces of X.
         weight_stripes: buffers for stripes of W.
         input_results, weight_results: buffers for tiles of dX, and for groups of tiles of dW, on their way to HBM.
-        weight_slices: buffers for slices of W^T, which streams past X^T of all positions; 0: W^T of a block of classes
-            stays in SBUF for its logits.
-        streams_inputs: 1 if X^T streams too, in as many slices as W^T; 0 if X^T of all positions stays.
+        weight_slices: buffers for slices of W^T, if it is streamed in while X^T of all positions stays; 0 if W^T of a
+            block of classes stays in SBUF.
+        streams_inputs: 1 if X^T is streamed in too, in as many slices as W^T; 0 if X^T of all positions stays.
         shares_memory: 1 if tiles of X^T, for the logits, share the memory of X and W, for dW and dX; else 0.
         opened: buffers for each kind of tile that is kept between :meth:`TileMaker.open` and
             :meth:`TileMaker.make_tile`; without effect if no tiles are opened ahead.
@@ -252,8 +258,8 @@ class BackwardGeometry:
         stripe: features of dX and dW that are worked on at a time.
         buffers: the numbers of buffers.
         adds_to_weight: see :class:`BackwardSizes`.
-        weight_sums: float32 buffers for groups of tiles of dW that dW is added to, from the caller's sum or from
-            earlier blocks of positions; 0 if it is not added to anything.
+        weight_sums: float32 buffers for the values that groups of tiles of dW are added to: the caller's sum, or
+            earlier blocks of positions; 0 if nothing is added.
         result_itemsize: bytes of an element of dW, which is float32 if it is a sum.
         has_classes_first: whether W is [V, D].
         position_blocks: the number of blocks of positions of the launch.
@@ -299,7 +305,9 @@ class BackwardGeometry:
 
     @property
     def weight_group(self) -> tuple[int, int]:
-        """The number of tiles of 128 rows, and of columns, of a group of tiles of dW that the banks of PSUM hold."""
+        """The size of a group of tiles of dW, which the banks of PSUM hold: its number of tiles of 128 rows, and of
+        columns.
+        """
         if self.has_classes_first:
             return min(weight_tiles(), self.class_tiles), self.stripe
         of_row = div_ceil(self.class_block, self.classes_of_tile)
@@ -307,11 +315,15 @@ class BackwardGeometry:
 
     @property
     def most_classes(self) -> int:
-        """The most classes of a block if W is [D, V]: the banks of PSUM must hold a row of its tiles of dW."""
+        """The most classes of a block if W is [D, V]: the banks of PSUM must hold one row of the block's tiles of
+        dW.
+        """
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
-        """Return a rather high estimate of the instructions of a block of ``classes`` classes, for all positions."""
+        """Return an estimate, rather too high, of the instructions for a block of ``classes`` classes and all
+        positions.
+        """
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
         products = 0 if self.keeps_logits else self.feature_tiles + sum(pair.feature_tiles for pair in self.further)
@@ -334,12 +346,14 @@ class BackwardGeometry:
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
-        """Return how many copies of the largest block of classes, not always a whole number, the program may have."""
+        """Return how many copies of the largest block of classes the program may have; not always a whole number."""
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
     @property
     def has_room(self) -> bool:
-        """Whether the program has room for the copies of a block that it needs: two, or one if it is a loop alone."""
+        """Whether the program has room for the copies of a block's instructions that it needs: two, or one for a loop
+        alone.
+        """
         room = self.blocks_of_program(self.position_blocks * self.position_block)
         return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
 
@@ -354,7 +368,7 @@ class BackwardGeometry:
 
     @property
     def pieces_size(self) -> int:
-        """The elements per partition of the pieces of X."""
+        """The elements per partition of all buffers for pieces of X."""
         return self.buffers.pieces * self.buffers.tiles_of_piece * self.stripe
 
     @property
@@ -373,7 +387,10 @@ class BackwardGeometry:
 
     @property
     def half_size(self) -> int:
-        """The elements of a half of the memory that X^T, X and W share: a tile of X^T, X alone or W alone."""
+        """The elements per partition of a half of the memory that X^T, X and W share.
+
+        A half holds a tile of X^T, or X alone, or W alone.
+        """
         return max(div_ceil(self.input_bytes, self.itemsize), self.pieces_size, self.stripes_size)
 
     @property
@@ -384,30 +401,30 @@ class BackwardGeometry:
 
     @property
     def streams_weight(self) -> bool:
-        """Whether W^T streams past X^T, which stays or streams too."""
+        """Whether W^T is streamed in for the logits, while X^T stays in SBUF or is streamed in too."""
         return self.buffers.weight_slices > 0
 
     @property
     def streams_inputs(self) -> bool:
-        """Whether X^T streams beside W^T."""
+        """Whether X^T is streamed in together with W^T."""
         return self.buffers.streams_inputs > 0
 
     @property
     def batches_of_tiles(self) -> int:
-        """The number of batches that a block's tiles of positions are split into where W^T streams.
+        """The number of batches into which a block's tiles of positions are split if W^T is streamed in.
 
-        The logits of a batch accumulate at the same time, one tile per bank of PSUM.
+        The tiles of logits of a batch are accumulated at the same time, one in each bank of PSUM.
         """
         return div_ceil(self.position_tiles, STREAMED_LOGIT_BANKS if self.streams_inputs else LOGIT_BANKS)
 
     @property
     def tiles_of_batch(self) -> int:
-        """The number of tiles of positions of a batch; batches are as equal as can be."""
+        """The number of tiles of positions of a batch; the batches of a block are as equal as possible."""
         return div_ceil(self.position_tiles, self.batches_of_tiles)
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes per partition of W^T, and of X^T where it streams beside W^T."""
+        """The bytes per partition of the buffers of W^T, and of X^T if both are streamed in."""
         if self.streams_weight:
             features = min(TILES_OF_SLICE, self.feature_tiles)
             columns = self.classes_of_tile + (self.tiles_of_batch * PARTITIONS if self.streams_inputs else 0)
@@ -416,7 +433,7 @@ class BackwardGeometry:
 
     @property
     def pieces_of_stripe(self) -> int:
-        """The number of pieces of X that a stripe of features of a block of positions has."""
+        """The number of pieces of X that a stripe of features has in a block of positions."""
         return div_ceil(self.position_tiles, self.buffers.tiles_of_piece)
 
     @property

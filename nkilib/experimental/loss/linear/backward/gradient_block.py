@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A block of the gradient of the logits in SBUF, as it is and transposed, and the power of two that brings it into the
-range of float16.
+"""A block of the gradient of the logits in SBUF, as it is and transposed, and its power of two.
 
-:class:`GradientBlock` holds the block, from which dX, dW and db are computed. :class:`PowerOfTwo` is found on the
-device: float16 has no number below 6e-8, and a probability divided by the number of positions is smaller. Multiplying
-with the power rounds nothing, and neither does removing it in float32.
+:class:`GradientBlock` holds the block, from which dX, dW and db are computed. :class:`PowerOfTwo` scales it into the
+range of float16, which has no number below 6e-8: a probability divided by the number of positions may be smaller. The
+power is computed on the device. Multiplying by it rounds nothing, and neither does dividing by it in float32.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ _BITS_OF_ONE_TWICE = 2 * 127 << _MANTISSA_BITS
 
 
 def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """Return the sum over the tiles of each partition's largest magnitude, plus 2^-100, float32 [128, 1]."""
+    """Return, for each partition, the sum over the tiles of the tile's largest magnitude, plus 2^-100, float32 [128,
+    1].
+    """
     total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=total_sbuf, value=_LEAST)
     for values_sbuf in columns_sbuf:
@@ -47,7 +48,7 @@ def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
 def _over_partitions(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return the largest of the values [128, 1], the same on all partitions.
 
-    A transpose makes a row of the values, and a product with ones copies its maximum.
+    A transpose makes a row of the values, and a product with ones copies the maximum of the row to all partitions.
     """
     rows = values_sbuf.shape[0]
     row_psum = nl.ndarray((1, rows), dtype=nl.float32, buffer=nl.psum)
@@ -79,8 +80,8 @@ class PowerOfTwo:
     def of_largest(cls, columns_sbuf: list[nl.NkiTensor]) -> PowerOfTwo:
         """Return the power of two that brings the largest magnitude in some tiles to at least 2^12 and below 2^13.
 
-        ``columns_sbuf`` are the tiles, [128, columns], whose magnitudes must be finite. The largest magnitudes that
-        several tiles have in a partition are added up first, together with 2^-100.
+        ``columns_sbuf`` are the tiles, [128, columns], with finite values. With several tiles, a partition counts as
+        the sum of its largest magnitude in each tile, plus 2^-100.
         """
         largest_sbuf = _over_partitions(_largest_of_rows(columns_sbuf))
         bits_sbuf = nl.ndarray(largest_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -119,15 +120,15 @@ class GradientBlock:
 
     @property
     def classes_first_sbuf(self) -> nl.NkiTensor:
-        """The transposed block, for callers that have requested it."""
+        """The transposed block; only for callers that have requested one."""
         if self.transposed_sbuf is None:
             raise AssertionError("GradientBlock: dX and db need the transposed block; make it with_transposed=True")
         return self.transposed_sbuf
 
     def transpose(self, tile: int, rows: int, classes: int, banks: Ring) -> None:
-        """Transpose a tile of positions, by Tensor through banks of PSUM.
+        """Transpose a tile of positions of the block, by Tensor through banks of PSUM.
 
-        A bank takes as many tiles of classes as it holds.
+        A bank takes as many tiles of classes as fit into it.
         """
         if self.transposed_sbuf is None:
             return

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second half of a round: dX, dW and db of a block of the gradient, one stripe of features after another.
+"""The second half of a round (a block of classes with a block of positions): dX, dW and db from the block's gradient of
+the logits, stripe by stripe of the features.
 
-:class:`GradientProducts` multiplies. Meanwhile pieces of X (:class:`StreamLoads`) and groups of tiles of dW
-(:class:`WeightGroups`) stream past the block.
+:class:`GradientProducts` multiplies. Meanwhile pieces of X are loaded (:class:`StreamLoads`), and groups of tiles of dW
+are computed and stored (:class:`WeightGroups`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ _UNITS_UNTIL_SUMMED = 1
 
 @dataclass
 class StreamLoads:
-    """The loads of a round: pieces of X, some of which are loaded ahead, and W^T of the next block.
+    """The loads during the products of a round (a block of classes with a block of positions): pieces of X, some of
+    which are loaded ahead, and W^T of the next block.
 
     Attributes:
         streams: the buffers.
         positions: the positions of the round.
-        pieces: the pieces that are still to be loaded: stripe, and tiles of positions.
+        pieces: the pieces of X that are still to be loaded, each given by its stripe of features and its tiles of
+            positions.
         parts: the parts of W^T that are still to be loaded.
-        parts_of_unit: the number of parts that are loaded at a time.
+        parts_of_unit: the number of parts that are loaded beside each :class:`.rounds.Unit` of work.
         loaded: the loaded pieces, in their order.
         piece_sbuf: the piece in use.
     """
@@ -48,7 +51,7 @@ class StreamLoads:
 
     @classmethod
     def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
-        """Return the loads of a round, whose first pieces of X are being loaded into all buffers except one."""
+        """Return the loads of a round, and start to load pieces of X into all buffers except one."""
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         parts = streams.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
@@ -59,14 +62,14 @@ class StreamLoads:
         return loads
 
     def load(self, unit: Unit) -> None:
-        """Issue the loads of a unit."""
+        """Issue the loads that overlap with a unit of work."""
         if self.pieces and unit.loads:
             self._load_piece()
         for _ in range(min(self.parts_of_unit, len(self.parts))):
             self.streams.load_weight(self.parts.pop(0))
 
     def piece_of(self, unit: Unit) -> nl.NkiTensor | None:
-        """Return the piece of X of a unit."""
+        """Return the piece of X that a unit of work multiplies; None if dW is not wanted."""
         if unit.loads:
             self.piece_sbuf = self.loaded.pop(0)
         return self.piece_sbuf
@@ -78,10 +81,10 @@ class StreamLoads:
 
 @dataclass
 class WeightGroups:
-    """The groups of tiles of dW of a stripe.
+    """The groups of tiles of dW of a stripe of features, each accumulated in PSUM over the pieces of X.
 
     Attributes:
-        parts: the parts of the launch.
+        parts: the buffers that all rounds share.
         round: the round whose gradient is multiplied.
         groups: the groups of the stripe; none if dW is not wanted.
         earlier: the loaded values that the sums of the current group are added to.
@@ -93,7 +96,7 @@ class WeightGroups:
     earlier: list[nl.NkiTensor] = field(default_factory=list)
 
     def begin(self, stripe: Span) -> None:
-        """Begin a stripe of features."""
+        """Begin the groups of tiles of dW for a stripe of features."""
         if self.parts.weight_gradient is not None:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
@@ -116,16 +119,19 @@ class WeightGroups:
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """Multiplies the gradient of a round with W and X.
+    """The products of a round (a block of classes with a block of positions): the gradient of the logits times W (dX)
+    and times X (dW).
 
     Attributes:
-        parts: the parts of the launch.
+        parts: the buffers that all rounds share.
     """
 
     parts: SharedBuffers
 
     def multiply(self, round_: Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
-        """Compute dX, dW and db of the block, except for the products that were computed together with its gradient."""
+        """Compute dX, dW and db from the block of a round, except for the products that :class:`LogitGradient` has
+        computed already.
+        """
         stripes, units = self.parts.streams.stripes_of_features, self._units(round_)
         keeps_logits = self.parts.plan.keeps_logits
         later = 0 if keeps_logits else self.parts.transposed_later(round_)
@@ -160,21 +166,21 @@ class GradientProducts:
 
     @property
     def _runs_ahead(self) -> bool:
-        """Whether the next stripe of W has a buffer of its own.
+        """Return whether the next stripe of W has a buffer of its own.
 
         Otherwise its load has to wait until the products with the current stripe have ended.
         """
         return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:
-        """Return the number of the unit of the last stripe beside which the next X^T is loaded.
+        """Return the number of the unit, within the last stripe, during which the next X^T is loaded.
 
         It is the last unit if X^T takes the memory of W, else the first one.
         """
         return len(units) - 1 if self.parts.plan.buffers.shares_memory else 0
 
     def _units(self, round_: Round) -> list[Unit]:
-        """Return the units of a stripe: one for every piece of X in every group of tiles of dW."""
+        """Return the units of work of a stripe: one for every piece of X in every group of tiles of dW."""
         groups = 1
         if self.parts.weight_gradient is not None:
             groups = len(self.parts.weight_gradient.groups(round_.classes, self.parts.streams.stripes_of_features[0]))
@@ -191,15 +197,14 @@ class GradientProducts:
     def _add_inputs(
         self, round_: Round, stripe: Span, unit: Unit, weight_sbuf: nl.NkiTensor | None, pending: list[int]
     ) -> None:
-        """Compute dX of the tiles of a unit.
+        """Compute dX for the tiles of positions of a unit of work.
 
         Args:
             round_: the round.
             stripe: the features.
-            unit: the unit.
+            unit: the unit of work, which names the tiles.
             weight_sbuf: the stripe of W; None if dX is not wanted.
-            pending: the tiles that are still to be transposed, which is done after other tiles have started; those that
-                are transposed here are removed.
+            pending: the tiles still to be transposed, once other tiles have started; tiles transposed here are removed.
         """
         for tile in unit.tiles:
             is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
@@ -210,9 +215,9 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """Sum dX of a stripe and a block of positions over the cores.
+        """Sum dX of a stripe of features and a block of positions over the cores.
 
-        This happens after the last block of classes, beside the next stripe.
+        This is done for the last block of classes, while the next stripe is computed.
         """
         if self.parts.input_sum is None or not round_.is_last_of_core:
             return
@@ -225,7 +230,7 @@ class GradientProducts:
     def _load_next(self, round_: Round) -> None:
         """Load the operands that the next round starts with.
 
-        W^T, and operands that would take memory of pieces of X, are not loaded.
+        W^T is not loaded, nor operands that would need memory that pieces of X occupy.
         """
         streams = self.parts.streams
         streams.load_rows(round_.next_classes, 0)
@@ -240,7 +245,11 @@ class GradientProducts:
 
     @staticmethod
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
-        """Load the first slices of the next block of positions, or of classes if enough of them are known."""
+        """Load the first slices (see :class:`.streams.WeightSlices`) of the next block of positions, or of the next
+        block of classes.
+
+        The latter needs enough classes of that block to be known.
+        """
         if round_.next_positions is None:
             return
         if not round_.is_last:

@@ -3,8 +3,8 @@
 
 """The gradient of the input, dX = G W: summed over blocks of classes in HBM, then over the cores.
 
-:class:`InputGradient` sums the dX of a core over blocks of classes, :class:`InputSum` that of all cores.
-Where both cores compute the same classes (:class:`.memory_plan.ClassCover`), each adds only its own classes to dX
+:class:`InputGradient` sums dX of a core over its blocks of classes, and :class:`InputSum` adds up the cores. Where both
+cores compute the same classes (:class:`.memory_plan.ClassCover`), each adds only its own classes to dX
 (:class:`OwnClasses`).
 """
 
@@ -37,11 +37,14 @@ class InputGradient:
     power: PowerOfTwo | None
 
     def restart(self) -> None:
-        """Begin a block: restart the ring buffer of the results."""
+        """Restart the ring buffer of the results, at the start of a block."""
         self.results.restart()
 
     def clear(self) -> None:
-        """Store zeros as the sum, for loops where all blocks add to it, because none is known to be the first."""
+        """Store zeros in the sum.
+
+        This is for loops in which every block adds to the sum, because none is known to be the first.
+        """
         zeros_sbuf = self.results.tiles[0]
         nisa.memset(dst=zeros_sbuf, value=0.0)
         positions, features = self.partial_hbm.shape
@@ -105,7 +108,7 @@ class InputSum:
     core: int
 
     def synchronise(self, positions: Span, features: Span) -> None:
-        """Synchronise at a barrier, until all cores have their partial sums of a region of dX."""
+        """Wait at a barrier until all cores have stored their partial sums of a region of dX."""
         if len(self.partials_hbm) == 1:
             return
         for partial_hbm in self.partials_hbm:
@@ -113,12 +116,13 @@ class InputSum:
             nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
 
     def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
-        """Add up the cores' partial sums of a part of this core's rows of a region, after its :meth:`synchronise`.
+        """Add up the cores' partial sums in one part of this core's rows of a region, after :meth:`synchronise` of the
+        region.
 
         Args:
             positions, features: the region.
-            part, parts: the number of the part, and the number of parts. Each part is a transfer; with several short
-                ones, other transfers need not wait for a long one.
+            part, parts: the number of the part, and the number of parts. Each part is a DMA transfer; with several
+                short ones, other transfers need not wait for a long one.
         """
         share = div_ceil(positions.size, len(self.partials_hbm))
         of_core = min(share, positions.size - self.core * share)
@@ -160,7 +164,7 @@ class OwnClasses:
         return own
 
     def find(self) -> None:
-        """Compute the mask of the block."""
+        """Compute the mask of the current block of classes."""
         nisa.tensor_scalar(dst=self.mask_sbuf, data=self.places_sbuf, op0=nl.greater_equal, operand0=0.0)
         nisa.scalar_tensor_tensor(
             dst=self.mask_sbuf,
@@ -172,11 +176,11 @@ class OwnClasses:
         )
 
     def step(self, classes: int) -> None:
-        """Make ``places_sbuf`` the class numbers of the block that begins ``classes`` classes later."""
+        """Move ``places_sbuf`` to the block that begins ``classes`` classes later."""
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.add, operand0=float(classes))
 
     def keep(self, weight_sbuf: nl.NkiTensor) -> None:
-        """Set the rows of W of classes that are not the core's own to 0, in a stripe [128, tiles of classes, features].
+        """Set the rows of W that belong to another core's classes to 0, in a stripe [128, tiles of classes, features].
 
         GpSimd does so, because Vector has more to do.
         """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The first half of a round: the block of the gradient of the logits, and its transpose (:class:`LogitGradient`)."""
+"""The first half of a round (a block of classes with a block of positions): the gradient of its logits, and the
+transpose (:class:`LogitGradient`).
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,20 @@ _KEPT_MULTIPLIED_LATER = 3
 
 @dataclass(frozen=True)
 class LogitGradient:
-    """Computes the gradient of the logits of a round.
+    """The computation of the gradient of the logits in a round: a block of classes and a block of positions.
 
     Attributes:
-        parts: the parts of the launch.
+        parts: the buffers that all rounds share.
     """
 
     parts: SharedBuffers
 
     def make(self, round_: Round) -> nl.NkiTensor | None:
-        """Compute the block of the gradient; return the first stripe of W if it is loaded already.
+        """Compute the block of the gradient of the logits, and return the first stripe of W if it has been loaded.
 
-        If the scores are computed, the last tiles are not transposed yet. Kept scores leave Tensor idle, so that dX of
-        the first stripe is computed meanwhile, some tiles behind the gradient.
+        If the scores (logits before bias and cap) are computed here, the last tiles are left untransposed. If the
+        scores are kept from the forward, Tensor is idle; then dX of the first stripe is computed meanwhile, some tiles
+        behind the gradient.
         """
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
@@ -50,7 +53,9 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """Return X^T, or the kept scores, by tile of positions, for as many tiles as there are buffers."""
+        """Return tiles of X^T, or of the kept scores, by number, for as many tiles of positions as there are
+        buffers.
+        """
         streams = self.parts.streams
         streams.restart_inputs()
         loaded = [streams.next_inputs()]
@@ -71,9 +76,9 @@ class LogitGradient:
     ) -> None:
         """Compute all tiles of the block.
 
-        Scalar loads one table of functions to open tiles, such as for the tangents of a cap, and one for the
-        exponentials. It does so once for a group of tiles, all of which are opened first. A group has as many tiles as
-        there are buffers.
+        Scalar needs one table of activation functions to open tiles, such as for the tangents of a cap, and another one
+        for the exponentials. To load each table only once per group of tiles, all tiles of a group are opened first. A
+        group has as many tiles as there are buffers.
         """
         plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
         spans = cut(round_.classes.size, plan.classes_of_tile)
@@ -106,11 +111,10 @@ class LogitGradient:
             last.issue(plan.keeps_logits)
 
     def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
-        """Compute the block of the gradient while W^T streams past, for a batch of tiles of positions at a time.
+        """Compute the block of the gradient while W^T is streamed in, for a batch of tiles of positions at a time.
 
-        Every tile of a batch has a bank of PSUM of its own. A bank must hold at most one unfinished sum: on trn2 a
-        product that begins a sum was seen to clear what is pending in its bank. So W^T streams past once for each
-        batch.
+        Every tile of a batch has its own bank of PSUM, which must hold at most one unfinished sum: on trn2 a product
+        that begins a sum was seen to clear what is pending in its bank. So W^T is streamed in once for each batch.
         """
         self.parts.prepare_rest(round_, 0, round_.tiles)
         spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
@@ -167,7 +171,7 @@ class LogitGradient:
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
         """Transpose tile ``tile`` of the block, unless the block has no tile of that number.
 
-        With kept logits, also multiply an earlier tile with a stripe of W.
+        If the logits are kept from the forward, also multiply an earlier tile by a stripe of W, for dX.
         """
         if 0 <= tile < round_.tiles:
             self.parts.transpose(round_, tile, self.parts.transpose_banks)
@@ -176,7 +180,7 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """Compute a tile of the gradient from its opened values."""
+        """Compute a tile of the gradient from the tensors that ``open`` has returned for it."""
         columns = slice(place.classes.first, place.classes.end)
         dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
         tiles, bias_gradient = self.parts.tiles, self.parts.bias_gradient
@@ -187,10 +191,9 @@ class LogitGradient:
         return bias_gradient.with_sums(replace(product, dst_sbuf=dst_sbuf), place)
 
     def _scores(self, number: int, inputs_sbuf: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Return a tile of scores of each operand pair: products of a tile of X^T, or the kept scores.
+        """Return a tile of scores (logits before bias and cap) for each operand pair: computed from X^T, or kept ones.
 
-        The products of all pairs use the same banks round-robin; the scores computed from them are in ring buffers of
-        each pair.
+        The products of all pairs use the same banks of PSUM round-robin; each pair has ring buffers for its scores.
         """
         columns = slice(place.classes.first, place.classes.end)
         pairs, scores = self.parts.streams.pairs, []

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plan of a backward: the buffers beside a block of the gradient, and the blocks of classes of a core.
+"""The plan of a backward: its buffers in SBUF, and the blocks of classes that a core works on.
 
-The buffers (:class:`BackwardPlan`) take the memory that the block leaves; :func:`require_fitting_plan` checks that the
-block leaves enough. The blocks (:class:`ClassBlocks`) are those of a program within its limit of instructions
-(:func:`plan_of_program`, :func:`planned_blocks`). Plans are arithmetic, before anything is traced; :mod:`.geometry`
-computes the memory and instructions of a plan.
+The backward holds one block of the gradient of the logits in SBUF, of some positions and some classes. The buffers
+(:class:`BackwardPlan`) take the memory that the block leaves; :func:`require_fitting_plan` checks that it suffices. The
+blocks of classes (:class:`ClassBlocks`) are so long that the program keeps its limit of instructions
+(:func:`plan_of_program`, :func:`planned_blocks`). Plans are computed before anything is traced, from the memory and
+instructions of :mod:`.geometry`.
 
-A program that has no room for another copy of its body has a loop over all classes of a core (:class:`ClassCover`,
-:func:`planned_cover`). All of its blocks have one size. Where they do not fill the share of a core, they reach into the
-share of the other one: both cores write the same dW and db of the classes that they share, and each adds only its own
-classes to dX. So a vocabulary needs neither whole blocks nor whole tiles.
+Some programs have no room for a second copy of their body. They have a single loop over all classes of a core
+(:class:`ClassCover`, :func:`planned_cover`), with blocks of one size. If these blocks do not fill a core's classes
+exactly, they reach into the classes of the other core. Both cores then write the same dW and db of the classes that
+they share, and each adds only its own classes to dX. So a vocabulary needs neither whole blocks nor whole tiles.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _more_slices() -> list[dict[str, int]]:
 
 @dataclass(frozen=True)
 class BackwardPlan(BackwardGeometry):
-    """The plan of a backward launch, with as many buffers as there is room for and use of."""
+    """The plan of a backward launch, with as many buffers as fit and are of use."""
 
     @classmethod
     def of(
@@ -97,8 +98,8 @@ class BackwardPlan(BackwardGeometry):
     ) -> BackwardPlan:
         """Return the plan for blocks of at most ``position_block`` positions and ``class_block`` classes.
 
-        It has as many buffers as there is room for and use of. :attr:`fits` is False if not even the fewest buffers
-        fit. ``available_bytes`` are the usable bytes of a partition; None: those of the target.
+        It has as many buffers as fit and are of use. :attr:`fits` is False if not even the fewest buffers fit.
+        ``available_bytes`` are the usable bytes of a partition; None: those of the target.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
@@ -162,10 +163,10 @@ class BackwardPlan(BackwardGeometry):
         return alternative if alternative.is_ample or not plan.fits else plan
 
     def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """Return the plan in which W^T streams past X^T; None if that does not fit or is of no use.
+        """Return the plan that streams in W^T for the logits; None if that does not fit or is of no use.
 
-        See :class:`.streams.WeightSlices`. Tiles of logits are as wide as there is room for slices of W^T beside the
-        other streams.
+        See :class:`.streams.WeightSlices`. Tiles of logits are as wide as the memory for slices of W^T allows, beside
+        the other streams.
         """
         is_of_use = (
             self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
@@ -183,7 +184,7 @@ class BackwardPlan(BackwardGeometry):
         return None
 
     def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
-        """Return the plan in which W^T streams and tiles have at most ``most`` classes, whether it fits or not."""
+        """Return the plan that streams in W^T for tiles of at most ``most`` classes, whether it fits or not."""
         least = replace(
             self,
             classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, most)),
@@ -192,12 +193,13 @@ class BackwardPlan(BackwardGeometry):
         return least._with([*steps, {"weight_slices": _SLICES_MOST}])
 
     def _streaming_both(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """Return the plan in which X^T and W^T stream in the first half of a round.
+        """Return the plan that streams in both X^T and W^T in the first half of a round.
 
-        It is None if that does not fit or is of no use. A W^T that stays is loaded in the second half, where dX, dW, X
-        and W keep the DMA engines busy already, and leaves room for shorter blocks only. Slices of [D, V] would be
-        short rows, slices of another type take twice the bytes, and under a cap tiles of logits are opened in groups,
-        before they leave their banks.
+        It is None if that does not fit or is of no use. The alternative, a W^T that stays, is loaded in the second
+        half, when dX, dW, X and W already keep the DMA engines busy, and it leaves room only for shorter blocks.
+        Streaming is of no use for a W of [D, V], whose slices would be short rows; for a W of another type, whose
+        slices take twice the bytes; and under a cap, where tiles of logits are opened in groups before they leave their
+        banks.
         """
         is_plain = self.has_classes_first and self.staging_bytes == 0 and not self.further
         is_plain = is_plain and self.needs.opened == 0 and self.needs.place_bytes == 0
@@ -214,12 +216,12 @@ class BackwardPlan(BackwardGeometry):
 
     @property
     def is_ample(self) -> bool:
-        """Whether the plan fits, and the streams have room to run ahead."""
+        """Whether the plan fits, and has enough buffers to load all streams ahead."""
         return self._has_ample_streams and self.buffers.input_tiles >= min(SLOTS_OF_MEMORY, self.position_tiles)
 
     @property
     def _has_ample_streams(self) -> bool:
-        """Whether the plan fits, and the streams other than X^T have room to run ahead."""
+        """Whether the plan fits, and has enough buffers to load all streams but X^T ahead."""
         buffers, tiles = self.buffers, self.position_tiles
         return (
             self.fits
@@ -229,7 +231,7 @@ class BackwardPlan(BackwardGeometry):
         )
 
     def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
-        """Return the plan with the buffer numbers of ``steps``, in this order, without those that do not fit."""
+        """Return the plan with each of the buffer numbers of ``steps``, in this order, that still fits."""
         plan = self
         for step in steps:
             larger = replace(plan, buffers=replace(plan.buffers, **step))
@@ -239,7 +241,7 @@ class BackwardPlan(BackwardGeometry):
 
 
 def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
-    """Check that the blocks fit in SBUF and PSUM.
+    """Check that the blocks of a plan fit in SBUF and PSUM.
 
     Raises:
         AssertionError: if they do not; the message names function, requirement, value and remedy.
@@ -258,7 +260,8 @@ def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan
 
 
 def program_share(parts: PositionParts) -> float:
-    """Return the share of a program's instructions that one copy of a part of the positions may have.
+    """Return the fraction of a program's allowed instructions that one copy of the code for a part of the positions may
+    have.
 
     All copies together may have as many instructions as a program of many positions, which is twice that of a program
     of few.
@@ -272,8 +275,8 @@ class ClassBlocks:
     """The blocks of classes of a core.
 
     Attributes:
-        lead: the number of classes of the block before the loop; 0 if there is no such block.
-        blocks: the blocks after it.
+        lead: the number of classes of a block before the device loop; 0 if there is no such block.
+        blocks: the blocks in the loop, and after it.
     """
 
     lead: int
@@ -281,7 +284,9 @@ class ClassBlocks:
 
     @property
     def has_first(self) -> bool:
-        """Whether the first block is known when the kernel is built: it is before the loop, or there is no loop."""
+        """Whether the first block is known when the kernel is built: it is before the device loop, or there is no
+        loop.
+        """
         return self.lead > 0 or self.blocks.iterations == 0
 
     def instructions(self, plan: BackwardPlan, num_positions: int) -> int:
@@ -296,9 +301,10 @@ class ClassBlocks:
 
 
 def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> ClassBlocks | None:
-    """Return a loop of blocks that are one tile shorter than the largest, and one block behind it; None if impossible.
+    """Return a loop over blocks that are one tile shorter than the largest, and one block after it; None if impossible.
 
-    Shares of cores differ by up to a tile. With blocks of one size the core with more classes would need a third copy.
+    The cores' numbers of classes differ by up to a tile. With blocks of one size, the core with more classes would need
+    a third copy of the instructions.
     """
     tiles_per_block = plan.class_tiles - 1
     tiles = [div_ceil(share.size, PARTITIONS) for share in shares]
@@ -313,9 +319,9 @@ def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> 
 def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
     """Return the blocks of a core that take the least time.
 
-    If the program has no room for all blocks, they are a loop and the blocks behind it. A short block is then before
-    the loop, where there is room for it too: the first block stores its dX, which takes less time than adding it to
-    the sum, and the last block of the loop can load a whole block for the one behind it.
+    If the program has no room for the instructions of all blocks, they are a device loop and the blocks after it. If
+    there is room, a short block comes before the loop: the first block stores its dX, which takes less time than adding
+    it to the sum, and the loop's last block can load a whole block ahead.
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
@@ -337,7 +343,7 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the usual blocks of a core, or those of the shortest program if the program of the usual ones is too long.
+    """Return the fastest blocks of a core whose program is not too long, else the blocks of the shortest program.
 
     All cores make the same choice, because the device requires the same loop on all of them.
     """
@@ -380,7 +386,7 @@ class ClassCover:
         size: the number of classes of a block, a multiple of 128.
         iterations: the number of iterations, the same for all cores.
         own: the core's own share of the classes.
-        shared: the number of classes that the loops of both cores cover.
+        shared: the number of classes that both cores' loops cover.
     """
 
     first: int
@@ -404,7 +410,7 @@ class ClassCover:
                 nisa.core_barrier(gradient_hbm, tuple(range(nl.num_programs())))
 
     def run(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block; nothing of a block is loaded before."""
+        """Call ``body`` for each block of the loop; nothing of a block is loaded ahead."""
 
         def iteration(first: nisa.NkiScalar) -> None:
             body(Step(Block(first, self.size), 0, 0, None))
@@ -413,11 +419,12 @@ class ClassCover:
 
 
 def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
-    """Return the loop of a core; None if the program has room for more copies of its body, or if there is no such loop.
+    """Return the single loop of a core; None if the program has room for several copies of the body, or no such loop
+    exists.
 
     The loop needs more than one block of positions and a vocabulary of at least the covered classes. If the cores share
-    classes, it also needs a dW that is not added to, because it would be added twice, and enough iterations for the
-    cores to write the shared classes one after the other.
+    classes, dW must not be added to an earlier sum, because both cores would add it; and there must be enough
+    iterations for the cores to write the shared classes one after the other.
     """
     has_room = plan.blocks_of_program(num_positions) >= LEAST_ROOM
     if has_room or plan.keeps_logits or plan.position_blocks == 1:

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of an output layer on one core: W and X stream past a block of the gradient of the logits in SBUF.
+"""The backward of an output layer on one core, which keeps a block of the gradient of the logits in SBUF and streams in
+X and W.
 
 :func:`write_gradients` goes through the blocks of a core. For a block of classes and a block of positions:
 
 1. The logits are computed tile by tile, then the gradient of each tile, and its transpose by Tensor.
-2. One stripe of features after another, dX = G W over the classes and dW = G^T X over the positions are computed
-   alternately, while W^T of the next block is loaded. With many features W^T streams past X^T in step 1 instead
+2. For one stripe of features after another, dX = G W over the classes and dW = G^T X over the positions are computed
+   alternately, while W^T of the next block is loaded. With many features W^T is streamed in during step 1 instead
    (:class:`.streams.WeightSlices`).
 
-Each core has a share of the classes. At the end the cores add up their float32 sums of dX: one stripe of the last block
-of classes while the next stripe is computed. The first block stores its dX, and all others add theirs to it; so the
-first one is before the device loop (:class:`.memory_plan.ClassBlocks`). A program without room for that clears dX
-first, and a program with room for a single block has the loop alone (:class:`.memory_plan.ClassCover`).
+Each core works on its own classes. At the end the cores add up their float32 sums of dX, one stripe of features while
+the next one is computed. The first block stores its dX, and all others add theirs to it; so the first one is before the
+device loop (:class:`.memory_plan.ClassBlocks`). A program without room for that clears dX first, and a program with
+room for a single block has the loop alone (:class:`.memory_plan.ClassCover`).
 
 Per-position values take SBUF, and each tile of positions takes instructions. So a launch of very many positions
 (:func:`write_gradients_of_positions`) splits them into parts, and repeats the backward for each part in a device loop.
@@ -58,7 +59,7 @@ def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> lis
 
 @dataclass(frozen=True)
 class _CoreBackward:
-    """The backward of all rounds of a core.
+    """The backward of a core: one round for each block of classes and each block of positions.
 
     Attributes:
         shared: the buffers that the rounds share.
@@ -70,7 +71,7 @@ class _CoreBackward:
     products: GradientProducts
 
     def run(self, shares: list[Span]) -> None:
-        """Go through all blocks of the core; ``shares`` are the classes of each core."""
+        """Process all blocks of the core; ``shares`` are the classes of each core."""
         shared, streams = self.shared, self.shared.streams
         share, positions = shares[shared.core], shared.positions[0]
         blocks = planned_blocks(shared.plan, shares, shared.core, shared.operands.num_positions)
@@ -98,7 +99,10 @@ class _CoreBackward:
         self.shared.streams.load_kept(self.shared.positions[0])
 
     def run_cover(self, cover: ClassCover) -> None:
-        """Go through all blocks of the core in a single loop."""
+        """Process all blocks of the core in a single device loop over the classes of ``cover``.
+
+        These are the core's own classes, and some of the other core's where its own ones do not fill the blocks.
+        """
         self.shared.begin(cover.first)
         self.shared.streams.load_inputs_alone(self.shared.positions[0])
         self._clear()
@@ -124,7 +128,7 @@ class _CoreBackward:
                     self.shared.input_sum.add(positions, stripe, 0, 1)
 
     def _step(self, step: Step, share: Span) -> None:
-        """Process a block of classes with all positions; ``share`` are all classes of the core."""
+        """Process a block of classes with all positions; ``share`` is the range of all classes of the core."""
         shared, classes = self.shared, step.block
         is_known = isinstance(classes.first, int)
         is_first_of_core = is_known and classes.first == share.first
@@ -159,9 +163,9 @@ class _CoreBackward:
 def write_gradients(
     problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: LogitsInHbm | None = None
 ) -> None:
-    """Write the gradients according to a plan that fits.
+    """Compute and store the gradients, according to a plan that fits.
 
-    ``kept`` are the logits of the core's classes, if the launch has them; otherwise they are computed.
+    ``kept`` are the logits of the core's classes if the forward kept them; otherwise they are computed.
     """
     operands = problem.operands
     cores, core = nl.num_programs(), nl.program_id(0)
@@ -203,7 +207,7 @@ def _store_zeros(sum_hbm: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class _PartSums:
-    """The gradients, and the tensors that they are summed in.
+    """The gradients of a launch that splits its positions into parts, and the tensors in which they are summed.
 
     Attributes:
         gradients: the gradients of the launch.
@@ -212,8 +216,8 @@ class _PartSums:
         weight_sum_hbm: the sum of dW, float32: a tensor of its own, dW itself if it is float32, or the caller's sum;
             None if dW is not wanted.
         part_bias_hbm: db of a part, float32 [V]; None if db is not wanted.
-        part_input_hbm: dX of a part, which is then moved to its place, because transfers that add take no address that
-            is a loop variable. None if dX is not wanted.
+        part_input_hbm: dX of a part, from which it is copied to its place: transfers that add cannot take an address
+            that depends on a loop variable. None if dX is not wanted.
     """
 
     gradients: Gradients
@@ -247,7 +251,7 @@ class _PartSums:
         )
 
     def clear(self) -> None:
-        """Store zeros in the sums, except in a sum that the caller has."""
+        """Store zeros in the sums, except in a sum that belongs to the caller."""
         if self.share.size == 0:
             return
         if self.weight_sum_hbm is not None and not self.gradients.adds_to_weight:
@@ -256,14 +260,16 @@ class _PartSums:
             _store_zeros(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
 
     def of_part(self, block: Block) -> Gradients:
-        """Return the tensors that a part writes its gradients to."""
+        """Return the tensors into which the backward of a part writes its gradients."""
         input_hbm = self.part_input_hbm
         if input_hbm is not None and block.size < input_hbm.shape[0]:
             input_hbm = input_hbm[0 : block.size]
         return Gradients(input_hbm, self.weight_sum_hbm, self.part_bias_hbm, self.weight_sum_hbm)
 
     def finish_part(self, block: Block, of_part: Gradients) -> None:
-        """Move dX to its place, half of it by each core, and add up db, each core its own classes."""
+        """Copy a part's dX to its place, half of it by each core, and add its db to the sum, each core its own
+        classes.
+        """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, of_part.input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None:
             synchronise(part_input_hbm)
@@ -280,14 +286,14 @@ class _PartSums:
             nisa.dma_compute(dst=sum_hbm, srcs=[sum_hbm, part_bias_hbm[classes]], reduce_op=nl.add)
 
     def finish(self) -> None:
-        """Round the sum of dW into dW."""
+        """Round the float32 sum of dW into dW."""
         weight_hbm, sum_hbm = self.gradients.weight_hbm, self.weight_sum_hbm
         if weight_hbm is None or sum_hbm is None or weight_hbm.dtype == nl.float32 or self.share.size == 0:
             return
         nisa.dma_copy(dst=self._own(weight_hbm), src=self._own(sum_hbm))
 
     def _own(self, weight_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of this core's classes."""
+        """Return the view of this core's classes in a tensor of the shape of dW."""
         return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
 
 
@@ -297,12 +303,12 @@ WriteGradients = Callable[[Block, Gradients], None]
 def _write_in_parts(
     operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
 ) -> None:
-    """Write the gradients of all positions.
+    """Compute and store the gradients of all positions, part by part.
 
     Args:
         operands, gradients: the operands and gradients of all positions.
         parts: the parts of the positions, several.
-        write: a function that writes the gradients of a part. It must add dW to the sum in the gradients.
+        write: a function that stores the gradients of a part, and adds dW to the sum that it finds there.
     """
     sums = _PartSums.make(operands, gradients, parts.size)
     sums.clear()
@@ -327,7 +333,7 @@ def write_gradients_of_positions(
     tiling: LinearTiling,
     problem_of: Callable[[Block], BackwardProblem],
 ) -> None:
-    """Write the gradients of all positions, which may be split into parts; the plan of a part must fit.
+    """Compute and store the gradients of all positions, which may be split into parts; the plan of a part must fit.
 
     Args:
         operands, gradients: the operands and gradients of all positions.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The rounds of a backward: a block of classes and a block of positions each, with what all rounds of a core share.
+"""The rounds of a backward, each for a block of classes and a block of positions, and the buffers that they share.
 
-A :class:`Round` has the blocks that it works on, a :class:`Unit` a part of its work on a stripe of features.
+A :class:`Round` holds the blocks that it works on, and a :class:`Unit` is a part of its work on a stripe of features.
 :class:`SharedBuffers` has the buffers of all rounds, the banks of PSUM, and the objects that compute logits, their
 gradient, dX, dW and db from them.
 """
@@ -49,8 +49,9 @@ class Round:
 
     Attributes:
         classes, positions: the blocks.
-        next_classes: the classes whose W^T is to be loaded meanwhile; None if it is loaded, or nothing follows.
-        next_positions: the positions whose X^T is to be loaded; None if nothing follows.
+        next_classes: the classes whose W^T is to be loaded during this round; None if there are none, or they are
+            loaded already.
+        next_positions: the positions whose X^T is to be loaded during this round; None if there are none.
         is_first_of_core, is_last_of_core: whether the block of classes is the core's first, or last.
         is_first, is_last: whether the block of positions is the first, or last.
     """
@@ -76,7 +77,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of work of a stripe: some tiles of dX, and a piece of X for dW.
+    """A unit of the work on a stripe of features: some tiles of dX, and the product of a piece of X for dW.
 
     Attributes:
         number: the number of the unit within its stripe.
@@ -121,11 +122,12 @@ def _banks() -> list[nl.NkiTensor]:
 def _logit_tiles(
     pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor], shared: TileMaker | None
 ) -> LogitTiles:
-    """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
+    """Return the tiles in which the logits of an operand pair are computed, in PSUM banks that other work uses at other
+    times.
 
-    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time.
-    ``shared`` is the tile maker of the gradient if memory is to be spared: the sums of logits and bias are then in the
-    tiles that are computed from them. None for tiles of their own.
+    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time. To
+    save memory, ``shared`` is the tile maker of the gradient: logits plus bias are then stored in its tiles. With None
+    they have their own tiles.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
 
@@ -145,7 +147,7 @@ def _logit_tiles(
 
 @dataclass(frozen=True)
 class SharedBuffers:
-    """The parts that all blocks share.
+    """The buffers and objects that all rounds of a core share.
 
     Attributes:
         operands: X and W whose gradients are computed.
@@ -160,7 +162,7 @@ class SharedBuffers:
         input_banks: banks of PSUM for dX, and for transposes beside dW.
         input_gradient, input_sum, weight_gradient, bias_gradient: the objects that compute dX, its sum over the cores,
             dW and db; None for gradients that are not wanted.
-        own_classes: the mask of the core's own classes in a block, for dX; None if all of them are its own.
+        own_classes: the mask of the core's own classes in a block, for dX; None if a block has no others.
     """
 
     operands: LinearOperands
@@ -190,7 +192,7 @@ class SharedBuffers:
         kept: LogitsInHbm | None,
         cover: ClassCover | None,
     ) -> SharedBuffers:
-        """Allocate the parts; none of the operands is loaded yet."""
+        """Allocate all buffers; none of the operands is loaded yet."""
         tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
         banks_psum = _banks()
         positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
@@ -244,24 +246,28 @@ class SharedBuffers:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Begin at ``first_class``, the first that the core works on; prepare most of the first block of positions."""
+        """Begin with the block at ``first_class``, the core's first one: prepare most of its first block of
+        positions.
+        """
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
     def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
-        """Prepare some of the next round's tiles: share ``step`` of the ``steps`` shares that are prepared ahead."""
+        """Prepare some of the next round's tiles of the gradient, in one of ``steps`` equal steps."""
         if round_.next_positions is not None:
             skipped = round_.classes.size if round_.is_last else 0
             done, end = step / steps, (step + 1) / steps
             self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
 
     def prepare_rest(self, round_: Round, start: int, end: int) -> None:
-        """Prepare what :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are computed."""
+        """Prepare the tiles that :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are
+        computed.
+        """
         shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many more tiles are computed before a computed tile is transposed."""
+        """Return how many further tiles are computed between the computation of a tile and its transpose."""
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
@@ -270,7 +276,7 @@ class SharedBuffers:
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
     def add_bias(self, round_: Round) -> None:
-        """Add db of the block, all of whose tiles are transposed."""
+        """Add the block of a round, whose tiles are all transposed, to the gradient of the bias."""
         if self.bias_gradient is not None:
             positions = round_.positions.size
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
@@ -285,7 +291,7 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W; None if dX is not wanted, which alone needs it."""
+        """Load a stripe of W, which only dX needs; None if dX is not wanted."""
         if self.input_gradient is None:
             return None
         weight_sbuf = self.streams.load_stripe(round_.classes, stripe)

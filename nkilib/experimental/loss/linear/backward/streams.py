@@ -4,14 +4,14 @@
 """The backward's loads: W^T and X^T for the logits, W for dX, X for dW, rows of biases and of class weights.
 
 Logits are computed from one or two pairs of X and W (:class:`OperandPair`), and :class:`BackwardStreams` has the
-buffers of all of them. Tiles that stream have separate ring buffers, or two halves of memory that X^T, X and W share
-(:class:`StreamMemory`).
+buffers of all of them. Operands that are streamed in have separate ring buffers, or X^T, X and W share two halves of
+one memory (:class:`StreamMemory`).
 
-With many features W^T streams past X^T in slices of features (:class:`WeightSlices`). X^T of few positions stays;
-otherwise it streams too. Without slices, W^T of a block of classes stays in SBUF for its logits
-(:class:`PairBuffers`, loaded in parts, :class:`WeightPart`), and the next one is loaded only beside dX and dW, when the
-DMA engines have most to do. A slice is done after some microseconds, so W^T is loaded while it is multiplied, and X^T
-once for all blocks, or with W^T for each tile of classes. If logits are kept, they are loaded in place of X^T and W^T.
+With many features, W^T is streamed in by slices of features (:class:`WeightSlices`), each multiplied within
+microseconds. X^T of few positions stays in SBUF; otherwise it is streamed in too, for each tile of classes. Without
+slices, W^T of a block of classes stays in SBUF for its logits (:class:`PairBuffers`), and W^T of the next block is
+loaded in parts (:class:`WeightPart`) beside dX and dW, when the DMA engines have most to do. If the forward has kept
+the logits, they are loaded in place of X^T and W^T.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class OperandPair:
         operands: X, W and the bias.
         softcap: the cap of the logits; None for none.
         lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
-        masked_score: under a softcap, the value that replaces the tangent of a masked class, whose bias is raised to
-            twice that value; None if the tangent stays -1.
-        scores_stay: whether the scores are needed until a tile of the gradient is computed; else only until it is
-            opened (:meth:`TileMaker.open`).
+        masked_score: under a softcap, the value that replaces the tanh of a masked class, whose bias is raised to twice
+            this value; None if the tanh stays -1.
+        scores_stay: whether the scores (logits before bias and cap) are needed until a tile of the gradient is
+            computed; else only until :meth:`TileMaker.open`.
     """
 
     operands: LinearOperands
@@ -56,12 +56,13 @@ class OperandPair:
 
 @dataclass(frozen=True)
 class StreamMemory:
-    """The memory of the tiles that stream.
+    """The memory of the operands that are streamed in: X^T for the logits, W for dX, X for dW.
 
     Attributes:
         plan: the plan of the launch.
         dtype: the dtype of the products with W and X.
-        shared_sbuf: [128, 2, elements of a half], which X^T, X and W share; None if each has its own memory.
+        shared_sbuf: two halves of memory that X^T, X and W share, [128, 2, elements of a half]; None if each has its
+            own memory.
     """
 
     plan: BackwardPlan
@@ -104,7 +105,8 @@ class StreamMemory:
     def pieces(self) -> Ring:
         """Return the ring buffer of pieces of X, [128, tiles of positions, stripe].
 
-        The last stripe of W is read before the last piece of X: the first tile of X^T takes the memory of that stripe.
+        In shared memory the next tile of X^T takes the place of the last stripe of W, which is read before the last
+        piece of X.
         """
         buffers = self.plan.buffers
         return self._ring(buffers.pieces, 1, buffers.tiles_of_piece, self.plan.stripe)
@@ -125,7 +127,7 @@ class StreamMemory:
 
 
 class Slice(NamedTuple):
-    """A slice of W^T and a slice of X^T of the same features, for a tile of classes and a batch of positions.
+    """A slice of W^T and the slice of X^T for the same features, for a tile of classes and a batch of positions.
 
     Attributes:
         weight_sbuf: W^T, [128, tiles of features, classes of a tile of logits].
@@ -142,11 +144,11 @@ class WeightSlices:
 
     Attributes:
         operands, plan: the operands and the plan of the kernel.
-        inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None if it streams.
+        inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None if it is streamed in.
         ring: slices of W^T, [128, tiles of features of a slice, classes of a tile of logits].
         input_ring: slices of X^T, as many as of W^T, [128, tiles of features of a slice, positions of a batch]; empty
             if X^T stays.
-        staging: the staging memory for a W of another type.
+        staging: the memory in which a W of another type is cast.
     """
 
     operands: LinearOperands
@@ -173,7 +175,7 @@ class WeightSlices:
 
     @property
     def features(self) -> list[Span]:
-        """The features of each slice."""
+        """The ranges of features of the slices."""
         return cut(self.operands.num_features, TILES_OF_SLICE * PARTITIONS)
 
     def positions_of(self, positions: Span, tile: int) -> Span:
@@ -187,7 +189,10 @@ class WeightSlices:
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
-        """Load a slice of the classes of a tile of logits and of a batch of positions into the next buffers."""
+        """Load a slice of W^T, and of X^T if it is streamed in, into the next buffers.
+
+        It is for the classes of a tile of logits and for a batch of positions.
+        """
         weight_sbuf = self.ring.next_tile()
         has_classes_first = self.operands.has_classes_first
         weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
@@ -201,14 +206,15 @@ class WeightSlices:
         return Slice(weight_sbuf, inputs_sbuf)
 
     def is_loaded_ahead(self, classes: int) -> bool:
-        """Return whether the previous step loads the first slices of a block of which it knows ``classes`` classes.
+        """Return whether the previous round loads the first slices of a block; ``classes`` is how many of its classes
+        are known.
 
-        It does if it knows a whole tile of logits, so that the number of further classes makes no difference.
+        It does if they are at least a tile of logits, because further classes then make no difference.
         """
         return classes >= self.plan.classes_of_tile
 
     def load_ahead(self, classes: Block, positions: Span) -> None:
-        """Load the first slices of a block, as many as there are buffers."""
+        """Load the first slices of a block, as many as there are buffers, before the block begins."""
         self._restart()
         for features in self._first_features:
             self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
@@ -227,7 +233,7 @@ class WeightSlices:
         return slices
 
     def load_opening(self, classes: Block | None, positions: Span) -> None:
-        """Load X^T, if it stays, and with it the first slices of a block, in the order in which they are needed."""
+        """Load the first slices of a block, and X^T if it stays, in the order in which they are needed."""
         if self.inputs_sbuf is None:
             if classes is not None:
                 self.load_ahead(classes, positions)
@@ -241,7 +247,7 @@ class WeightSlices:
                 self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
 
     def _kept_inputs(self, inputs_sbuf: nl.NkiTensor, positions: Span, features: Span) -> nl.NkiTensor:
-        """Return X^T of some positions and a slice, [128, tiles of features, positions]."""
+        """Return X^T of some positions and of a slice's features, [128, tiles of features, positions]."""
         tiles = slice(features.first // PARTITIONS, div_ceil(features.end, PARTITIONS))
         return inputs_sbuf[:, tiles, positions.first : positions.end]
 
@@ -264,9 +270,9 @@ class WeightPart:
     Attributes:
         pair: the number of the operand pair.
         classes: the classes, in HBM.
-        at: the first of the classes, counted in the block of classes.
-        span: the part: some of these classes, counted from the first of them, if W is [V, D]; some features if it is
-            [D, V].
+        at: the place of the first of these classes in the block of classes.
+        span: the range that the part covers: some of these classes (counted from 0) if W is [V, D], some features if it
+            is [D, V].
     """
 
     pair: int
@@ -284,10 +290,10 @@ class PairBuffers:
         operands: X, W and the bias.
         inputs: tiles of X^T, [128, tiles of features, 128]; if logits are kept, tiles of logits, float32 [128,
             classes].
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T
-            streams.
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T is
+            streamed in.
         bias: the bias of a block; None without a bias.
-        staging: the staging memory for a W of another type than the products; X has the type of the products here.
+        staging: the memory in which a W of another type than the products' is cast; X has the type of the products.
     """
 
     number: int
@@ -328,7 +334,7 @@ class PairBuffers:
         return [WeightPart(self.number, classes, at, span) for span in pieces]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T; kept logits do not need it."""
+        """Load a part of W^T, unless kept logits make it needless."""
         if self.weight_sbuf is None:
             return
         weight, span = self.weight(part.classes), part.span
@@ -347,8 +353,8 @@ class BackwardStreams:
 
     Attributes:
         plan: the plan of the kernel.
-        kept: the kept logits, if the launch has them; None if they are computed.
-        slices: the slices of W^T, and X^T, if W^T streams; None if it stays.
+        kept: the logits that the forward kept; None if they are computed.
+        slices: the slices of W^T, and X^T, if W^T is streamed in; None if it stays in SBUF.
         pairs: X^T and W^T of each operand pair; the gradients are those of the first one.
         rows: the vectors of one value per class; the biases come first.
         pieces: pieces of X, [128, tiles of positions, stripe].
@@ -403,7 +409,7 @@ class BackwardStreams:
         return len(self.pairs[0].inputs.tiles)
 
     def restart_inputs(self) -> None:
-        """Let the next tile of X^T take the first buffer."""
+        """Let the next tile of X^T use the first buffer of the ring."""
         for pair in self.pairs:
             pair.inputs.restart()
 
@@ -412,7 +418,7 @@ class BackwardStreams:
         return [pair.inputs.next_tile() for pair in self.pairs]
 
     def load_opening(self, classes: Block, positions: Span) -> None:
-        """Load the operands that the first block starts with, in the order in which they are needed."""
+        """Load the operands with which the first block starts, in the order in which they are needed."""
         if self.slices is not None:
             self.slices.load_opening(classes if self.slices.is_loaded_ahead(classes.size) else None, positions)
             self.load_rows(classes, 0)
@@ -427,7 +433,7 @@ class BackwardStreams:
                 self.load_input(classes, 0, positions, tile)
 
     def load_inputs_alone(self, positions: Span) -> None:
-        """Load only the X^T that a block starts with; the block loads its classes itself."""
+        """Load only the X^T with which a block starts; the block loads the operands of its classes itself."""
         if self.kept is not None:
             return
         if self.slices is not None:
@@ -438,7 +444,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """Load X once, if it stays for all blocks; it is needed later than X^T of the first block."""
+        """Load all of X, if it stays in SBUF for all blocks; it is needed later than X^T of the first block."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
             for stripe in self.stripes_of_features:
@@ -458,7 +464,7 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of ``classes``, the rest of a block from class ``at`` on that is not loaded yet."""
+        """Load the operands of ``classes``: the rest of a block, from its class ``at`` on, that is not loaded yet."""
         if classes.size == 0:
             return
         for part in self.weight_parts(classes, at):
@@ -493,7 +499,9 @@ class BackwardStreams:
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """Load a tile of X^T of each pair, or the logits of classes from class ``at`` on, into the next buffers."""
+        """Load a tile of X^T of each operand pair, or the kept logits of classes from class ``at`` on, into the next
+        buffers.
+        """
         if self.kept is None:
             return self._load_transposed_input(positions, tile)
         first = tile * PARTITIONS
@@ -506,10 +514,16 @@ class BackwardStreams:
         return [pair.load_input(positions, tile) for pair in self.pairs]
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Load some tiles of X of a block and a stripe into the next buffer; if all of X is kept, return them.
+        """Return the piece of X with the given tiles of positions and the given stripe of features, in SBUF.
 
-        Every group of tiles of dW goes through all pieces of a stripe before the next stripe begins. So a kept piece is
-        chosen by its stripe and its tiles: in the order in which pieces are requested, a stripe repeats.
+        If the plan keeps all pieces, the piece is already there; if not, it is loaded into the next buffer. The same
+        piece is requested several times, because every group of tiles of dW goes through all pieces of a stripe before
+        the next stripe begins.
+
+        Args:
+            positions: the block of positions.
+            tiles: the numbers of the piece's tiles of positions in the block.
+            stripe: the stripe of features.
         """
         if not self.plan.keeps_pieces:
             return self._load_piece(positions, tiles, stripe)
@@ -526,7 +540,7 @@ class BackwardStreams:
         return piece_sbuf
 
     def load_stripe(self, classes: Block, stripe: Span) -> nl.NkiTensor:
-        """Load a stripe of W of a block into the next buffer."""
+        """Load a stripe of W, of a block of classes, into the next buffer."""
         stripe_sbuf = self.stripes.next_tile()
         self.pairs[0].weight(classes).columns_of(stripe.first, stripe.size).load(stripe_sbuf)
         return stripe_sbuf
@@ -539,7 +553,7 @@ class BackwardStreams:
         return [part for parts in zip_longest(*of_pairs) for part in parts if part is not None]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T; kept logits do not need it."""
+        """Load a part of W^T, unless kept logits make it needless."""
         self.pairs[part.pair].load_weight(part)
 
     def load_rows(self, classes: Block | None, at: int) -> None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of a loss to the shared backward: its operands, and its way to compute tiles of the gradient of logits.
+"""The interface between a loss and the shared backward: the operands, and the computation of tiles of the logits'
+gradient.
 
-A loss hands a :class:`BackwardProblem` to the backward, with operands and a :class:`TileMaker` of its own. A tile is
-computed in float32 and rounded once, to the type of the products; :class:`TilePlace` says where it is, and
-:class:`LastProduct` is a last step that may wait. Some losses open several tiles before they compute the first of them,
-because opening a tile needs another table of functions on Scalar.
+A loss hands a :class:`BackwardProblem` to the backward: its operands and its :class:`TileMaker`. A tile is computed in
+float32 and rounded once, to the type of the products; :class:`TilePlace` says which positions and classes it has, and
+:class:`LastProduct` is its last step, which may be issued later. Some losses open several tiles before they compute the
+first of them, because opening a tile needs another table of functions on Scalar.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TilePlace:
     """The positions and classes of a tile of logits.
 
     Attributes:
-        column: the column of the positions in tiles [128, tiles of positions].
+        column: the number of the tile of positions, which is a column in tiles [128, tiles of positions].
         rows: the number of positions, at most 128.
         classes: the classes of the tile, counted in the block of classes.
     """
@@ -54,15 +55,17 @@ class TilePlace:
 
 @dataclass(frozen=True)
 class LastProduct:
-    """The last step of a tile, to be issued after the next tile's exponentials, so that Scalar does not wait for it.
+    """The last step of a tile of the gradient: a product and the rounding. It is issued after the next tile's
+    exponentials, so that Scalar does not wait for it.
 
     Attributes:
         dst_sbuf: the tile, rounded.
         values_sbuf: the values that are multiplied, float32.
         factor_sbuf: the factor of each position, float32 [rows, 1]; None for 1.
-        sums_sbuf: sums, float32 like the tile, that the product is added to before it is rounded; None without any.
-        begins_sums: whether the product begins the sums.
-        adds_on_vector: whether Vector has time to add to the sums where GpSimd multiplies; there must be a factor.
+        sums_sbuf: float32 sums of the tile's shape, to which the product is added before it is rounded; None if there
+            are none.
+        begins_sums: whether the product is stored as the sums instead of being added.
+        adds_on_vector: whether Vector adds to the sums when GpSimd multiplies; only with a factor.
     """
 
     dst_sbuf: nl.NkiTensor
@@ -73,7 +76,8 @@ class LastProduct:
     adds_on_vector: bool = False
 
     def issue(self, on_gpsimd: bool) -> None:
-        """Multiply and round, on Scalar, or on GpSimd, which is free but half as fast; and add to the sums.
+        """Multiply, round and add to the sums; ``on_gpsimd`` multiplies on GpSimd, which is idle but half as fast as
+        Scalar.
 
         If Vector does not add, Scalar multiplies, and GpSimd rounds and adds. Scalar rounds if there is nothing to
         multiply and GpSimd is not free.
@@ -95,12 +99,12 @@ class LastProduct:
             self._add_on_vector(self.sums_sbuf, self.factor_sbuf)
 
     def _multiply(self, dst_sbuf: nl.NkiTensor) -> None:
-        """Multiply on Scalar; a factor of 1 leaves the values where they are."""
+        """Multiply the values by the factor on Scalar; without a factor they stay as they are."""
         if self.factor_sbuf is not None:
             nisa.activation(dst=dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
 
     def _add_on_gpsimd(self, sums_sbuf: nl.NkiTensor) -> None:
-        """Add the values, which are multiplied already."""
+        """Add the values, already multiplied, to the sums on GpSimd."""
         engine = nisa.engine.gpsimd
         if self.begins_sums:
             nisa.tensor_copy(dst=sums_sbuf, src=self.values_sbuf, engine=engine)
@@ -108,7 +112,10 @@ class LastProduct:
             nisa.tensor_tensor(dst=sums_sbuf, data1=sums_sbuf, data2=self.values_sbuf, op=nl.add, engine=engine)
 
     def _add_on_vector(self, sums_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        """Add the product of values and factor. Scalar begins the sums: its copies of transposes come later."""
+        """Add the product of values and factor to the sums, on Vector.
+
+        Scalar stores the first product as the sums, because its copies of transposes come later.
+        """
         if self.begins_sums:
             self._multiply(sums_sbuf)
             return
@@ -123,19 +130,19 @@ class LastProduct:
 
 
 class TileMaker(Protocol):
-    """Computes the tiles of the gradient of the logits, one after another."""
+    """The computation of the tiles of the gradient of the logits, one after another; each loss has its own."""
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """The power of two that the gradient is scaled by; None for 1."""
+        """The power of two by which the gradient is scaled; None for 1."""
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The vectors of one value per class, besides the biases, of which each block of classes loads its part."""
+        """The vectors of one value per class, besides the biases; each block of classes loads its part of them."""
 
     @property
     def opens_groups(self) -> bool:
-        """Whether several tiles are opened before the first of them is computed."""
+        """Whether :meth:`open` is called for several tiles before the first of them is computed."""
 
     def begin(self, first_class: int) -> None:
         """Set the first class of the next block, counted from the first class of W."""
@@ -144,33 +151,33 @@ class TileMaker(Protocol):
         """Move the first class of the next block by ``classes``."""
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Do a share of the work on a block of positions that needs no logits.
+        """Do a part of the work on a block of positions that can be done before its logits are known.
 
         Args:
             positions: the block of positions.
             skipped: the number of classes from the class that :meth:`begin` or :meth:`advance` has set to the first
                 class of the block of classes.
-            done, end: the shares of the block's tiles that are prepared before and after the call, from 0 to 1.
+            done, end: the fraction of the block's tiles that is prepared before the call, and after it, from 0 to 1.
         """
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Begin tile ``number``, and return the values of its scores that :meth:`make_tile` needs.
+        """Begin tile ``number``, and return the values computed from its scores that :meth:`make_tile` needs.
 
         Args:
             number: the number of the tile.
-            scores: for each operand pair the logits, or under a cap their tangents ``tanh(logit / cap)``, float32
-                [rows, classes]; in PSUM or in SBUF.
+            scores: for each operand pair the logits, or under a cap ``tanh(logit / cap)``, float32 [rows, classes]; in
+                PSUM or in SBUF.
             place: the positions and classes of the tile.
         """
 
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Write tile ``number``, except for the last product, which is returned.
+        """Compute tile ``number``, except for its last product, which is returned to be issued later.
 
         Args:
             number: the number of the tile.
-            dst_sbuf: the result, [rows, classes], in the type of the products, or its slot of ``float32_tiles``.
+            dst_sbuf: the result, [rows, classes], in the type of the products, or the tile's slot of ``float32_tiles``.
             opened: the result of :meth:`open`; overwritten.
             place: the positions and classes of the tile.
         """
@@ -184,15 +191,17 @@ class TileMaker(Protocol):
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a slot of ``float32_tiles`` may hold the scores that its tile is computed from."""
+        """Whether the logits plus bias of a tile may be stored in the slot of ``float32_tiles`` in which
+        :meth:`make_tile` then computes that tile of the gradient, which saves buffers.
+        """
 
 
 class BackwardProblem(NamedTuple):
-    """The problem that a loss hands to the backward.
+    """The input of the shared backward, given by a loss.
 
     Attributes:
         pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first one.
-        make_tiles: a function of a plan that returns the tile maker of the gradient of the logits.
+        make_tiles: a function that takes the plan and returns the tile maker of the gradient of the logits.
     """
 
     pairs: list[OperandPair]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the weight, dW = G^T X: summed over positions in banks of PSUM, written once for a block of classes.
+"""The gradient of the weight, dW = G^T X, with the gradient G of the logits: summed over positions in PSUM, stored
+once.
 
-:class:`WeightGradient` makes groups of tiles (:class:`WeightGroup`) that are summed at the same time, each as a
-:class:`WeightProduct`. G comes from :mod:`.gradient_block`.
+:class:`WeightGradient` makes groups (:class:`WeightGroup`) of tiles (:class:`WeightProduct`) that are summed at the
+same time. G comes from :mod:`.gradient_block`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class WeightProduct:
-    """A tile of dW, as a sum over tiles of positions in a bank of PSUM.
+    """A tile of the weight gradient dW, summed over tiles of positions in a bank of PSUM.
 
     Attributes:
         bank_psum: the sum, float32 [rows, columns].
@@ -40,7 +41,10 @@ class WeightProduct:
     first_column: int
 
     def add(self, gradient_sbuf: nl.NkiTensor, input_sbuf: nl.NkiTensor, is_first: bool) -> None:
-        """Add the product of a tile of positions of G, [rows, classes of the block], and of X, [rows, stripe]."""
+        """Add the product of the gradient and of X for a tile of positions.
+
+        ``gradient_sbuf`` is [rows, classes of the block], and ``input_sbuf`` is [rows, stripe].
+        """
         of_classes = gradient_sbuf[:, self.classes.first : self.classes.end]
         of_features = input_sbuf[:, self.features.first : self.features.end]
         nisa.nc_matmul(
@@ -58,9 +62,9 @@ class WeightProduct:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Tiles of dW that are summed in the banks of PSUM at the same time and moved to or from HBM together.
+    """Tiles of the weight gradient dW that are summed in PSUM at the same time and loaded and stored together.
 
-    Fewer transfers cost less.
+    Fewer and larger transfers take less time.
 
     Attributes:
         products: the tiles.
@@ -76,7 +80,7 @@ class WeightGroup:
 
 
 def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-    """Return pairs of views of a matrix in HBM and of the tile [128, tiles, columns] of its rows.
+    """Return pairs of views, of a matrix in HBM and of the tile [128, tiles, columns] that holds its rows.
 
     One pair has the whole tiles, and one the remaining rows.
     """
@@ -93,7 +97,7 @@ def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[n
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The gradient dW; each block of classes is written once.
+    """The computation of the weight gradient dW; each block of classes is stored once.
 
     Attributes:
         gradient_hbm: dW, in the layout of W.
@@ -131,7 +135,7 @@ class WeightGradient:
         banks_psum: list[nl.NkiTensor],
         power: PowerOfTwo | None,
     ) -> WeightGradient:
-        """Allocate the memory of a plan."""
+        """Allocate the memory that a plan gives to the gradient of the weight."""
         scratch_hbm = None
         if plan.position_blocks > 1:
             block = (plan.class_tiles * PARTITIONS, launch.num_features)
@@ -153,12 +157,14 @@ class WeightGradient:
         )
 
     def restart(self) -> None:
-        """Begin a block: restart the ring buffers."""
+        """Restart the ring buffers, at the start of a block."""
         self.results.restart()
         self.sums.restart()
 
     def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
-        """Return the tiles of a block and a stripe, in groups that fit the banks."""
+        """Return the tiles of dW of a block of classes and a stripe of features, in groups that fit the banks of
+        PSUM.
+        """
         if self.has_classes_first:
             groups = []
             for group in cut(block.size, len(self.banks_psum) * PARTITIONS):
@@ -199,10 +205,10 @@ class WeightGradient:
         )
 
     def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
-        """Load the float32 values that a group's sums over the last block of positions are added to.
+        """Load the float32 values to which a group's sums over the last block of positions are added.
 
         They are the sums over the earlier blocks of positions, and the caller's sum. Before the last block there are
-        none. The loads are to be requested when the sums begin.
+        none. Call this when the sums begin, so that the values arrive in time.
         """
         if not is_last:
             return []
@@ -212,8 +218,8 @@ class WeightGradient:
     def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
         """Store the sums of a group over a block of positions.
 
-        Before the last block of positions, they are kept in the scratch memory. Those of the last block, added to the
-        loaded values, are rounded once and stored in dW. ``is_first`` and ``is_last`` say whether the block is the
+        Before the last block of positions, they are kept in the scratch memory. The sums of the last block are added to
+        the loaded values, rounded once and stored in dW. ``is_first`` and ``is_last`` say whether the block is the
         first or last.
         """
         if not is_last and group.scratch_hbm is not None:
@@ -245,7 +251,7 @@ class WeightGradient:
         return wide_sbuf
 
     def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Write a sum of products divided by the power of two, plus the earlier values, which are overwritten."""
+        """Compute a sum of products, divided by the power of two, plus earlier values; these may be overwritten."""
         inverse: float | nl.NkiTensor = 1.0
         if self.power is not None:
             inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]

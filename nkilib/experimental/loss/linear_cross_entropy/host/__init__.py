@@ -3,7 +3,7 @@
 
 """Host code around the kernels, in numpy and arithmetic.
 
-``tiling``: the choice of a tiling, and bytes of HBM; ``profiling``: modelled times of launches; ``reference``: float64
-results; ``bounds``: how far kernels may be off; ``token_scores``: results and bounds for several ids. The kernels use
-only the tiling, while they are traced.
+``tiling`` chooses a tiling and counts bytes of HBM, ``profiling`` models the times of launches, ``reference`` has
+float64 results, ``bounds`` bounds on the errors of the kernels, and ``token_scores`` results and bounds for several
+ids. The kernels use only the tiling, while they are traced.
 """

@@ -3,9 +3,9 @@
 
 """Bounds on the errors of the linear cross-entropy kernels against the float64 results of :mod:`.reference`.
 
-:func:`linear_forward_bounds` has those of all results of the forward, :func:`linear_gradients_and_bounds` those of the
-gradients. The latter are computed from the gradients of the logits and the bounds of these
-(:func:`logit_gradient_blocks`) by :func:`bounded_gradients`, as are those of token scores.
+:func:`linear_forward_bounds` returns the bounds of all results of the forward, :func:`linear_gradients_and_bounds`
+those of the gradients. The latter follow from the gradients of the logits and their bounds
+(:func:`logit_gradient_blocks`), by :func:`bounded_gradients`, which token scores use too.
 
 :mod:`nkilib.experimental.loss.linear.reference` has the notation of the bounds, the error dz of a logit, and the errors
 of the products dX and dW of a gradient G.
@@ -16,10 +16,10 @@ of the products dX and dW of a gradient G.
 - log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz.
 - The mean of z moves by the mean of dz. Its running sum, with one addition for each window of blocks of at least 128
   classes, adds u times the mean of |z| for each addition.
-- The gradient G of a logit: the error of cross-entropy for exact logits. p is additionally off by expm1(dz + max dz),
-  for the logit and for lse; the derivative 1 - tanh^2 of a cap by 2 |tanh| dz / c of itself. The gradient h of the
-  entropy H adds the error of h p (log p + H), in which p is off in the same way, and log p by dz + max dz. All of it is
-  divided by a temperature, and so is dz, except in the derivative of a cap.
+- The gradient G of a logit: the error of cross-entropy for exact logits. The softmax p has a further relative error of
+  expm1(dz + max dz), for the logit and for lse; the derivative 1 - tanh^2 of a cap c by 2 |tanh| dz / c of itself. The
+  gradient h of the entropy H adds the error of h p (log p + H), in which p is off in the same way, and log p by dz +
+  max dz. All of it is divided by a temperature, and so is dz, except in the derivative of a cap.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -113,11 +113,11 @@ def bounded_gradients(
     classes: slice = EVERY_CLASS,
     types: ResultTypes = OF_PRODUCTS,
 ) -> tuple[LinearGradients, LinearGradients]:
-    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
+    """Return dX, dW and db in float64, computed from gradients of logits, and the bounds on their errors.
 
     Args:
         problem: the problem, with all classes.
-        blocks: gradients of logits, and how far each may be off before it is rounded, in blocks that cover all
+        blocks: gradients of logits and the bounds on their errors before they are rounded, in blocks that cover all
             positions.
         largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
             depends on it.
@@ -135,7 +135,7 @@ def logit_gradient_blocks(
     Args:
         problem: the inputs and options of the launch.
         upstream: the upstream gradients and the saved results of the forward.
-        sizes: for each position, the sum of the magnitudes of all terms in the factor of p, [N].
+        sizes: for each position, the sum of the magnitudes of all terms in the factor of the softmax, [N].
         weight: ``problem.classes_first``.
     """
     cap = problem.recipe.logit_softcap
@@ -175,9 +175,9 @@ def linear_gradients_and_bounds(
     input_dtype: npt.DTypeLike | None = None,
     weight_dtype: npt.DTypeLike | None = None,
 ) -> tuple[LinearGradients, LinearGradients]:
-    """Return what ``linear_backward_reference`` does, and the largest accepted errors of every element of it.
+    """Return the gradients of ``linear_backward_reference``, and the bounds on the errors of all their elements.
 
-    The bounds hold for lse as the kernel received it, or as it computed it itself.
+    The bounds hold for the lse that the kernel received or computed.
 
     Args:
         problem: the problem, with X and W of the type of the products: rounded to it, where the kernel rounds them.

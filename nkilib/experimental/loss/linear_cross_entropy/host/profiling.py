@@ -3,8 +3,7 @@
 
 """The modelled times of launches, from shapes alone: for host code, and in the simulator only.
 
-:func:`profile_linear_launch` has those of linear cross-entropy, :func:`profile_token_scores_launch` those of token
-scores.
+:func:`profile_linear_launch` profiles linear cross-entropy, :func:`profile_token_scores_launch` token scores.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ _RESULTS: Final = tuple(result.name for result in fields(ExtendedResults))
 class LinearProblem:
     """The inputs and options of a launch.
 
-    What reference, gradients and bounds share is computed once: nothing may change the arrays after the first use.
+    Results that reference, gradients and bounds share are computed once, so the arrays must not change after the first
+    use.
 
     Attributes:
         input: X, [N, D], of any float type.
@@ -65,7 +66,7 @@ class LinearProblem:
     def recipe(self) -> ExtendedLoss:
         """The options with the logit scale s folded into the softcap c and the temperature T.
 
-        For the logits y of :meth:`logits_of`, softcap(s y, c) / T = softcap(y, c / s) / (T / s).
+        This uses softcap(s y, c) / T = softcap(y, c / s) / (T / s), for the logits y of :meth:`logits_of`.
         """
         cap, temperature = self.options.logit_softcap, self.options.temperature
         return replace(

@@ -3,9 +3,9 @@
 
 """The choice of a tiling for the linear cross-entropy kernels, and the bytes of HBM that they take: arithmetic only.
 
-Of the blocks that fit SBUF, those with the least estimated time are chosen (:func:`choose_linear_tiling`): for the
-forward by :class:`ForwardSizes`, for gradients in :mod:`nkilib.experimental.loss.linear.tiling`. The more
-positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
+:func:`choose_linear_tiling` chooses, of the blocks that fit SBUF, those with the least estimated time.
+:class:`ForwardSizes` estimates it for the forward, :mod:`nkilib.experimental.loss.linear.tiling` for gradients. The
+more positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
 ``nkilib.simulator.profile`` models times; tests check the choice against it.
 
 :func:`form_bytes` counts the bytes of HBM of two launches and of one; :func:`logits_blocks` gives the blocks of
@@ -106,7 +106,7 @@ class ForwardSizes:
         itemsize: bytes of an element of X and W.
         cores: the number of cores of the launch.
         needs: the options that take memory or time, beyond loss and log-sum-exp.
-        program_share: the forward's share of the instructions that a program may have.
+        program_share: the fraction of a program's allowed instructions that the forward may use.
         weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
         staging_bytes: bytes per partition for operands that are transposed and then cast.
         ids: the number of target ids per position.
@@ -175,7 +175,7 @@ class ForwardSizes:
         return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionSplit:
-        """Return the split of the positions into blocks of about equal size.
+        """Return the split of the positions into blocks of about equal size, at most ``position_block`` each.
 
         The blocks are a loop if a program with all blocks of classes for each of them would be too long, or if there
         are very many positions, however few classes there are.
@@ -194,11 +194,11 @@ class ForwardSizes:
         return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + of_block))
 
     def shared_classes(self, plan: PositionSplit, class_block: int) -> int:
-        """Return how many of the last classes the cores share, so that their products take longer than a swap does.
+        """Return how many of the last classes both cores process, so that their products take longer than a swap of
+        statistics.
 
-        It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be too
-        many. Both conditions are about time alone; a test may set the number
-        (:class:`nkilib.core.plan_limits.PlanLimits`).
+        It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be too many. Both
+        conditions are about time alone; a test may set the number (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
             ValueError: if a test asks for more classes than the statistics have columns for.
@@ -307,10 +307,10 @@ def form_bytes(
     """Return the bytes of HBM beyond inputs and outputs, for two launches and for one.
 
     - The forward takes none.
-    - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of
-      dW of one class block for each core, of at most 64 MiB.
-    - The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides
-      them it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
+    - The backward keeps a float32 sum of dX for each core, and, if there are several blocks of positions, a float32 sum
+      of dW of one class block for each core, of at most 64 MiB.
+    - The backward of more than 65,536 positions processes them in parts: its sums of dX have the size of a part. It
+      also keeps dX of a part, and a float32 sum of dW if dW is not float32.
     - Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if
       there are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they
       take no more than the logits of a block and the sum of dW may take.
@@ -363,7 +363,7 @@ def _choose_for_forward(launch: _Launch) -> LinearTiling:
 
 
 def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
-    """Return the SBUF and instructions for the tiles of the gradient, with every option or with none."""
+    """Return the SBUF and instructions that the tiles of the gradient need, with every option or with none."""
     has = launch.extended
     return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 
@@ -431,7 +431,7 @@ def choose_linear_tiling(
     forward_needs: ForwardNeeds | None = None,
     ids: int = 1,
 ) -> LinearTiling:
-    """Return the tiling with which a kernel is modelled to be fastest, or nearly so; the default of the kernels.
+    """Return the tiling with which a kernel is, in the model, fastest or nearly so; the kernels use it by default.
 
     The choice is modelled, not measured: within 3% of the best tiling of a search on trn2. Results are cached.
 

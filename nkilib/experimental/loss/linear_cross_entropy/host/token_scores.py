@@ -3,18 +3,17 @@
 
 """Token scores in float64, log-probabilities of several target ids per position and their gradients, with bounds.
 
-:func:`scores_forward_reference` has the log-probabilities and other results, :func:`scores_forward_bounds` the bounds;
-:func:`scores_backward_reference` has the gradients, and :func:`scores_gradients_and_bounds` both gradients and bounds.
-:data:`OUTPUTS` are the names of further scores that a caller can ask for, which :func:`checked_outputs` checks.
+:func:`scores_forward_reference` returns the log-probabilities and other results, :func:`scores_forward_bounds` their
+bounds, :func:`scores_backward_reference` the gradients, and :func:`scores_gradients_and_bounds` gradients and their
+bounds. :data:`OUTPUTS` are the names of further scores that a caller can ask for, which :func:`checked_outputs` checks.
 
 The log-probability of an id is minus the loss of linear cross-entropy, and has the same bounds. The gradient of the
-logits is that of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for gradients g_k of the ids t_k,
-divided by the temperature and multiplied by the derivative of a cap.
+logit of class v is the one of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for upstream gradients g_k
+of the ids t_k and the softmax p; all of it is divided by the temperature and multiplied by the derivative of a cap.
 
-The gradient may be off by the bound for a single id whose gradient has the size of all of them, S = sum |g_k|. At the
-ids it may be off by (K + 4) u S more, u = 2^-24, for the sums of g_k and of all of them, which are not added in the
-same order, and by 8 u of the gradient for the sum with the other terms. A cap c, through whose tangent the error dz of
-a logit (``linear.reference``) acts, adds 2 |tanh| dz / c of the gradient.
+The bound on the gradient is the bound for a single id whose upstream gradient is S = sum |g_k|. At the ids, (K + 4) u S
+is added, u = 2^-24, because sums of g_k are added in different orders, and 8 u of the gradient for the sum with the
+other terms. A cap c adds 2 |tanh| dz / c of the gradient, where dz is the error of a logit (``linear.reference``).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ScoreInputs:
     """The arguments of ``linear_token_scores_backward`` besides operands and targets.
 
     Attributes:
-        lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
+        lse: [N], the log-sum-exp that the kernel received, in the same precision.
         grad_logprob: [N, K]; None for 0.
         grad_lse: [N]; None for 0.
         entropy, grad_entropy: [N]; None for no gradient of the entropy.
@@ -67,12 +66,13 @@ class ScoreInputs:
 
 @dataclass(frozen=True)
 class _AtIds:
-    """Values at the ids and per position, float64 [N, K] and [N, 1]; an ignored id is class 0.
+    """Values at the target ids, float64 [N, K], and per position, [N, 1]; an ignored id counts as class 0. z is the
+    logit after cap and temperature.
 
     Attributes:
         scores: z of the ids.
         below: z minus the maximum of the position.
-        off: how far z may be off by the rounding of products.
+        off: the bound on the error of z from the rounding of products.
         log_sum: lse minus the maximum.
     """
 
@@ -103,7 +103,7 @@ class _AtIds:
 def _of_largest(problem: LinearProblem) -> LinearProblem:
     """Return the problem with one target per position, the class of the largest logit.
 
-    Only the sizes of errors are taken from it.
+    It is used only to estimate the size of errors.
     """
     weight = problem.classes_first
     largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
@@ -130,10 +130,10 @@ def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
 
 
 def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by result name; see :func:`scores_forward_reference` for the argument.
+    """Return the accepted errors by result name; the problem is that of :func:`scores_forward_reference`.
 
-    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 u of the distance
-    from that logit.
+    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 u (u = 2^-24) of
+    the distance from that logit.
     """
     bounds, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
     recipe = problem.recipe
@@ -190,7 +190,9 @@ class _Ids:
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
-        """Return the sums of the values [N, K] at the classes of their ids, [R, V]."""
+        """Return, for positions ``rows``, the sums of the values [N, K] at the classes of their ids, [R,
+        vocabulary].
+        """
         classes = self.classes[rows]
         sums = np.zeros((len(classes), vocabulary))
         np.add.at(sums, (np.arange(len(classes))[:, np.newaxis], classes), values[rows])
@@ -210,7 +212,7 @@ class _Ids:
         return gradient + of_rest
 
     def bounded(self) -> Iterator[GradientRows]:
-        """Yield gradients of logits, and how far they may be off."""
+        """Yield the gradients of logits and the bounds on their errors, in blocks of positions."""
         problem, recipe, weight = self.problem, self.problem.recipe, self.problem.classes_first
         options = problem.options
         if recipe.ignore_index >= 0:
@@ -263,7 +265,7 @@ def scores_backward_reference(
 def scores_gradients_and_bounds(
     problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
 ) -> tuple[LinearGradients, LinearGradients]:
-    """Return what :func:`scores_backward_reference` does, and the largest accepted errors of every element of it."""
+    """Return the gradients of :func:`scores_backward_reference`, and the bounds on the errors of all their elements."""
     ids = _Ids.of(problem, upstream)
     sizes = ids.sizes.sum(axis=1)
     if upstream.grad_lse is not None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: X^T of both models stays on chip, and two streams of W^T of the core's classes pass by it.
+"""The forward on one core: X^T of both models stays on chip, and W^T of the core's classes is streamed in for each
+model.
 
 :func:`forward_of_core` goes through the blocks of positions. The cores divide the classes, and exchange their
-statistics at the end of a block. A divergence from a mixture needs a second visit (:mod:`.visits`), for which this one
-keeps the scores.
+statistics at the end of a block. A divergence from a mixture needs a second pass (:mod:`.visits`), for which the first
+one keeps the scores.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class _Pass:
-    """A pass of some tiles of positions over classes.
+    """The forward of some tiles of positions over several blocks of classes.
 
     Attributes:
         tiles: the tiles of positions, at least one.
@@ -84,7 +85,8 @@ class _BlockForward:
             over shared classes; None without any.
         shared_picked_sbuf: the student's scores at the labels that are in shared classes, float32 [128, tiles]; None if
             there are no such classes.
-        part: the tiles whose results the core stores: its part of them, or all if no classes are shared.
+        part: the tiles whose results this core computes at the end: its part of the tiles, or all if no classes are
+            shared.
         reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
@@ -137,8 +139,8 @@ class _BlockForward:
     def finish(self, results: PairResults) -> None:
         """Compute the results of all classes.
 
-        With shared classes, each core stores the results of its part of the positions; otherwise the cores store
-        alternate results of all positions.
+        If classes are shared, each core stores the results of its part of the positions; else the cores store whole
+        result vectors, alternately.
         """
         forward, statistics, positions = self.forward, self.statistics, self.positions
         launch, second = forward.launch, forward.second
@@ -218,9 +220,9 @@ class _CoreForward:
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
         streams: the streams of the classes of each model.
         pairs: the tiles of logits.
-        staging: the staging of operands of other types than the products; None without any.
-        second: the second visit; None without one.
-        has_divergence: whether divergence and moment are stored here.
+        staging: the memory in which operands of other types than the products' are cast; None if there are none.
+        second: the second pass over the classes; None without one.
+        has_divergence: whether this pass stores divergence and moment.
     """
 
     launch: PairLaunch
@@ -242,7 +244,7 @@ class _CoreForward:
         second: SecondVisit | None,
         has_divergence: bool,
     ) -> _CoreForward:
-        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
+        """Allocate the buffers for the blocks of positions of the tiling, or of the second pass."""
         if second is None:
             plan = sizes.position_plan(*tiling)
             tiles, bodies = plan.tiles, sizes.most_bodies(plan)
@@ -285,7 +287,7 @@ class _CoreForward:
         Args:
             block: the positions.
             results: the results of all positions.
-            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            opens: whether the first classes are still to be loaded here, after the first tile of positions.
             reopens: whether the first classes are loaded again at the end, for the next block.
         """
         tiles = div_ceil(block.size, PARTITIONS)
@@ -322,15 +324,15 @@ def forward_of_core(
     *,
     has_divergence: bool = True,
 ) -> None:
-    """Write the results; each core stores some of them.
+    """Compute the results of all positions; each core stores some of them.
 
     Args:
         launch: the launch of the kernel.
         tiling: a tiling that fits SBUF.
         results: the results of all positions.
         sizes: the sizes of the launch.
-        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
-        has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
+        second: the second pass of a mixture, which stores the divergence and its moment; None without one.
+        has_divergence: whether divergence and moment are stored by this pass; False leaves them to the caller.
     """
     if second is not None:
         forward = _CoreForward.make(launch, tiling, sizes, second, False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The results of a first visit for a block of positions, from the statistics of both models.
+"""The results of a first pass for a block of positions, from the statistics of both models.
 
 :class:`PairResults` are the vectors in HBM. :func:`results_of_models` computes the entropy and the statistics that are
 saved, :func:`divergence_results` the divergence, :func:`label_results` log-probabilities and logits at labels. Where a
@@ -79,7 +79,7 @@ def results_of_models(statistics: PairStatistics, results: PairResults) -> list[
 
 
 def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
-    """Return the factor that takes a masked score out of the range of float32; 1 if a shard may mask all classes."""
+    """Return the factor by which a masked score overflows float32; 1 if a shard may mask all classes."""
     if launch.classes.is_shard:
         return 1.0
     return _FACTOR_OF_MASKED * 2.0**116 / -launch.lowest(model)
@@ -111,7 +111,7 @@ def add_nan_of_empty(
 
 
 def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """Multiply the values by both factors, in place; the first factor makes large values overflow float32."""
+    """Multiply the values by both factors, in place; the first factor makes large values overflow to infinity."""
     nisa.tensor_scalar(
         dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
     )
@@ -119,10 +119,11 @@ def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.N
 
 
 def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite`` on.
+    """Return a mean of differences of scores times the student's scale; values from ``launch.infinite`` on become
+    infinite.
 
-    Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
-    of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.
+    Large values are made to overflow before they are multiplied by a scale of less than 1, or after they are multiplied
+    by a scale of more than 1. So the factor that makes them overflow stays below 2^121 whatever the scales are.
     """
     unit, temperatures = launch.student.unit, statistics.temperatures
     if unit < 1.0:
@@ -139,9 +140,9 @@ def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf:
 def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     """Compute scale * W / S - log(S_t / S_s), at least 0.
 
-    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are the
-    weights, and W is the sum of :class:`GapMoment`. With the student's weights this expression is the mean of log P -
-    log Q, so its sign is reversed.
+    S_t and S_s are the sums of exponentials of teacher and student, S is the sum of the model that weights the
+    logarithms, and W is the weighted sum of score differences of :class:`GapMoment`. If the student weights, the
+    expression is the mean of log P - log Q, so its sign is reversed.
     """
     student, teacher = statistics.models
     if statistics.gap is None:
@@ -167,7 +168,7 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
 def divergence_results(
     launch: PairLaunch, statistics: PairStatistics, positions: PairPositions, results: PairResults
 ) -> list[GroupResult]:
-    """Return the Kullback-Leibler divergence, weighted, and its moment.
+    """Return the Kullback-Leibler divergence, times the row weights, and its moment.
 
     The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). A shard of the
     vocabulary cannot know the divergence from a mixture: both are 0 then.

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The statistics of both models that the first visit gathers for a block of positions, and the inputs of these
-positions.
+"""The statistics of both models that the first pass over the classes computes for a block of positions, and the inputs
+of these positions.
 
 :class:`PairStatistics` are the maxima and sums over the classes, with the weighted differences of scores that a
 divergence needs (:class:`GapMoment`, :class:`GapPass`). :class:`PairPositions` are the caller's inputs: labels, which
 positions are valid, and row weights. :mod:`.pair_results` computes results from both.
 
-As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of
+As in linear cross-entropy, the statistics of a few blocks of classes, a window, are in adjacent columns of
 :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange their
 columns, and combine the columns of both at once.
 """
@@ -37,21 +37,21 @@ _LARGEST_MOMENT = 2.0**126
 
 @dataclass(frozen=True)
 class GapMoment:
-    """The sums of weighted differences of scores that a divergence needs, of a block of positions.
+    """The sums of weighted differences of scores that a divergence needs, for a block of positions.
 
-    With the teacher's scores t in the unit of the student's scores s, the weights e_j = exp(scale * (x_j - m)) of one
-    model, and for a block k of classes the difference g_k = max t - max s of its maxima,
+    The teacher's scores t are in the unit of the student's scores s. The weights are e_j = exp(scale * (x_j - m)), with
+    the scores x of the model that weights and their maximum m. For a block k of classes, g_k = max t - max s is the
+    difference of its maxima, and
 
         W_k = sum of e_j * (t_j - s_j - g_k)
 
-    and for a position, whose maxima differ by g, where w_k = exp(scale * (m_k - m)) are the weights of the blocks and
-    S_k the sums of e_j,
+    For a position, whose maxima differ by g, with the blocks' maxima m_k, weights w_k = exp(scale * (m_k - m)) and sums
+    S_k of e_j,
 
         W = sum of w_k * (W_k + S_k * (g_k - g))
 
-    so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
-    score far below all others: masked in the model of the weights it adds 0, masked in the other model it makes W very
-    large.
+    So equal scores give exactly 0, and large scores cancel before anything is summed. A masked class has a finite score
+    far below all others: masked in the model that weights, it adds 0; masked in the other model, it makes W very large.
 
     Attributes:
         columns: the layout of the tiles of blocks.
@@ -68,13 +68,13 @@ class GapMoment:
 
     @classmethod
     def make(cls, columns: Columns, weighted_sbuf: nl.NkiTensor) -> GapMoment:
-        """Allocate the tiles, given the tile of W_k."""
+        """Allocate the tiles; ``weighted_sbuf`` is the tile for the sums of blocks, W_k."""
         return cls(columns, weighted_sbuf, columns.row_tile(), columns.tile(), columns.tile())
 
     def take_gaps(
         self, student_distances_sbuf: nl.NkiTensor, teacher_distances_sbuf: nl.NkiTensor, ratio: float, chunks: int
     ) -> None:
-        """Compute g_k - g from the distances m_k - m of both models, before these become weights."""
+        """Compute g_k - g (see the class) from the distances m_k - m of both models, before these become weights."""
         nisa.scalar_tensor_tensor(
             dst=self.columns.in_use(self.gaps_sbuf, chunks),
             data=teacher_distances_sbuf,
@@ -85,7 +85,7 @@ class GapMoment:
         )
 
     def weight(self, weighting: Statistics, chunks: int) -> None:
-        """Compute w_k * W_k, while the weights are w_k."""
+        """Compute w_k * W_k (see the class), while the tile of weights holds w_k."""
         nisa.tensor_tensor(
             dst=self.columns.in_use(self.terms_sbuf, chunks),
             data1=self.columns.in_use(self.weighted_sbuf, chunks),
@@ -94,7 +94,10 @@ class GapMoment:
         )
 
     def combine(self, weighting: Statistics, chunks: int) -> None:
-        """Compute W, once the weights have become w_k * S_k: a block without weight adds 0, whatever its gap is."""
+        """Compute W (see the class), once the tile of weights holds w_k * S_k.
+
+        A block with weight 0 adds 0, whatever its difference of maxima is.
+        """
         in_use = self.columns.in_use
         gaps_sbuf, terms_sbuf = in_use(self.gaps_sbuf, chunks), in_use(self.terms_sbuf, chunks)
         weights_sbuf = in_use(weighting.weights_sbuf, chunks)
@@ -112,19 +115,20 @@ class GapMoment:
         )
 
     def restart(self) -> None:
-        """Put the combined sum into column 0."""
+        """Copy the combined sum into column 0, where the next window continues."""
         self.columns.restart(self.weighted_sbuf, self.row_weighted_sbuf)
 
 
 @dataclass(frozen=True)
 class GapPass:
-    """The pass that computes W_k of one tile, once another engine has computed the differences and the weights.
+    """The pass of Vector that computes W_k of :class:`GapMoment` for one tile, after other engines have computed
+    differences and weights.
 
     Attributes:
         moment: the sums.
-        gap_sbuf: t - s, float32 [128, classes]; it is overwritten.
+        gap_sbuf: the teacher's minus the student's scores, t - s, float32 [128, classes]; it is overwritten.
         center_sbuf: g_k, float32 [128, 1].
-        weights_sbuf: e, float32 [128, classes].
+        weights_sbuf: the weights e, float32 [128, classes].
         place: the place of the tile in the statistics.
     """
 
@@ -177,9 +181,9 @@ class PairStatistics:
         gap: the weighted differences; None for the divergence of a mixture.
         picked_sbuf: the student's scores at the labels in this core's classes, float32 [128, tiles]; None if no label
             is wanted.
-        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
-            the columns of this core, of the other core, and of blocks of classes that the cores share.
-        temperatures: the temperatures of the positions; None where all have that of the launch.
+        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], columns of this core, of the other core, and
+            of blocks that the cores share, in an order that makes the columns of a core contiguous.
+        temperatures: the temperatures of the positions; None if all have the temperature of the launch.
     """
 
     launch: PairLaunch
@@ -238,16 +242,16 @@ class PairStatistics:
 
     @staticmethod
     def column(number: int) -> int:
-        """Return the column of block ``number`` of classes."""
+        """Return the column of the statistics for block ``number`` of classes."""
         return 1 + number % WINDOW
 
     @staticmethod
     def shared_column(number: int) -> int:
-        """Return the column of block ``number`` of the classes that the cores share."""
+        """Return the column of the statistics for block ``number`` of the classes that the cores share."""
         return nl.num_programs() * (WINDOW + 1) + number
 
     def combine_window(self) -> None:
-        """Combine a full window into column 0."""
+        """Combine the statistics of a full window of blocks of classes into column 0."""
         self._combine(WINDOW + 1)
         for side in self.models:
             side.restart()
@@ -327,7 +331,7 @@ class PairStatistics:
 
 
 def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a mask of the labels that are not ignored and whose classes are in the weights of this launch."""
+    """Return a mask of the labels that are not ignored and whose classes this launch's weights include."""
     classes = launch.classes
     in_range_sbuf, is_local_sbuf = (
         float32_like(labels_sbuf),
@@ -395,7 +399,7 @@ class PairPositions:
         return values_sbuf if self.is_local_sbuf is None else selected(values_sbuf, self.is_local_sbuf)
 
     def join_picked(self, launch: PairLaunch, candidates: list[nl.NkiTensor]) -> None:
-        """Set the student's scores at the labels: the largest of the candidates, which parts of the classes have found.
+        """Set the student's scores at the labels to the largest of the candidates, one for each part of the classes.
 
         A masked class gets -inf.
         """

@@ -4,16 +4,16 @@
 """Pairs of tiles of logits: products of both models, their maxima, exponentials, and the sums of a divergence.
 
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and computes the maximum
-(:class:`ModelTiles`). Then the bank is free for Tensor. Under a softcap the maximum of the tangents is the tangent of
-the maximum. If a bias may mask classes, their tangents are replaced; then the pass that replaces them computes the
-maximum of the tangents.
+(:class:`ModelTiles`). Then the bank is free for Tensor. Under a softcap c scores are tanh(x / c) of the logits x, and
+their maximum is tanh of the maximum. If a bias may mask classes, another pass replaces the scores of these classes, and
+computes the maximum too.
 
 Vector has the most work, four passes over a pair of tiles for a Kullback-Leibler divergence; so Scalar computes
-exponentials and tangents, and GpSimd the differences of scores (:class:`PairTiles`). Vector's sums over a pair wait for
-both, and are issued after the maxima of the next pair: :class:`WaitingPasses`.
+exponentials and tangents, and GpSimd the differences of scores (:class:`PairTiles`). Vector's sums over a pair need
+both, so they are issued only after the maxima of the next pair: :class:`WaitingPasses`.
 
-Pairs are processed in groups that stand side by side: one pair in a group without a softcap, and several with one,
-because Scalar loads a table each time it goes from tangents to exponentials.
+Pairs are processed in groups: of one pair without a softcap, and of several pairs with one, because Scalar loads a
+table whenever it changes from tanh to exp.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PairClasses = tuple[ClassTiles, ClassTiles]
 
 @dataclass(frozen=True)
 class ModelGroup:
-    """Tiles of one model that stand side by side, float32.
+    """A group of tiles of one model, float32.
 
     Attributes:
         scores_sbuf: [128, tiles, classes].
@@ -80,8 +80,8 @@ class ModelTiles:
         scores, exponentials: ring buffers of the tiles of groups, float32 [128, tiles, classes].
         maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
         negative_sbuf: -1, float32 [128, 1]; None without a bias.
-        scale_sbuf: the factor that turns the model's scores into z, float32 [128, 1]; None for 1, and where each
-            position has its own.
+        scale_sbuf: the factor that turns the model's scores into z (logits after cap and temperature), float32 [128,
+            1]; None for 1, and if each position has its own.
         lowest_sbuf: the lower limit of a bias, float32 [128, 1]; None without a bias.
     """
 
@@ -164,7 +164,9 @@ class ModelTiles:
     def take_product(
         self, group: ModelGroup, place: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Copy the product of one tile with its bias, and compute its maximum unless a softcap masks classes later."""
+        """Copy the product of one tile with its bias, and compute its maximum unless masking under a softcap comes
+        later.
+        """
         scores_sbuf, maximum_sbuf = group.scores_sbuf[:, place], group.maxima_sbuf[:, place : place + 1]
         if bias_sbuf is None:
             nisa.tensor_scalar_reduce(
@@ -191,7 +193,7 @@ class ModelTiles:
             nisa.tensor_tensor(dst=scores_sbuf, data1=product_psum, data2=bias_sbuf, op=nl.add)
 
     def close(self, group: ModelGroup, column_sbuf: nl.NkiTensor) -> None:
-        """Compute the tangents of a softcap, and the maxima of a group as the statistics store them."""
+        """Compute tanh of a softcap, and the maxima of a group in the form in which the statistics store them."""
         cap = self.model.score_cap
         if cap is not None and not self.has_bias:
             for place in range(group.tiles):
@@ -216,9 +218,10 @@ class ModelTiles:
             multiply_by_column(bias_sbuf, neg_max_sbuf, self.scale_sbuf)
 
     def _mask(self, group: ModelGroup, place: int) -> None:
-        """Write min(x - lowest, tanh), where x is the biased product, and compute the maximum of the results.
+        """Compute the scores min(x - lowest, tanh) under a softcap, where x is the product with bias, and their
+        maximum.
 
-        That is the tangent, or ``lowest`` for a masked class, whose x is twice ``lowest``.
+        The score is the tanh, or ``lowest`` for a masked class, whose x is twice ``lowest``.
         """
         nisa.scalar_tensor_tensor(
             dst=group.scores_sbuf[:, place],
@@ -234,7 +237,7 @@ class ModelTiles:
 
 @dataclass(frozen=True)
 class PairGroup:
-    """Pairs of tiles that stand side by side, whose maxima are computed.
+    """A group of pairs of tiles, of student and teacher, whose maxima are computed.
 
     Attributes:
         start: the number of the first tile of positions.
@@ -272,7 +275,7 @@ def _pair_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
 
 @dataclass(frozen=True)
 class PairTiles:
-    """The buffers in which one group of pairs after another is computed.
+    """The buffers in which groups of pairs of tiles, of student and teacher, are computed one after another.
 
     Attributes:
         launch: the launch of the kernel.
@@ -282,8 +285,9 @@ class PairTiles:
             else None.
         gaps: a ring buffer of the differences of scores of a group, float32 [128, tiles, classes]; None for a mixture.
         ratio_sbuf: the factor that converts the teacher's scores to the student's unit, float32 [128, 1]; None for 1.
-        waiting: passes of Vector that are issued next.
-        fresh: passes of the last group, which wait for one more group if products are short; else None.
+        waiting: the passes of Vector to issue next.
+        fresh: the passes of the last group, which are held back for one more group if products take little time; else
+            None.
     """
 
     launch: PairLaunch
@@ -432,7 +436,9 @@ class PairTiles:
     def _subtract(
         self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
     ) -> None:
-        """Compute first - second in the student's unit; one of them belongs to the teacher."""
+        """Compute first - second in the student's unit; the teacher's scores, first or second, are multiplied by the
+        ratio.
+        """
         if self.ratio_sbuf is not None:
             multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
             first_sbuf, second_sbuf = (dst_sbuf, second_sbuf) if scales_first else (first_sbuf, dst_sbuf)

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The data that a first visit of the classes hands to the second visit, which a mixture of both distributions needs.
+"""The data that a first pass over the classes hands to the second pass, which a mixture of both distributions needs.
 
-:class:`SecondVisit` is the interface that the first visit calls. It hands over statistics (:class:`PairTotals`) and
+:class:`SecondVisit` is the interface that the first pass calls. It hands over statistics (:class:`PairTotals`) and
 scores (:class:`PairScoreGroup`), which :class:`KeptPair` keeps in HBM.
 
-The mixture M = beta P + (1 - beta) Q of teacher P and student Q needs the log-sum-exps of both models, which
-are known only after all classes have been visited. So the scores of a block of positions are kept, or are
-recomputed, and a second visit computes the sums of the mixture. It has no products, or only products that the
-first visit does not wait for, and advances between the tiles of the next block.
+The mixture M = beta P + (1 - beta) Q of teacher P and student Q needs the log-sum-exps of both models, which are known
+only after all classes have been visited. So the scores of a block of positions are kept, or are recomputed, and a
+second pass computes the sums of the mixture. The second pass for a block runs between the tiles of the next block's
+first pass. It has no products, or only products that the first pass does not wait for.
 
-Kept scores are in HBM, on the side of one core. For each block of classes a position has the student's and then the
-teacher's scores: what a transfer moves for a position is contiguous, and twice as long as the scores of one model. DMA
-moves rows of less than 2 KiB more slowly.
+Each core keeps its scores in HBM. For each block of classes, a position's student scores are followed by its teacher
+scores, so a transfer moves contiguous rows of twice the length; DMA is slower with rows of less than 2 KiB.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class PairScoreGroup:
 
 @dataclass(frozen=True)
 class ModelTotals:
-    """The statistics of one model from the first visit: float32 [128, tiles], of the positions of a block.
+    """The statistics of one model from the first pass: float32 [128, tiles], of the positions of a block.
 
     With the largest score m of a position and the scale of the model, S is the sum of exp(scale * (score - m)).
 
@@ -70,7 +69,7 @@ class ModelTotals:
 
 @dataclass(frozen=True)
 class PairTotals:
-    """The statistics of a block of positions from the first visit.
+    """The statistics of a block of positions from the first pass.
 
     Attributes:
         block: the positions.
@@ -85,7 +84,7 @@ class PairTotals:
 
 
 class RunBlock(Protocol):
-    """A function that runs the first visit of a block of positions."""
+    """A function that runs the first pass for a block of positions."""
 
     def __call__(self, block: Block, opens: bool, reopens: bool) -> None:
         """Process all classes.
@@ -98,9 +97,10 @@ class RunBlock(Protocol):
 
 
 class SecondVisit(Protocol):
-    """The second visit of the classes. It determines the blocks of positions, and the first visit calls its methods.
+    """The interface of a second pass over the classes. It determines the blocks of positions; the first pass calls its
+    methods.
 
-    The first visit calls, for each block of positions, ``begin``, then for each block of classes ``beside`` and
+    The first pass calls, for each block of positions, ``begin``, then for each block of classes ``beside`` and
     ``keep``, then ``exchange`` and ``finish``.
     """
 
@@ -113,19 +113,19 @@ class SecondVisit(Protocol):
         """The number of tiles of the largest block of positions."""
 
     def run_blocks(self, run: RunBlock) -> None:
-        """Run the first visit of each block of positions, and finally the last second visit on its own."""
+        """Run the first pass for each block of positions, and at the end the second pass for the last block."""
 
     def begin(self, tiles: int) -> None:
-        """Begin the first visit of a block of positions, and the second visit of the previous block, if any."""
+        """Begin the first pass for a block of positions, and the second pass for the previous block, if any."""
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
-        """Keep the scores of some tiles, which are complete, for the second visit."""
+        """Keep the scores of some tiles, which are complete, for the second pass."""
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """Start the second visit of a block of classes, for the previous block of positions.
+        """Start the second pass over a block of classes, for the block of positions before the current one.
 
-        The call issues the first loads. The first visit advances the iterator once after each pair of tiles, and to its
-        end after the last pair.
+        The call issues the first loads; each step of the iterator does a part of the work. The first pass takes one
+        step after each pair of tiles, and all remaining steps after the last pair.
 
         Args:
             step: the step with the block of classes.
@@ -133,15 +133,15 @@ class SecondVisit(Protocol):
         """
 
     def exchange(self) -> None:
-        """Exchange the sums with the other core, and end the second visit of the previous block of positions."""
+        """Exchange the sums with the other core, and end the second pass for the previous block of positions."""
 
     def finish(self, totals: PairTotals) -> None:
-        """End the first visit of a block of positions. The totals are read at once, and need not stay."""
+        """End the first pass for a block of positions; ``totals`` are copied or used before the call returns."""
 
 
 @dataclass(frozen=True)
 class KeptPair:
-    """The kept scores of one core, in HBM.
+    """The scores of student and teacher that one core keeps in HBM.
 
     Attributes:
         first_class: the first class of the core.
@@ -153,13 +153,19 @@ class KeptPair:
 
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> KeptPair:
-        """Allocate scratch tensor ``number`` for ``tiles`` tiles of positions and a core's share of the classes."""
+        """Allocate the scores of ``tiles`` tiles of positions and the classes of a core.
+
+        Args:
+            tiles: the number of tiles of positions.
+            share: the classes of the core.
+            number: a number that makes the name of the tensor unique in the kernel.
+        """
         shape = (tiles * PARTITIONS, _MODELS * share.size)
         name = f"kept_scores_{number}_hbm"
         return cls(share.first, nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name=name))
 
     def store(self, scores: PairScoreGroup, classes: Block) -> None:
-        """Store the scores of a group of tiles, including rows behind the last position."""
+        """Store the scores of a group of tiles, including rows beyond the last position."""
         for number in range(scores.tiles):
             nisa.dma_copy(
                 dst=self._of_tile(scores.start + number, classes, 1)[:, 0], src=scores.pair_sbuf[:, :, number]

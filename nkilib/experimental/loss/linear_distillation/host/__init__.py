@@ -3,7 +3,7 @@
 
 """Host code of distillation from hidden states, in numpy and arithmetic.
 
-``tiling``: the choice of a tiling, with ``pair_sizes`` for the first visit of the classes and the backward, and
-``mixture_tiling`` for the second visit; ``reference``: float64 results; ``bounds``: how far kernels may be off;
-``profiling``: modelled times of launches.
+``tiling`` chooses a tiling, with ``pair_sizes`` for the first pass over the classes and the backward, and
+``mixture_tiling`` for the second pass. ``reference`` has float64 results, ``bounds`` bounds on the errors of the
+kernels, and ``profiling`` models the times of launches.
 """

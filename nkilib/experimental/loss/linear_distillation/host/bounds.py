@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Bounds on the error of the kernels against float64, derived from the very inputs.
+"""Bounds on the errors of the kernels, compared with float64 results of the same inputs.
 
-:func:`pair_forward_bounds`, :func:`mixture_bounds` and :func:`pair_gradients_and_bounds` have those of the three
-kernels; :class:`StatisticsErrors` are the errors of the statistics that a backward received.
+:func:`pair_forward_bounds`, :func:`mixture_bounds` and :func:`pair_gradients_and_bounds` return the bounds of the three
+kernels. :class:`StatisticsErrors` are the errors of the statistics that a backward received.
 
 Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture;
 z their logits after scale, softcap and temperature T; r = log(P / Q); dz the error of z, and likewise for other
 letters; E_P the mean under P.
 
-- The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.reference``); the
-  operands have the type of the products. A softcap adds 4 u c / T, for its tangent and the product with c. If logit
-  scales or softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded:
-  2 u |z|.
+- The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.reference``); the operands
+  have the type of the products. A softcap c adds 4 u c / T, for its tanh and the product with c. If logit scales or
+  softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded: 2 u |z|.
 - The error of the divergence for exact z: as in ``distillation.host``, u (a_P + a_Q) (2 + E|r|) with
   a = 8 + 2 max|z| of each row, and -2 log(beta (1 - beta)) more for a mixture.
-- The error of z by a tensor of temperatures: 1 / T by the device's reciprocal and a product is off by at most 4 u of
-  itself, so dz is 4 u |z| more; the same again, of the log-sum-exps and the moment, for a gradient's quotients by the
-  scale, and 4 u of the gradient for its factor 1 / T.
+- The error of z by a tensor of temperatures: 1 / T, by the device's reciprocal and a product, has a relative error of
+  at most 4 u, so dz is 4 u |z| larger. In a gradient, quotients by the scale add the same for the log-sum-exps and the
+  moment, and the factor 1 / T adds 4 u of the gradient.
 - The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
   derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r
   has the other sign, and P and Q change places. For the mixture they are beta P (log(P/M) - KL(P||M)) and
@@ -84,7 +83,7 @@ _IGNORED = -1
 
 @dataclass(frozen=True)
 class StatisticsErrors:
-    """The errors of the statistics that a backward receives, compared with the reference's, [N] each.
+    """The errors of the statistics that a backward receives, compared with the float64 ones, [N] each.
 
     Attributes:
         student_lse, teacher_lse: the errors of the log-sum-exps.
@@ -102,7 +101,10 @@ class StatisticsErrors:
 
 
 class _Rows(NamedTuple):
-    """The values of both models at R positions: z, [R, V]; dz, [R, V], in ``of_...``; and a, [R], in ``..._size``."""
+    """The values of both models at R positions, for bounds: z [R, V], its error dz [R, V] and the size a [R].
+
+    z is a logit after scale, softcap and temperature; ``of_...`` hold dz, and ``..._size`` hold a = 8 + 2 max|z|.
+    """
 
     student: Float64Array
     teacher: Float64Array
@@ -113,7 +115,7 @@ class _Rows(NamedTuple):
 
     @property
     def most(self) -> Float64Array:
-        """The number m: the sum of both models' largest dz, [R]."""
+        """The sum m of both models' largest dz (errors of z), [R]."""
         return np.asarray(self.of_student.max(axis=1) + self.of_teacher.max(axis=1))
 
 
@@ -123,7 +125,7 @@ def _log_softmax(z: Float64Array) -> Float64Array:
 
 
 def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float64Array) -> Float64Array:
-    """Return dz of a model, [R, V]."""
+    """Return dz, the bounds on the errors of the logits z of one model, [R, V]."""
     of_rows, off = model.at_rows(rows), logit_bounds(model, rows, weight) * model.logit_scale
     if model.logit_softcap is not None:
         off += CAP_UNITS * UNIT * model.logit_softcap
@@ -140,7 +142,7 @@ def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float6
 
 
 def _size(z: Float64Array) -> Float64Array:
-    """Return a: 8 + 2 max|z| of each row, over its finite z."""
+    """Return the size a = 8 + 2 max|z| of each row, over its finite z, [R]."""
     return np.asarray(_OF_EXPONENTIAL + 2.0 * np.where(np.isfinite(z), np.abs(z), 0.0).max(axis=1))
 
 
@@ -159,20 +161,23 @@ def _rows_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Flo
 
 
 def _centred(log_p: Float64Array, values: Float64Array) -> Float64Array:
-    """Return p |value - E_p value|, [R, V]; 0 where p is 0."""
+    """Return p |value - E_p value|, [R, V], with the mean E_p under p; 0 where p is 0."""
     p = np.exp(log_p)
     finite = np.where(p == 0.0, 0.0, values)
     return np.asarray(p * np.abs(finite - (p * finite).sum(axis=1, keepdims=True)))
 
 
 def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
-    """Return E_p |value|, [R]; 0 where p is 0."""
+    """Return the mean of |value| under p, [R]; 0 where p is 0."""
     p = np.exp(log_p)
     return np.asarray((p * np.abs(np.where(p == 0.0, 0.0, values))).sum(axis=1))
 
 
 def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
-    """Return the effect of dz on a divergence whose derivatives have these magnitudes, [R]."""
+    """Return the effect of the errors dz of z on a divergence, [R].
+
+    ``by_student`` and ``by_teacher`` are the magnitudes of the divergence's derivatives.
+    """
     first = (by_student * models.of_student + by_teacher * models.of_teacher).sum(axis=1)
     return np.asarray(np.exp(4.0 * models.most) * (first + 2.0 * np.square(models.most)))
 
@@ -249,9 +254,9 @@ def _forward_bounds_of(
 def _of_log_probabilities(
     problem: PairProblem, models: _Rows, statistics: Statistics, rows: slice
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the errors of log Q and log P, [R, V].
+    """Return the errors of the log-probabilities log Q (student) and log P (teacher), [R, V].
 
-    The received log-sum-exps may be larger than any z at hand.
+    They allow for received log-sum-exps that are larger than any z of this shard.
     """
     units = 1.0 + scale_units(problem.student.temperature)
     of_student = UNIT * (models.student_size + units * np.abs(statistics.student_lse[rows]))
@@ -369,7 +374,7 @@ def _logit_gradient_blocks(
 
 
 def pair_forward_bounds(problem: PairProblem) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by name of a result, [N] each, for positions whose results are finite.
+    """Return the accepted errors by result name, [N] each, for positions whose results are finite.
 
     ``student_lse`` and ``teacher_lse``, sums of maximum and log_sum, have bounds as well.
     """
@@ -379,7 +384,7 @@ def pair_forward_bounds(problem: PairProblem) -> dict[str, Float64Array]:
 
 
 def mixture_bounds(problem: PairProblem, statistics: Statistics) -> ExactMixtureSums:
-    """Return the largest accepted errors of ``linear_distillation_mixture`` for the log-sum-exps that it received."""
+    """Return the accepted errors of ``linear_distillation_mixture``, given the log-sum-exps that it received."""
     weights = problem.classes_first
     blocks = [_mixture_bounds_of(problem, statistics, rows, weights) for rows in problem.row_blocks()]
     return ExactMixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
@@ -394,12 +399,12 @@ def pair_gradients_and_bounds(
     input_dtype: npt.DTypeLike | None = None,
     weight_dtype: npt.DTypeLike | None = None,
 ) -> tuple[LinearGradients, LinearGradients]:
-    """Return what ``pair_backward_reference`` does, and the largest accepted errors of every element of it.
+    """Return the gradients of ``pair_backward_reference``, and the bounds on the errors of all their elements.
 
     Args:
         problem: the problem with operands in the type of the products: rounded to it if the kernel rounds them.
         upstream, classes: see ``pair_backward_reference``.
-        errors: the errors of the statistics in ``upstream``; None: the kernel received these very numbers.
+        errors: the errors of the statistics that the kernel received; None: it received those of ``upstream``.
         input_dtype, weight_dtype: types of dX and dW; None: the type of the products.
     """
     student = problem.student

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiling of a divergence from a mixture, whose second visit of the classes recomputes the scores or reads kept
-ones.
+"""The tiling of a divergence from a mixture, which needs a second pass over the classes.
 
-Recomputed (:class:`MixtureSizes`): the more positions are on chip, the less often W of both models is read.
+The second pass recomputes the scores, or loads scores that the first pass kept. If they are recomputed
+(:class:`MixtureSizes`), the output weights of both models are read less often the more positions are on chip.
 
-Kept (:class:`KeptSizes`): the float32 scores of both models stay in HBM from the first visit to the second one, for two
-blocks of positions at a time, in two scratch tensors that blocks use alternately: 8 V bytes for each position. If the
-limit of a launch has no room for two blocks of 128 positions, or for the only one, nothing is kept
-(:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses the tiling.
+If they are kept (:class:`KeptSizes`), the float32 scores of both models stay in HBM from the first pass to the second
+one, 8 V bytes for each position with V classes. Two blocks of positions are kept at a time, in two scratch tensors that
+blocks use alternately. If the limit of a launch has no room for two blocks of 128 positions, or for the only one,
+nothing is kept (:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses
+the tiling.
 
-The second visit of a block has no products and runs during the first visit of the next one: then Scalar computes four
-more functions for each pair of tiles. The second visit of the last block has nothing to overlap with. So blocks get
-smaller towards the end (:class:`MixtureBlocks`): the products of each block take about as long as the second visit of
-the previous block, and the last block is small. But each block reads W of both models once more.
+The second pass for a block has no products and runs during the first pass for the next one: then Scalar computes four
+more functions for each pair of tiles. The second pass for the last block has nothing to overlap with. So blocks become
+smaller towards the end (:class:`MixtureBlocks`): the products of each block take about as long as the second pass for
+the previous block, and the last block is small. On the other hand, each further block reads the output weights once
+more.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _RECOMPUTED_NUMBERS, _KEPT_NUMBERS = 40, 2 * 6 + 24
 _SCALES = 3
 # Bytes of a partition for small tiles where the scores are recomputed.
 _SMALL_BYTES = 3072
-# Instructions of the second visit for a pair of tiles, besides its products if they are recomputed; and further ones
+# Instructions of the second pass for a pair of tiles, besides its products if they are recomputed; and further ones
 # for a block of classes of kept scores.
 _RECOMPUTED_PAIR_INSTRUCTIONS, _KEPT_PAIR_INSTRUCTIONS, _KEPT_BLOCK_INSTRUCTIONS = 9, 9, 4
 
@@ -70,7 +72,7 @@ _LOOP_US, _ITERATION_US, _STEP_US, _RECOMPUTED_BLOCK_US, _KEPT_BLOCK_US = 25.0, 
 
 
 def group_tiles(tiles: int, class_block: int) -> int:
-    """Return the number of tiles of positions whose functions Scalar computes as a group.
+    """Return the number of tiles of positions that Scalar processes as a group, with one load of each activation table.
 
     ``tiles`` is the number of tiles of a block of positions.
     """
@@ -84,10 +86,10 @@ def terms_bytes(tiles: int, class_block: int) -> int:
 
 @dataclass(frozen=True)
 class MixtureSizes:
-    """The sizes of a second visit that recomputes the scores, from which its tiling is chosen.
+    """The sizes of a second pass that recomputes the scores, from which its tiling is chosen.
 
     Attributes:
-        forward: the sizes of both models and the options, as for a first visit.
+        forward: the sizes of both models and the options, as for a first pass.
     """
 
     forward: PairForwardSizes
@@ -108,7 +110,9 @@ class MixtureSizes:
         return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
 
     def position_plan(self, tiling: LinearTiling) -> PositionSplit:
-        """Plan blocks of about equal size, in a loop if a program with all blocks of classes would be too long."""
+        """Return blocks of positions of about equal size, in a device loop if the unrolled program would be too
+        long.
+        """
         forward = self.forward
         count = div_ceil(self.position_tiles, min(tiling.position_block // PARTITIONS, self.position_tiles))
         size = div_ceil(self.position_tiles, count) * PARTITIONS
@@ -145,12 +149,12 @@ class MixtureSizes:
 
     @property
     def _masked_caps(self) -> int:
-        """The number of models whose tangents are replaced at masked classes."""
+        """The number of models with a softcap and possibly masked classes, whose scores must be replaced there."""
         return sum(model.softcap and model.bias for model in self.forward.needs.models)
 
 
 def tile_bytes(vocab_size: int) -> int:
-    """Return the bytes of the scores of a tile of 128 positions, of all cores."""
+    """Return the bytes of the kept scores of both models for 128 positions, over all cores."""
     return PAIR_BYTES * PARTITIONS * vocab_size
 
 
@@ -160,7 +164,7 @@ def kept_tiles(vocab_size: int, memory_limit: int) -> int:
 
 
 def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
-    """Tell whether scores are kept: two blocks of 128 positions fit the limit, or the only one."""
+    """Return whether scores are kept: whether two blocks of 128 positions fit the limit, or the only block."""
     return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, PARTITIONS))
 
 
@@ -184,9 +188,9 @@ class MixtureBlocks(NamedTuple):
 
     Attributes:
         leading: the blocks before a loop of the device; all of them without a loop.
-        looped: tiles of a block of the loop; 0 without one.
+        looped: the number of tiles of a block in the loop; 0 without a loop.
         pairs: the number of iterations of the loop, of two blocks each.
-        trailing: the blocks behind the loop.
+        trailing: the blocks after the loop.
     """
 
     leading: tuple[int, ...]
@@ -196,7 +200,7 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """The blocks that the program has a copy of."""
+        """The sizes of the blocks whose code the program contains: those before, in (two) and after the loop."""
         return (*self.leading, *(self.looped,) * (2 if self.pairs else 0), *self.trailing)
 
     @property
@@ -206,7 +210,9 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The number of tiles of each scratch tensor: blocks use two alternately, a single block has one."""
+        """The number of tiles of each scratch tensor for kept scores: two that blocks use alternately, or one for a
+        single block.
+        """
         blocks = self.copies
         return tuple(max(blocks[slot::2]) for slot in range(min(2, len(blocks))))
 
@@ -216,13 +222,13 @@ class MixtureBlocks(NamedTuple):
 
 
 class BlockTimes(NamedTuple):
-    """The times that the work on a tile of positions and all classes of a core takes, in us.
+    """The estimated times of the work on one tile of positions and all classes of a core, in us.
 
     Attributes:
         product: the time of Tensor.
-        first_scalar, first_vector: the times of Scalar and Vector in the first visit.
-        second_scalar, second_vector: the times of Scalar and Vector in the second visit.
-        bare: the time of the second visit with nothing beside it.
+        first_scalar, first_vector: the times of Scalar and Vector in the first pass.
+        second_scalar, second_vector: the times of Scalar and Vector in the second pass.
+        bare: the time of the second pass when no first pass runs at the same time.
         load: the time to load W of both models, for a block of any size.
         kept: the time to store the scores to HBM, or to load them.
     """
@@ -237,7 +243,7 @@ class BlockTimes(NamedTuple):
     kept: float
 
     def beside(self, tiles: int, before: int) -> float:
-        """Return the time of the first visit of a block during the second visit of the previous one, in us.
+        """Return the time of the first pass for a block during the second pass for the previous one, in us.
 
         Args:
             tiles: tiles of the block.
@@ -258,7 +264,7 @@ class PairWork:
     Attributes:
         products: the passes of Tensor over a column of a pair of tiles of logits.
         loaded_bytes: the bytes of a class in the W of both models.
-        vector_passes, scalar_passes: the passes of Vector and Scalar over a pair of tiles in the first visit, which
+        vector_passes, scalar_passes: the passes of Vector and Scalar over a pair of tiles in the first pass, which
             computes the scores.
         columns: the number of classes of the core with the most.
         class_block: the number of classes that are processed at a time.
@@ -275,7 +281,7 @@ class PairWork:
         """Return the times of a tile of positions."""
         columns = self.columns
         between = div_ceil(columns, self.class_block) * _GAP_COLUMNS
-        # Without products beside it the second visit takes tiles of several blocks of classes.
+        # Without products beside it the second pass takes tiles of several blocks of classes.
         of_tile = min(GROUP_COLUMNS, WINDOW * self.class_block)
         wide = div_ceil(columns, of_tile) * (4 * _GAP_COLUMNS / _SCALAR_COLUMNS_PER_US + 2 * _TABLE_US)
         tables = 2 * _TABLE_US * columns / GROUP_COLUMNS
@@ -302,7 +308,7 @@ def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
 
 
 def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
-    """Yield the ways to split the memory: the most tiles of blocks in the first and in the second scratch tensor."""
+    """Yield the ways to split the memory for kept scores between the two scratch tensors, as numbers of tiles."""
     most = min(most, tiles)
     if tiles <= min(most, kept):
         yield tiles, max(0, min(most, kept - tiles))
@@ -313,7 +319,7 @@ def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
 
 
 class _Left(NamedTuple):
-    """The tiles that are not divided into blocks yet.
+    """The tiles of positions that are still to be divided into blocks.
 
     Attributes:
         tiles: the number of tiles.
@@ -345,7 +351,7 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
     Args:
         tiles: the number of tiles, at least 1.
         before: tiles of the block before them; 0 for none.
-        slots: the most tiles of the first block, the third one and so on, and of the others.
+        slots: the most tiles of a block, for the blocks 1, 3, ... and for the blocks 2, 4, ....
         times: the times of a tile.
     """
     # Time and next block, by the tiles that are left, the tiles of the block before them, and the next block's slot.
@@ -375,7 +381,9 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return all blocks: the fastest ones for up to 48 tiles, after blocks of the largest size for further tiles."""
+    """Return all blocks: the fastest division of the last 48 tiles, after blocks of the largest size for further
+    tiles.
+    """
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:
         leading.append(min(slots[len(leading) % 2], ahead))
@@ -386,7 +394,7 @@ def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[in
 
 
 def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks:
-    """Return the blocks that are modelled to be fastest, without a loop.
+    """Return the blocks of positions that are fastest in the model, without a loop.
 
     Args:
         tiles: the number of tiles of all positions.
@@ -418,7 +426,7 @@ class KeptSizes:
     """The sizes of a launch that keeps scores.
 
     Attributes:
-        forward: the sizes of the first visit.
+        forward: the sizes of the first pass.
         memory_limit: bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only one.
     """
 
@@ -433,7 +441,8 @@ class KeptSizes:
         return self.forward.bytes_of(tiles, class_block) + second
 
     def blocks(self, tiling: LinearTiling) -> MixtureBlocks:
-        """Plan blocks of at most as many positions as the tiling has, in a loop if the program would be too long.
+        """Return blocks of at most as many positions as the tiling has, in a device loop if the program would be too
+        long.
 
         Very many positions always have a loop, however few classes there are.
         """
@@ -478,7 +487,7 @@ class KeptSizes:
     def _bodies_that_fit(self, blocks: MixtureBlocks, class_block: int) -> int:
         of_pair, of_block = self.forward.pair_instructions, self.forward.block_instructions + _KEPT_BLOCK_INSTRUCTIONS
         copies = blocks.copies
-        # Each block has a second visit; the second visit of the last block runs alone.
+        # Each block has a second pass; the second pass of the last block runs alone.
         body = sum(copies) * (of_pair + _KEPT_PAIR_INSTRUCTIONS) + (len(copies) + 1) * of_block
         return limited_instructions(self.forward.most_instructions) // body
 
@@ -486,7 +495,7 @@ class KeptSizes:
 def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
     """Yield, for each number of classes of a block, the tiling with the most positions that fits.
 
-    Tilings with fewer positions are not needed: the blocks of positions may be smaller than the tiling says.
+    Tilings with fewer positions are not needed, because blocks of positions may be smaller than the tiling allows.
     """
     most = min(sizes.forward.position_tiles, POSITION_TILES_MAX)
     for class_block in CLASS_BLOCKS:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The needs and sizes of a launch of two models: its room in SBUF, the length of its program, and its modelled time.
+"""The needs of a launch of two models: bytes of SBUF, instructions, and modelled time.
 
-:class:`PairNeeds` has the room and instructions that pairs of tiles of logits need, by the options of a launch. In the
-first visit they are tiles of both models; in the backward they become tiles of the gradient of the student's logits
-(:func:`gradient_needs`, with functions such as :func:`copies_student`, which the backward asks too).
+:class:`PairNeeds` counts the tiles and instructions that a pair of tiles of logits (student and teacher) needs, given
+the options of a launch: for the first pass over the classes, and for the backward, which computes a tile of the
+student's gradient from each pair (:func:`gradient_needs`; functions such as :func:`copies_student` serve the backward
+too).
 
 :class:`PairForwardSizes` has the sizes of a forward, from which its tiling is chosen, and :class:`StreamSizes` those of
-one model. As in linear cross-entropy, with two streams of W^T: both use the same blocks of classes and of positions.
+one model. W^T of both models is streamed in as in linear cross-entropy, with the same blocks of classes and positions
+for both.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ _LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.3, 20.0
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """The options of one model that take room or time.
+    """The options of one model that take memory or time.
 
     Attributes:
         bias: whether there is a bias, which may mask classes.
@@ -86,14 +88,15 @@ class ModelNeeds:
 
 @dataclass(frozen=True)
 class PairNeeds:
-    """The options of a launch that take room or time.
+    """The options of a launch that take memory or time.
 
     Attributes:
         student, teacher: the options of each model.
-        mixed: whether the divergence is that of a mixture: the first visit computes no differences of scores.
-        reverse: whether the student's probabilities are the weights of the divergence.
+        mixed: whether the divergence is that of a mixture: the first pass computes no differences of scores.
+        reverse: whether the divergence is weighted by the student's probabilities: KL(student || teacher).
         target: whether the student's scores at labels are wanted.
-        ratio: whether the scores of the models have different units.
+        ratio: whether the teacher's scores must be converted to the unit of the student's, because logit scales or
+            softcaps differ.
         short: whether the products of a pair of tiles take little longer than the work on them.
         sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
         temperatures: whether each position has a temperature.
@@ -111,12 +114,14 @@ class PairNeeds:
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
-        """Return all options at once: sizes that fit with them fit with any of them."""
+        """Return all options at once: a tiling that fits with all of them fits with any of them."""
         model = ModelNeeds(True, True, True)
         return cls(model, model, mixed, False, True, not mixed, sums_bias=True, temperatures=True)
 
     def of_products(self, products: int) -> PairNeeds:
-        """Return the options with ``short`` set for ``products`` passes of Tensor over a column of a pair of tiles."""
+        """Return the options with ``short`` set according to ``products``, Tensor's passes over a column of a pair of
+        tiles.
+        """
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT_PASSES)
 
     @property
@@ -126,7 +131,7 @@ class PairNeeds:
 
     @property
     def softcap(self) -> bool:
-        """Whether Scalar computes tangents."""
+        """Whether Scalar computes tanh for a softcap of either model."""
         return self.student.softcap or self.teacher.softcap
 
     @property
@@ -138,12 +143,14 @@ class PairNeeds:
 
     @property
     def slots(self) -> int:
-        """The number of groups whose tiles are on chip at a time."""
+        """The number of groups of tiles that are on chip at the same time."""
         return _CAPPED_SLOTS if self.softcap and not self.short else _SLOTS
 
     @property
     def rings(self) -> int:
-        """The number of float32 tiles per pair of tiles: scores and exponentials of both models, and differences."""
+        """The number of float32 buffers for each pair of tiles: scores and exponentials of both models, and
+        differences.
+        """
         return 4 + (not self.mixed)
 
     @property
@@ -173,14 +180,19 @@ class PairNeeds:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions of a pair of tiles besides its products, with its share of those of a group."""
+        """The number of instructions for a pair of tiles besides its products, including its part of those for a whole
+        group.
+        """
         of_gap = 0 if self.mixed else 2 + 2 * self.ratio
         of_models = sum(model.scale + (model.bias or model.softcap) for model in self.models)
         return self.vector_passes + self.scalar_passes + of_gap + of_models + self.target
 
 
 def opens_groups(needs: PairNeeds) -> bool:
-    """Tell whether Scalar computes tangents or logs of mixtures, which need another table than exponentials."""
+    """Return whether a group of tiles is opened (begun) before the first of them is computed.
+
+    This is so if Scalar computes tanh or softplus, which need another table than exp.
+    """
     return needs.mixed or needs.softcap
 
 
@@ -190,14 +202,15 @@ def takes_differences(needs: PairNeeds) -> bool:
 
 
 def teacher_is_plain(needs: PairNeeds) -> bool:
-    """Tell whether the teacher's scores are its products."""
+    """Return whether the teacher's scores are its products alone, without bias and softcap."""
     return not needs.teacher.bias and not needs.teacher.softcap
 
 
 def copies_student(needs: PairNeeds) -> bool:
-    """Tell whether the student's products are copied from PSUM in the backward.
+    """Return whether the backward copies the student's products from PSUM.
 
-    Vector reads one operand from there, and a bank is not kept for a tile that is opened long before it is computed.
+    It does if Vector would need two operands from PSUM, or if tiles are opened (begun) long before they are computed,
+    because a bank is not kept that long.
     """
     is_plain = not needs.student.bias and not needs.student.softcap
     return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
@@ -209,19 +222,19 @@ def copies_teacher(needs: PairNeeds) -> bool:
 
 
 def spares_scores(needs: PairNeeds) -> bool:
-    """Tell whether the student's scores may be in the tile that the gradient is computed in.
+    """Return whether the student's scores may be in the tile in which the gradient is computed.
 
-    Not if several pairs are opened before the first of them is computed. Nor if their differences are taken: the scores
-    are then needed for longer, and the next exponentials would wait for the tile.
+    They may not if several pairs are opened before the first of them is computed, nor if differences of scores are
+    needed: then the scores are needed for longer, and the next exponentials would wait for the tile.
     """
     return not opens_groups(needs) and not takes_differences(needs)
 
 
 def gradient_needs(needs: PairNeeds) -> TileNeeds:
-    """Return the room and instructions that the tiles of the gradient need.
+    """Return the memory and instructions that the tiles of the gradient need.
 
-    There are ring buffers of biases, of tangents, of copies, of the differences or the teacher's exponentials, and for
-    the gradient at a label.
+    The memory consists of ring buffers for biases, tanh values, copies of products, differences or the teacher's
+    exponentials, and the gradient at a label.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
     if needs.sums_bias and (needs.student.softcap or spares_scores(needs)):
@@ -261,7 +274,9 @@ class StreamSizes:
 
     @property
     def products(self) -> int:
-        """The passes of Tensor over a column of a tile: one for each tile of features, four in float32."""
+        """The number of Tensor's passes over a column of a tile: one for each tile of features, or four if they are
+        float32.
+        """
         return self.depth * (4 if self.itemsize == 4 else 1)
 
     @property
@@ -284,7 +299,7 @@ class PairForwardSizes:
         student, teacher: the operands of each model.
         cores: the number of cores of the launch.
         needs: the options of the launch.
-        program_share: the forward's share of the instructions that a program may have.
+        program_share: the fraction of a program's allowed instructions that the forward may use.
     """
 
     num_positions: int
@@ -307,7 +322,7 @@ class PairForwardSizes:
 
     @property
     def staging_bytes(self) -> int:
-        """The bytes of a partition for staging: both models use the same tiles."""
+        """The bytes per partition for staging (transposing and casting) operands; both models use the same tiles."""
         return max(self.student.staging_bytes, self.teacher.staging_bytes)
 
     @property
@@ -323,8 +338,8 @@ class PairForwardSizes:
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions.
 
-        These are X^T of both models and two blocks of W^T of each; the ring buffers of groups of pairs; two rows of
-        each bias; statistics of a window, which the cores exchange, and the numbers computed from them.
+        They hold X^T of both models and two blocks of W^T of each; the buffers of groups of pairs of tiles; two rows of
+        each bias; the statistics of a window of blocks, which the cores exchange, and numbers computed from them.
         """
         needs = self.needs
         operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
@@ -339,7 +354,7 @@ class PairForwardSizes:
         return operands + rings + rows + tiles * numbers * FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionSplit:
-        """Plan blocks of about equal size, in a loop if a program with all blocks of classes would be too long.
+        """Return blocks of positions of about equal size, in a device loop if the unrolled program would be too long.
 
         Very many positions always have a loop, however few classes there are.
         """
@@ -373,10 +388,11 @@ class PairForwardSizes:
         return of_block
 
     def shared_classes(self, plan: PositionSplit, class_block: int) -> int:
-        """Return how many of the last classes the cores share, so that their products take longer than an exchange.
+        """Return how many of the last classes both cores process, so that their products take longer than an exchange
+        of statistics.
 
-        It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be too many. Both
-        reasons are only about time, and a test may set the number (:class:`nkilib.core.plan_limits.PlanLimits`).
+        It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be too many. A
+        test may set the number, which affects only time (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
             ValueError: if a test asks for more classes than the statistics have columns for.

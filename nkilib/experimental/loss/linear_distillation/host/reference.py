@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from hidden states and its gradients in float64, from the very inputs: the kernels' reference.
+"""The reference of the kernels: distillation from hidden states and its gradients in float64, from the same inputs.
 
 :class:`PairProblem` has the inputs of a launch, :class:`ModelProblem` those of one model.
 :func:`pair_forward_reference`, :func:`mixture_reference` and :func:`pair_backward_reference` compute the results of the
@@ -39,18 +39,20 @@ class ModelProblem(OutputLayer):
     temperature: float | npt.NDArray[Any] = 1.0
 
     def at_rows(self, rows: slice) -> ModelProblem:
-        """Return the model with the temperatures of some positions alone, for whose logits :meth:`z_of` is then."""
+        """Return the model for some positions alone: with their temperatures, so that :meth:`z_of` takes their
+        logits.
+        """
         if np.size(self.temperature) == 1:
             return self
         return replace(self, temperature=np.asarray(self.temperature)[rows])
 
     @property
     def divisor(self) -> Float64Array:
-        """The temperature as a divisor of the logits of positions, float64 [N, 1] or [1, 1]."""
+        """The temperature as a float64 divisor of logits, [N, 1] or [1, 1]."""
         return divisor_of(self.temperature)[:, np.newaxis]
 
     def z_of(self, logits: Float64Array) -> Float64Array:
-        """Compute z from X W^T + b; a masked class stays -inf."""
+        """Return z, the logits after scale, softcap and temperature, from X W^T + b; a masked class stays -inf."""
         scaled = self.logit_scale * logits
         if self.logit_softcap is not None:
             capped = self.logit_softcap * np.tanh(scaled / self.logit_softcap)
@@ -68,9 +70,10 @@ class ModelProblem(OutputLayer):
 
 @dataclass(frozen=True)
 class PairProblem:
-    """Inputs and options of a launch.
+    """The inputs and options of a launch.
 
-    What reference, gradients and bounds share is computed once: nothing may change the arrays after the first use.
+    Results that reference, gradients and bounds share are computed once, so the arrays must not change after the first
+    use.
 
     Attributes:
         student, teacher: the models over the same positions and classes. Their temperatures are equal.
@@ -109,7 +112,7 @@ class PairProblem:
 
     @property
     def weights(self) -> Float64Array:
-        """The weight of each position, 0 where it is ignored, [N]."""
+        """The row weight of each position, 0 where the position is ignored, [N]."""
         weights = np.ones(self.num_positions) if self.row_weight is None else self.row_weight.astype(np.float64)
         return np.where(self.counts, weights, 0.0)
 
@@ -132,7 +135,10 @@ class PairProblem:
         return self.student.row_blocks()
 
     def scores_of(self, rows: slice, weights: tuple[Float64Array, Float64Array]) -> tuple[Float64Array, Float64Array]:
-        """Return z of student and teacher at some positions, [R, V]; ``weights`` are ``classes_first``."""
+        """Return z (logits after scale, softcap and temperature) of student and teacher at some positions, [R, V].
+
+        ``weights`` are :attr:`classes_first`.
+        """
         student, teacher = (
             model.at_rows(rows).z_of(model.logits_of(rows, weight))
             for model, weight in zip((self.student, self.teacher), weights, strict=True)
@@ -185,7 +191,8 @@ class ExactResults(Statistics):
         moment: KL(student || teacher) for beta 1, KL(student || mixture) between 0 and 1, 0 for beta 0.
         logprob: the log-probability of the label, 0 where a position is ignored. For a shard it is relative to the
             shard's own log-sum-exp.
-        target_logit: z of the student at the label; 0 where a position is ignored or the label is not at hand.
+        target_logit: z of the student at the label; 0 where a position is ignored or the label's class is in another
+            shard.
     """
 
     divergence: Float64Array
@@ -247,7 +254,9 @@ def divergence_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 
 
 def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
-    """Return KL(student || mixture), KL(student || teacher) or 0, by beta."""
+    """Return the moment of the student's gradient, for each position: KL(student || mixture) for a beta between 0 and
+    1, KL(student || teacher) for beta 1, and 0 for beta 0.
+    """
     if problem.beta == 0.0:
         return np.zeros(len(pair.student_log))
     return kl(pair.student_log, pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log)
@@ -256,7 +265,8 @@ def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
     """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
 
-    A class that is masked in the student has the gradient 0, except for beta 0, where it is the formula's -P.
+    A class that is masked in the student has a gradient of 0, except for beta 0, where it is -P (P: the teacher's
+    probability).
     """
     if problem.beta == 0.0:
         return pair.student - pair.teacher

@@ -3,7 +3,7 @@
 
 """The choice of the tiling of the kernels of two models: arithmetic only.
 
-Among the blocks that fit SBUF the choice is the one that is estimated to be fastest:
+Of the blocks that fit SBUF, those are chosen that are estimated to be fastest:
 :func:`choose_linear_distillation_tiling` from sizes and options, :func:`forward_tiling` and :func:`backward_tiling`
 from the known sizes of a launch. ``nkilib.simulator.profile`` models times; tests check the choice against it.
 
@@ -60,7 +60,7 @@ _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def pair_parts(num_positions: int, student_features: int, teacher_features: int, feature_bytes: int) -> PositionParts:
-    """Return the parts that the positions of a backward are split into: one, or several for very many positions.
+    """Return the parts into which the positions of a backward are split: one, or several for very many positions.
 
     Args:
         num_positions: N.
@@ -73,7 +73,7 @@ def pair_parts(num_positions: int, student_features: int, teacher_features: int,
 
 @lru_cache(maxsize=1024)
 def _chosen_backward(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a launch.
+    """Return the tiling of a backward launch.
 
     The choice depends on the limits, which are an argument so that the key of the cache includes them.
     """
@@ -158,7 +158,7 @@ def _within(name: str, value: int, least: int, most: int) -> int:
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """Return the sizes of a visit of the classes that computes the products of both models."""
+    """Return the sizes of a forward pass over the classes that computes the products of both models."""
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
     return PairForwardSizes(
         launch.num_positions,
@@ -236,7 +236,7 @@ def choose_linear_distillation_tiling(
     teacher_input_dtype: Any = None,
     teacher_weight_dtype: Any = None,
 ) -> LinearTiling:
-    """Return the tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
+    """Return the tiling with which a kernel is, in the model, fastest or nearly so; the kernels use it by default.
 
     Modelled, not measured. Results are cached.
 
@@ -259,7 +259,7 @@ def choose_linear_distillation_tiling(
         extended: whether the launch has a bias, a softcap, a logit scale, a temperature or a result at the labels: the
             choice fits any of them. Ignored positions and row weights do not count.
         beta, memory_limit: the arguments of ``linear_distillation_forward``: for a divergence from a mixture there
-            is a second visit, of kept scores.
+            is a second pass, of kept scores.
         student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: types of the operands if
             the kernel has a ``compute_dtype``, which is ``dtype`` then; None: the type of the products.
 

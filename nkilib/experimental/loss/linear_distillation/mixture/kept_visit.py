@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit of kept scores (:class:`KeptVisit`), during the first visit of the next block of positions.
+"""The second pass over the classes, from kept scores (:class:`KeptVisit`), during the first pass of the next block of
+positions.
 
-It has no product: its work on Scalar, Vector and GpSimd fits beside the products of another block, and it advances
-between that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider tiles.
+It has no products. While Tensor computes the products of the next block, Scalar, Vector and GpSimd do a part of the
+second pass after each pair of tiles of that block. Only the second pass for the last block runs alone, and uses wider
+tiles.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from nkilib.experimental.loss.linear_distillation.mixture.sums import (
 )
 from nkilib.nki import nisa, nl
 
-# Tiles of positions times runs of blocks of classes that the last second visit unrolls at most; more are a loop.
+# Tiles of positions times runs of blocks of classes that the last second pass unrolls at most; more are a loop.
 _UNROLLED = 400
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """The data that is kept of a block of positions between its two visits.
+    """The data of a block of positions that is kept between its two passes.
 
     Attributes:
         kept: the scores; None on a core without classes.
@@ -61,7 +63,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A block of positions whose second visit is still to come.
+    """A block of positions whose second pass is still to come.
 
     Attributes:
         block: the positions.
@@ -75,7 +77,7 @@ class _Pending:
 
 
 class _Waiting(NamedTuple):
-    """A tile whose exponentials are issued.
+    """A tile whose exponentials have been issued, and whose products Vector computes later.
 
     Attributes:
         step: the step with its block of classes.
@@ -88,10 +90,10 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class _WaitingProducts:
-    """The passes of Vector over tiles that wait until Scalar has finished them; meanwhile Vector has other work.
+    """The passes of Vector over tiles that Scalar has not finished yet; they are issued later.
 
     Attributes:
-        terms, sums: the terms and sums of the visit.
+        terms, sums: the terms and sums of the pass.
         waiting: the tiles.
     """
 
@@ -100,18 +102,18 @@ class _WaitingProducts:
     waiting: list[_Waiting] = field(default_factory=list)
 
     def add(self, step: Step, pair: MixturePair) -> None:
-        """Add a tile that waits."""
+        """Add a tile whose products are computed later."""
         self.waiting.append(_Waiting(step, pair))
 
     def take_all(self) -> None:
-        """Issue all passes."""
+        """Compute the products of all waiting tiles."""
         for step, pair in self.waiting:
             self.terms.take_products(pair, self.sums, step)
         self.waiting.clear()
 
 
 def _spans(schedule: ClassSchedule) -> list[Span]:
-    """Return all blocks of classes of a core, in the order of the schedule."""
+    """Return all blocks of classes of a core, in the order in which they are processed."""
     plan = schedule.plan
     head = [] if schedule.head is None else [schedule.head]
     count = plan.iterations * plan.blocks_per_iteration
@@ -130,12 +132,12 @@ def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
 
 
 class _StepVisit:
-    """The second visit of a block of classes.
+    """The second pass over a block of classes.
 
     Attributes:
         pending: the block of positions.
         terms: the tiles on chip.
-        products: the passes that wait.
+        products: the passes of Vector to be issued later.
         step: the step with the block of classes, or the first one of several blocks of the same size.
         blocks: the number of blocks.
     """
@@ -167,7 +169,9 @@ class _StepVisit:
         self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Compute logs and exponentials of the tiles before ``end``; their products wait."""
+        """Compute softplus and exponentials of the tiles before ``end``; the sums of their products are left for
+        later.
+        """
         rows = self.pending.slot.rows
         while self._tiles_taken < end:
             opens = not self._opened
@@ -187,20 +191,20 @@ class _StepVisit:
 
 @dataclass
 class KeptVisit:
-    """The second visit of all blocks of positions.
+    """The second pass for all blocks of positions.
 
     Attributes:
         launch: the launch of the kernel.
         store: the vectors of the results.
-        schedule: the order of the core's classes, in both visits.
+        schedule: the order of the core's classes, in both passes.
         blocks: the blocks of positions.
         slots: the slots that blocks use round-robin.
         terms: the tiles on chip.
         sums: the sums of a block of positions.
-        products: the passes that wait.
+        products: the passes of Vector to be issued later.
         slot_number: the number of the next block, which determines its slot.
         pending: the block whose scores are kept; None at first.
-        tiles_beside: the number of tiles of the block whose first visit runs meanwhile.
+        tiles_beside: the number of tiles of the block whose first pass runs at the same time.
     """
 
     launch: PairLaunch
@@ -217,7 +221,7 @@ class KeptVisit:
 
     @classmethod
     def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
-        """Set up the visit for a tiling that fits SBUF."""
+        """Set up the pass for a tiling that fits SBUF."""
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
         bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
@@ -241,7 +245,7 @@ class KeptVisit:
         return self.blocks.largest
 
     def run_blocks(self, run: RunBlock) -> None:
-        """Run the first visit of each block of positions, and finally the last second visit on its own."""
+        """Run the first pass for each block of positions, and at the end the second pass for the last block."""
         blocks = self.blocks
         first = self._run_some(run, 0, blocks.leading)
         if blocks.pairs > 0:
@@ -260,20 +264,20 @@ class KeptVisit:
         self._end()
 
     def begin(self, tiles: int) -> None:
-        """Begin the first visit of a block of positions, and the second visit of the previous block, if any."""
+        """Begin the first pass for a block of positions, and the second pass for the previous block, if any."""
         self.tiles_beside = tiles
         if self.pending is not None:
             self.sums.clear()
             self.terms.restart()
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
-        """Keep the scores of some tiles."""
+        """Store the scores of some tiles in HBM for the second pass."""
         kept = self._next_slot.kept
         if kept is not None:
             kept.store(scores, step.block)
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """Start the second visit of a block of classes, for the previous block of positions."""
+        """Start the second pass over a block of classes, for the previous block of positions."""
         if self.pending is None:
             return iter(())
         visit = _StepVisit(self.pending, self.terms, self.products, step)
@@ -283,7 +287,7 @@ class KeptVisit:
     def exchange(self) -> None:
         """Exchange the sums of the previous block of positions with the other core, and store its results.
 
-        This ends the second visit of that block; without a previous block nothing is done.
+        This ends the second pass for that block; without a previous block nothing is done.
         """
         pending, self.pending = self.pending, None
         if pending is None:
@@ -293,7 +297,7 @@ class KeptVisit:
         self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
     def finish(self, totals: PairTotals) -> None:
-        """End the first visit of a block of positions."""
+        """End the first pass for a block of positions."""
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
         for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
@@ -304,11 +308,11 @@ class KeptVisit:
 
     @property
     def _next_slot(self) -> _Slot:
-        """The slot of the block whose first visit is running."""
+        """The slot of the block whose first pass is running."""
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Run blocks of positions from ``first``, and return the position behind them."""
+        """Run the blocks of positions from ``first`` on, and return the first position after them."""
         total = self.launch.num_positions
         for tiles in blocks:
             size = min(tiles * PARTITIONS, total - first)
@@ -317,21 +321,21 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """Replace the positions of the pending block, if there is one, by ``block``.
+        """Set the positions of the block whose second pass is due, if there is one, to ``block``.
 
-        The body of the device loop is traced once; the pending block of every iteration has its own positions.
+        This is needed because the body of the device loop is traced once, and each iteration has other positions.
         """
         if self.pending is not None:
             self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
-        """Process an equal portion of the tiles of ``visit`` each time the iterator is advanced.
+        """Process a part of the tiles of ``visit`` at each step of the iterator.
 
-        The first portion is empty, because the scores of the first group are still being loaded.
+        The first part is empty, because the scores of the first group are still being loaded.
         """
         advances = self.tiles_beside
         for number in range(advances):
-            # The passes of tiles that Scalar received one pair of the first visit ago.
+            # The passes of tiles that Scalar received one pair of the first pass ago.
             self.products.take_all()
             is_over = number + 1 == advances
             visit.take_until(visit.tiles if is_over else visit.tiles * number // (advances - 1))
@@ -340,14 +344,14 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """End a block of classes."""
+        """Issue the remaining work on a block of classes, and add up its sums."""
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()
         self.sums.close(step, is_last)
 
     def _end(self) -> None:
-        """Run the second visit of the last block of positions, in tiles of as many classes as a group has room for."""
+        """Run the second pass for the last block of positions, in tiles of as many classes as a group has room for."""
         pending = self.pending
         if pending is None:
             return
@@ -365,7 +369,8 @@ class KeptVisit:
         self.exchange()
 
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
-        """Visit ``blocks`` blocks of classes, from the block of ``step`` on, with no first visit beside them.
+        """Do the second pass over ``blocks`` blocks of classes, from the block of ``step`` on, while no first pass
+        runs.
 
         ``steps`` is the number of all steps.
         """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit from recomputed products (:func:`mixture_of_core`): no logits are kept.
+"""The second pass from recomputed products (:func:`mixture_of_core`): no logits are kept.
 
-X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first visit. While
-Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores of both models go from the
-products to SBUF (:class:`PairScores`).
+X^T of both models for a block of positions stays on chip, and W^T of both is streamed in, as in the first pass. While
+Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores are computed from the products
+and stored in SBUF (:class:`PairScores`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class _ModelScores:
     products: LogitTiles
 
     def raise_masked(self, classes: ClassTiles) -> None:
-        """Make a bias of -inf finite: as low as the score of a masked class, or twice as low under a softcap."""
+        """Raise biases of -inf, which mask their classes, to ``lowest``.
+
+        Under a softcap they are raised to twice that, because :meth:`take` subtracts ``lowest`` once.
+        """
         if classes.bias_sbuf is None:
             return
         least = self.lowest if self.model.softcap is None else 2.0 * self.lowest
@@ -71,7 +74,7 @@ class _ModelScores:
         Args:
             number: the number that determines the bank of the product.
             dst_sbuf: float32 [128, classes].
-            tangents_sbuf: scratch of that shape.
+            tangents_sbuf: scratch of that shape, for tanh.
             input_sbuf, classes: X^T of the tile of positions, and W^T of the block of classes.
         """
         product_psum, cap = self.products.product(number, input_sbuf, classes.weight_sbuf), self.model.score_cap
@@ -152,8 +155,8 @@ class _RecomputedVisit:
         launch, vectors, store: the arguments of :func:`mixture_of_core`.
         schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        staging: the staging of operands of another type than the products; None without any.
-        streams: the streams of the classes of each model.
+        staging: the memory in which operands of another type than the products' are cast; None if there are none.
+        streams: the buffers into which W^T of each model is streamed.
         scores: the tiles of scores.
         terms: the tiles in which the terms of the sums are computed.
         rows: the per-row scalars of a block of positions.
@@ -222,7 +225,7 @@ class _RecomputedVisit:
 
         Args:
             block: the positions.
-            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            opens: whether the first classes are still to be loaded here, after the first tile of positions.
             reopens: whether the first classes are loaded again at the end, for the next block.
         """
         tiles = div_ceil(block.size, PARTITIONS)
@@ -275,7 +278,7 @@ class _RecomputedVisit:
         return _Group(pairs, step)
 
     def _close_waiting(self, rows: MixtureRows) -> None:
-        """Compute the sums of the group that waits."""
+        """Compute the sums of the group whose scores are computed already, if there is one."""
         group, self.waiting = self.waiting, None
         if group is None:
             return

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit of a divergence from a mixture: per-row scalars, terms and sums of the scores of both models, and
+"""The second pass of a divergence from a mixture: per-row scalars, terms and sums of the scores of both models, and
 results.
 
-A second visit makes scalars of each row (:class:`MixtureRows`) from the statistics of a first visit, or from the
-log-sum-exps of all positions (:class:`.launch.PairVectors`). It adds up, window by window (:class:`MixtureSums`,
-:func:`ends_a_window`), what it computes of each tile of scores (:class:`MixturePair`), the terms
-(:class:`MixtureTerms`), and stores the sums over a shard of the vocabulary (:class:`MixtureResults`) or the divergences
-over all classes (:class:`MixtureDivergences`, :class:`MixtureStore`).
+A second pass computes per-row scalars (:class:`MixtureRows`) from the statistics of a first pass, or from the
+log-sum-exps of all positions (:class:`.launch.PairVectors`). From each tile of scores (:class:`MixturePair`) it
+computes terms (:class:`MixtureTerms`) and adds them up, one window of blocks of classes after another
+(:class:`MixtureSums`, :func:`ends_a_window`). It stores the sums over a shard of the vocabulary
+(:class:`MixtureResults`), or the divergences over all classes (:class:`MixtureDivergences`, :class:`MixtureStore`).
 
 With the mixture M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
 
     log(M / Q) = softplus(x) + log(1 - beta)        log(M / P) = softplus(-x) + log(beta),
 
 so that each of the two divergences is minus the mean of a softplus and a constant. The softplus is never negative, and
-as accurate however far the models are apart; what cancels against the constant where they are close,
-:class:`MixtureTerms` says. A class that is masked in one model has a finite score that is far below all others:
-its exponential is 0, so it adds nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1
+its accuracy does not depend on how far the models are apart. Where they are close, it cancels against the constant, see
+:class:`MixtureTerms`. A class that is masked in one model has a finite score that is far below all others: its
+exponential is 0, so it adds nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1
 - beta)) times its probability.
 """
 
@@ -56,7 +56,7 @@ def _log_odds(beta: float) -> float:
 
 
 def _exponentials(totals: ModelTotals) -> Exponentials:
-    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
+    """Return the totals of a model in the form that :func:`log_ratio` accepts; it reads only the sums."""
     return Exponentials(ONE, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
 
 
@@ -64,13 +64,13 @@ def _exponentials(totals: ModelTotals) -> Exponentials:
 class MixtureRows:
     """The per-row scalars of a block of positions, float32 [128, tiles].
 
-    They need the log-sum-exps of both models. With r = log P - log Q, the scores y of both models and log odds =
-    log(beta / (1 - beta)),
+    They are computed from the log-sum-exps of both models. With teacher P, student Q, r = log P - log Q, the scores y
+    of both models and log odds = log(beta / (1 - beta)),
 
         x = r + log odds = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
 
-    An error of b shifts r of a whole row, and cancels in the divergence to first order: the derivatives of both parts
-    with respect to such a shift are beta (1 - beta) E and -beta (1 - beta) E with the same E = sum of P Q / M.
+    An error of b shifts r of a whole row, and cancels in the divergence to first order: the derivatives of its two
+    parts with respect to the shift are beta (1 - beta) E and -beta (1 - beta) E, with E = sum of P Q / M.
 
     Attributes:
         student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
@@ -127,7 +127,7 @@ class MixtureRows:
             nisa.tensor_scalar(dst=opposite_sbuf, data=student.rows_sbuf, op0=nl.multiply, operand0=-1.0)
 
     def take_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
-        """Compute the scalars from the statistics of a first visit."""
+        """Compute the scalars of both models from the statistics (maxima and sums) of a first pass."""
         self._keep_scales(student.scale, teacher.scale)
         for bias_sbuf, totals in ((self.student_bias_sbuf, student), (self.teacher_bias_sbuf, teacher)):
             totals.scale.multiply(bias_sbuf, totals.neg_max_sbuf)
@@ -173,7 +173,7 @@ class MixtureRows:
         return log_sums
 
     def _finish(self, launch: PairLaunch) -> None:
-        """Compute b and -b from lse_teacher - lse_student, in place."""
+        """Compute b and -b (see the class) from lse_teacher - lse_student, in place."""
         odds = _log_odds(launch.options.beta)
         nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
@@ -188,8 +188,8 @@ class MixtureSums:
     """The sums of a block of positions.
 
     The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are
-    only added up, and in the end the sums of both cores. The sums of a window of blocks stand side by side, and are
-    added at once.
+    only added up, and in the end the sums of both cores. The sums of a window (a few blocks of classes) are in adjacent
+    columns, and are added at once.
 
     Attributes:
         columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]: column 0 has the accumulated ones, and the
@@ -225,7 +225,8 @@ class MixtureSums:
         return self.columns_sbuf[:, which, tile, column : column + 1]
 
     def close(self, step: Step, is_last: bool) -> None:
-        """Add the columns of the window to column 0, if it ends with the block of classes of ``step``.
+        """Add the columns of sums of the window (some blocks of classes) to column 0, if the window ends with the block
+        of ``step``.
 
         The window ends where the block fills it, or is the core's last one (``is_last``).
         """
@@ -253,14 +254,14 @@ def ends_a_window(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class MixturePair:
-    """The scores of a tile of positions and some classes, with room for the logs.
+    """The scores of both models for a tile of positions and some classes, with memory for the softplus terms.
 
     Attributes:
         tile: the number of the tile of positions.
         scores_sbuf: the scores of both models, float32 [128, blocks, models, classes], overwritten by their
             exponentials.
-        logs: softplus(x) and softplus(-x), float32 [128, blocks, classes] each; the second tile holds the differences
-            of scores first.
+        logs: softplus(x) and softplus(-x), with x of :class:`MixtureRows`, float32 [128, blocks, classes] each; the
+            second tile first holds differences of scores.
     """
 
     tile: int
@@ -279,12 +280,14 @@ class MixturePair:
 
     @property
     def student_logs_sbuf(self) -> nl.NkiTensor:
-        """The tile of softplus(x)."""
+        """The tile of softplus(x), for the student's divergence from the mixture; x is that of :class:`MixtureRows`."""
         return self.logs[0]
 
     @property
     def teacher_logs_sbuf(self) -> nl.NkiTensor:
-        """The tile of softplus(-x)."""
+        """The tile of softplus(-x), for the teacher's divergence from the mixture; x is that of
+        :class:`MixtureRows`.
+        """
         return self.logs[1]
 
 
@@ -293,10 +296,10 @@ class MixtureTerms:
     """The tiles in which the terms of the sums are computed, and the operations on them.
 
     The softplus takes no pass of Vector: GpSimd computes the differences of scores, Scalar two softplus and two
-    exponentials, and Vector the sums of their products, after it has added the constants, so that similar models cancel
-    element by element. The sums of the exponentials, by which the means are divided, are a by-product of Scalar's
-    exponentials. Scalar loads a table for softplus and one for exp, so tiles are processed in groups: first the logs of
-    a group, then its exponentials.
+    exponentials, and Vector the sums of their products. Vector adds the constants before it multiplies, so that terms
+    of similar models cancel element by element. The sums of the exponentials, by which the means are divided, are a
+    by-product of Scalar's exponentials. Scalar loads a table for softplus and one for exp, so tiles are processed in
+    groups: first the logs of a group, then its exponentials.
 
     Attributes:
         launch: the launch of the kernel.
@@ -306,7 +309,7 @@ class MixtureTerms:
         scores_sbuf: the memory of the tiles of scores, float32 [128, blocks, models, classes].
         logs: the memory of the tiles of logs, float32 [128, blocks, classes] each.
         ratio_sbuf: the factor of the teacher's scores, float32 [128, 1]; None for 1.
-        taken: one element, the number of tiles that were handed out since the last :meth:`restart`.
+        taken: a list of one element, the number of tiles returned by :meth:`next_pair` since the last :meth:`restart`.
     """
 
     launch: PairLaunch
@@ -333,7 +336,9 @@ class MixtureTerms:
         return cls(launch, group, 1, class_block, scores_sbuf, (student_sbuf, teacher_sbuf), ratio_sbuf)
 
     def with_wide_tiles(self, blocks: int) -> MixtureTerms:
-        """Return the same memory as tiles of several blocks of classes, at most as many blocks as a group has tiles."""
+        """Return the same memory divided into tiles of ``blocks`` blocks of classes, at most as many as a group has
+        tiles.
+        """
         return replace(self, group=1, blocks=min(blocks, self.group), taken=[0])
 
     def restart(self) -> None:
@@ -341,7 +346,12 @@ class MixtureTerms:
         self.taken[0] = 0
 
     def next_pair(self, tile: int, blocks: int, classes: int) -> MixturePair:
-        """Return the least recently used place for a tile of positions and ``blocks`` blocks of ``classes`` classes."""
+        """Return the least recently used memory for a pair of scores and their terms.
+
+        Args:
+            tile: the number of the tile of positions that the pair is for.
+            blocks, classes: the number of blocks of classes, and of classes in each.
+        """
         slots = int(self.scores_sbuf.shape[1]) // self.blocks
         start = self.taken[0] % slots * self.blocks
         self.taken[0] += 1
@@ -392,7 +402,7 @@ class MixtureTerms:
             )
 
     def take_exponentials(self, pair: MixturePair, rows: MixtureRows, sums: MixtureSums, step: Step) -> None:
-        """Compute the exponentials of both models, and their sums."""
+        """Compute the exponentials of both models' scores, and store their sums in ``sums``."""
         of_tile = slice(pair.tile, pair.tile + 1)
         for scale, scores_sbuf, bias_sbuf, which in (
             (rows.student_scale, pair.student_sbuf, rows.student_bias_sbuf, _STUDENT_MASS),
@@ -410,7 +420,7 @@ class MixtureTerms:
             )
 
     def take_products(self, pair: MixturePair, sums: MixtureSums, step: Step) -> None:
-        """Compute the sums of the logs times the exponentials, once both are computed."""
+        """Compute the sums of the softplus terms times the exponentials, once both are computed."""
         beta = self.launch.options.beta
         for logs_sbuf, constant, exponentials_sbuf, which in (
             (pair.student_logs_sbuf, log1p(-beta), pair.student_sbuf, _STUDENT_LOGS),
@@ -475,7 +485,10 @@ class MixtureResults:
 
 
 def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return -logs / mass, at least 0."""
+    """Return -logs / mass of each row, at least 0.
+
+    ``logs_sbuf`` is the sum of exponentials times logs, and ``mass_sbuf`` the sum of exponentials.
+    """
     mean_sbuf = float32_like(logs_sbuf)
     nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
     nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)
@@ -488,9 +501,9 @@ def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTenso
 class MixtureDivergences:
     """The divergences of rows, float32 [128, tiles].
 
-    With S the sum of the exponentials e of the student, and A the sum of e * log(M / Q), KL(student || mixture) is -A /
-    S, and likewise for the teacher with log(M / P). A divergence is clamped at 0, because rounding may make it
-    negative.
+    KL(student || mixture) is -A / S, where S is the sum of the student's exponentials e and A the sum of e * log(M /
+    Q), for student Q and mixture M. For the teacher P it is the same with log(M / P). A divergence is clamped at 0,
+    because rounding may make it negative.
 
     Attributes:
         divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
@@ -521,11 +534,11 @@ class MixtureDivergences:
 
 @dataclass(frozen=True)
 class MixtureStore:
-    """The vectors that the divergences from a mixture over all classes are stored to.
+    """The vectors in HBM into which the divergences from a mixture, over all classes, are stored.
 
     Attributes:
         launch: the launch of the kernel.
-        divergence_hbm, moment_hbm: float32 [N] in HBM.
+        divergence_hbm, moment_hbm: the divergences, and their KL(student || mixture), float32 [N] in HBM.
     """
 
     launch: PairLaunch

@@ -48,7 +48,7 @@ class Piece:
     Attributes:
         tensors: the parts of the tensors on chip, [rows, columns] in their types, by the name of the tensor.
         scratch: the source of float32 tiles of the piece's size.
-        number: the index among all pieces of the launch, independent of the number of cores.
+        number: the index of the piece among all pieces of the launch; it does not depend on the number of cores.
         taken: the number of scratch tiles that the piece has taken.
     """
 
@@ -105,8 +105,8 @@ class Derivative:
         tile_sbuf: the tile, [rows, columns], of any floating type; with ``times_sbuf``, a float32 scratch tile
             that nothing else uses, because the product overwrites it.
         factor: a number that is multiplied into the upstream gradient.
-        on_scalar: whether Scalar, not Vector, multiplies by an upstream gradient that all losses share; set it
-            where Vector has more to do than Scalar.
+        on_scalar: whether Scalar instead of Vector multiplies by an upstream gradient that all losses share; set it if
+            Vector has more to do than Scalar.
         times_sbuf: the tile by which the first one is multiplied, or None. Vector computes the product after it
             has begun the next piece, so that it does not wait for other engines.
     """
@@ -117,7 +117,7 @@ class Derivative:
     times_sbuf: nl.NkiTensor | None = None
 
     def product_sbuf(self) -> nl.NkiTensor:
-        """Return ``tile_sbuf``, multiplied in place by ``times_sbuf`` if that is not None; call this once."""
+        """Return ``tile_sbuf``, multiplied in place by ``times_sbuf`` if there is one; call this only once."""
         if self.times_sbuf is not None:
             product(self.tile_sbuf, self.tile_sbuf, self.times_sbuf)
         return self.tile_sbuf
@@ -162,10 +162,10 @@ class Combination:
 
 
 class Losses(Protocol):
-    """The destination of the losses of a piece: a tile that is stored, or sums of losses (:mod:`.results`).
+    """The destination of the losses of a piece: a tile that will be stored, or sums of losses (:mod:`.results`).
 
-    A loss definition passes the last instruction that computes its losses to this object, which issues it so
-    that it writes the losses, or sums them up.
+    A loss definition passes the operands of its last instruction to this object, which issues the instruction so that
+    it writes the losses or sums them up.
     """
 
     @property
@@ -231,7 +231,7 @@ class LossDefinition(Protocol):
         """Issue the first steps of a piece and return their tiles, which :meth:`value` takes."""
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses of the piece and pass them to ``losses`` by one of its methods."""
+        """Compute the losses of the piece by calling one method of ``losses`` with the last operands."""
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """Return the derivatives of the losses with respect to the ``wanted`` tensors, by name."""

@@ -10,8 +10,8 @@ float64.
 
 An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the
 forms that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and
-bounds are derived here. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is
-imported only when a profile asks for it: on hardware the kernels do not need it.
+bounds are derived here. The work does not depend on the tiling: every needed tensor is read or written once in HBM. The
+simulator is imported only when a profile asks for it: on hardware the kernels do not need it.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The
 reference of a loss derives the error of the loss and of its derivatives before they are summed, multiplied by an
@@ -87,7 +87,7 @@ def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Wo
     Args:
         first: the tensor whose shape gives the number of elements.
         read: the tensors that are read, some of which may be weights per row or per column.
-        of_each: the type of each further number per element that is read or written, such as a gradient.
+        of_each: the types of further values per element that are read or written, such as a gradient.
         functions: the number of activation functions per element.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
@@ -180,15 +180,15 @@ class GradientError:
 
 @dataclass(frozen=True)
 class Functions:
-    """The numbers of activation functions per element that the kernels of a loss cannot do without.
+    """The number of activation functions per element that the kernels of a loss need at least.
 
     Attributes:
         forward: the number for the losses.
         backward: the number for the gradients.
-        flags: names of arguments of the backward, which needs its activation functions only if one of them is
-            True; empty means always.
-        needed: a function that returns, for the names of tensors, the names of those from which their gradients
-            are computed; None means that all are needed.
+        flags: names of arguments of the backward, which needs its activation functions only if one of them is True;
+            empty means always.
+        needed: a function that returns, for the names of tensors, the names of those from which their gradients are
+            computed; None means that all are needed.
     """
 
     forward: int = 1
@@ -337,10 +337,10 @@ class ElementwiseReference(Protocol):
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee of the loss states, in numbers."""
+        """The error of :meth:`value` that the guarantee of the loss states, as numbers."""
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses and the error of float32 arithmetic."""
+        """Return the losses, and the bound on their error in float32 arithmetic."""
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Return the derivative with respect to each differentiable tensor, by name.
@@ -356,7 +356,8 @@ def _times(exact: Exact, weight: Float64Array) -> Exact:
 
 @dataclass(frozen=True)
 class WeightedReference:
-    """The reference of a loss times the tensor ``"weight"``; the product rounds once more, u / 2 of itself.
+    """The reference of a loss times the tensor ``"weight"``; the product rounds once more, which costs u / 2 of it (u =
+    2^-23).
 
     Attributes:
         reference: the reference without the weight.

@@ -3,12 +3,12 @@
 
 """The destinations of the losses of an elementwise loss, stored or summed, and the product of a loss with a weight.
 
-The losses of a piece go to a tile (:class:`TileOfLosses`) or to the sums of its runs (:class:`SumsOfLosses`); those of
-a core to a tensor of losses (:class:`StoredLosses`) or to their sum (:class:`SummedLosses`): :func:`destination_of`. A
-run is a range of columns whose losses an accumulator adds up before it is read.
+The losses of a piece are written to a tile (:class:`TileOfLosses`) or added to the sums of its runs
+(:class:`SumsOfLosses`). The losses of a core are stored (:class:`StoredLosses`) or summed (:class:`SummedLosses`), see
+:func:`destination_of`. A run is a range of columns whose losses an accumulator adds up before it is read.
 
 :class:`Weighted` is the definition of a loss times a weight for each element; :func:`weighted` makes it if there is a
-weight. It stands beside :class:`TileOfLosses`, which takes the losses before they are multiplied.
+weight. It is in this module because it uses :class:`TileOfLosses` for the losses before they are multiplied.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TileOfLosses:
 
 @dataclass(frozen=True)
 class _Run:
-    """A range of columns of a piece that an accumulator adds up.
+    """A range of columns of a piece whose losses an accumulator adds up before it is read.
 
     Attributes:
         start, end: the columns, counted in the piece.
@@ -132,7 +132,8 @@ class _Run:
 
 @dataclass(frozen=True)
 class SumsOfLosses:
-    """The destination of the losses of a piece that are summed run by run; the losses themselves are discarded.
+    """The destination of the losses of a piece that are summed, one run (range of columns) at a time; the losses
+    themselves are discarded.
 
     Attributes:
         sums_sbuf: float32 [rows, SUMS_OF_RUN * runs] of zeros, whose columns receive the sums of the runs.
@@ -260,8 +261,8 @@ class SummedLosses:
         sums: the sums of the tiles.
         runs_sbuf: ring buffers for the sums of runs, float32 [128, SUMS_OF_RUN * runs].
         run_columns: the number of columns of a run.
-        discarded_sbuf: float32 [128, run_columns] for the values that instructions write besides a sum; one for
-            each sum of a run.
+        discarded_sbuf: for each sum of a run, a float32 tile [128, run_columns] for the values that instructions write
+            besides the sum.
         open: the last piece of a tile whose runs are summed but not yet added, because Vector would wait for
             the last run.
     """
@@ -354,13 +355,16 @@ class Weighted:
 
     @property
     def scratch_tiles(self) -> int:
-        """The number of float32 tiles: those of derivatives and losses, and in the backward one per product and one
-        for losses.
+        """The number of float32 tiles that a piece needs.
+
+        They are the tiles of derivatives and losses, and in the backward one per product and one for losses.
         """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors needed for the derivatives; the gradient of a weight is the loss of its element."""
+        """Return the names of the tensors that the wanted derivatives need; the derivative for the weight is the loss
+        itself.
+        """
         others = tuple(name for name in wanted if name != WEIGHT)
         names = self.definition.needed(others) if others else ()
         if WEIGHT in wanted:
@@ -372,7 +376,7 @@ class Weighted:
         return self.definition.prepare(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute loss * weight."""
+        """Compute the losses times the weight."""
         unweighted_sbuf = piece.float32()
         self.definition.value(piece, prepared, TileOfLosses(unweighted_sbuf))
         losses.product(unweighted_sbuf, piece[WEIGHT])

@@ -92,8 +92,7 @@ class Gradients:
     Attributes:
         definition: the loss definition.
         upstream: the upstream gradients of the losses.
-        scales_sbuf: by the factor of a derivative, the product of this factor and the upstream gradient that
-            all losses share.
+        scales_sbuf: for each factor of a derivative, its product with the upstream gradient that all losses share.
         gradients_hbm: the gradients, [elements], by the name of the tensor.
         buffers_sbuf: ring buffers for the tiles of gradients, by the name of the tensor.
     """

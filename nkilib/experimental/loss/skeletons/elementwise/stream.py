@@ -56,7 +56,7 @@ AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def tiles_of_core(tiles: Sequence[AnyTile], cores: int, core: int) -> Sequence[AnyTile]:
-    """Return the tiles of a core: every ``cores``-th one, so that the shares of cores differ by one tile at most."""
+    """Return the tiles of a core: every ``cores``-th one, so that the cores' numbers of tiles differ by one at most."""
     return tiles[core::cores]
 
 
@@ -84,8 +84,8 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
     """Return all tiles of a flattened tensor, with at most ``columns`` elements per partition, except possibly for
     the last one.
 
-    They are full ones, one of all partitions for the rest, and one of a single partition for the last elements,
-    under 128.
+    They are full tiles, then one tile of all partitions with fewer columns, and one of a single partition for the last
+    elements (fewer than 128).
     """
     size = PARTITIONS * columns
     tiles = [FlatTile(number, number * size, PARTITIONS, columns) for number in range(elements // size)]
@@ -101,8 +101,8 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """Rows of a matrix, ``each`` of them in a partition; if there is one row in a partition, a range of columns of
-    the rows.
+    """A tile of rows of a matrix, with ``each`` rows in a partition; if that is one row, possibly only a range of its
+    columns.
 
     Attributes:
         number: the index among all tiles of the launch.
@@ -196,13 +196,14 @@ class Launch:
 
 
 class Source(Protocol):
-    """The source of the tiles of one tensor for a core."""
+    """The source of the tiles of one tensor for a core: it loads them and returns them."""
 
     def load(self, visit: int) -> None:
-        """Issue the load for tile number ``visit`` of the core."""
+        """Issue the load for tile number ``visit``, counted among the tiles of the core."""
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Return what was loaded for tile number ``visit``, as [rows, columns] in the type of the tensor.
+        """Return the loaded elements of tile number ``visit`` of the core, as [rows, columns] in the type of the
+        tensor.
 
         Call this once for each tile, in their order.
         """
@@ -313,8 +314,8 @@ class ColumnScalars:
     def load(self, visit: int) -> None:
         """Implement :meth:`Source.load`.
 
-        Only the first tile of a range of columns loads: it has the most rows, so later tiles find their numbers
-        loaded.
+        Only the first tile of a range of columns issues a load, because it has the most rows; later tiles find their
+        numbers loaded.
         """
         tile = self.tiles[visit]
         if tile.start in self.slots:
@@ -349,7 +350,7 @@ class PlacedPiece:
 
     Attributes:
         tile: the tile that contains the piece.
-        visit: the number of tiles that the core has processed before.
+        visit: the number of the tile among the tiles of the core.
         start, end: the columns of the piece in the tile.
         piece: the piece itself, with the tensors.
     """
@@ -407,14 +408,14 @@ class Stream:
 
     @property
     def visits(self) -> int:
-        """The number of visits, one per tile, as required by :class:`nkilib.core.rows.stream.PieceStream`."""
+        """The number of visits (tiles to process), as required by :class:`nkilib.core.rows.stream.PieceStream`."""
         return len(self.tiles)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Return the pieces of a tile of the core, and issue the loads of later tiles for which there are buffers.
 
-        One buffer of each tensor is left to the previous tile, whose last piece is finished after this tile's first
-        piece is begun.
+        One buffer of each tensor still belongs to the previous tile, whose last piece is finished after this tile's
+        first piece has begun.
         """
         tile = self.tiles[visit]
         in_flight = self.tiling.buffers - 1

@@ -3,9 +3,9 @@
 
 """The choice of the tiles of a launch, from its size alone: arithmetic only.
 
-:func:`choose_elementwise_tiling` makes the :class:`ElementwiseTiling`, and :func:`partition_bytes` counts what it
-takes; :func:`piece_columns` and :func:`run_columns` divide its tiles, :func:`row_groups` and :func:`columns_of_chunk`
-the rows of a matrix.
+:func:`choose_elementwise_tiling` makes the :class:`ElementwiseTiling`, and :func:`partition_bytes` counts its bytes of
+SBUF. :func:`piece_columns` and :func:`run_columns` divide tiles, :func:`row_groups` and :func:`columns_of_chunk` the
+rows of a matrix.
 
 If a loss has a weight per row or per column, tensors are cut as matrices, into rows and columns.
 """
@@ -38,7 +38,9 @@ SUM_SLOTS: Final = 3
 
 
 def piece_columns(scratch_tiles: int) -> int:
-    """Return the number of columns of a piece, for a loss whose pieces take ``scratch_tiles`` float32 tiles."""
+    """Return the number of columns of a piece (the part of a tile processed at a time), which uses ``scratch_tiles``
+    float32 tiles.
+    """
     if scratch_tiles <= _TILES_OF_LARGE_PIECES:
         return limited_piece_columns(PIECE_COLUMNS)
     return limited_piece_columns(PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4)
@@ -71,7 +73,8 @@ class RowGroup(NamedTuple):
 def columns_of_chunk(row_columns: int, columns: int) -> int:
     """Return the number of columns of a row that a tile has.
 
-    A tile has all of them, or one of nearly equal shares, rounded to whole runs of a sum.
+    A tile has all columns, or one of several nearly equal ranges, rounded to whole runs (the columns that an
+    accumulator sums).
     """
     if row_columns <= columns:
         return row_columns
@@ -82,7 +85,7 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
     """Return the rows of each tile, with at most ``columns`` elements in a partition.
 
-    They are full groups, one of all partitions for the remainder, and one of less than 128 rows.
+    They are full groups, then one of all partitions with fewer rows in each, and one of fewer than 128 rows.
     """
     most = max(1, columns // row_columns)
     size = PARTITIONS * most
@@ -119,7 +122,7 @@ _MOST_TILINGS = 256
 
 
 class ElementwiseTiling(NamedTuple):
-    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         columns: elements per partition of a tile.

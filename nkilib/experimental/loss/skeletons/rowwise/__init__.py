@@ -3,13 +3,13 @@
 
 """The skeleton of row-wise losses: one loss per row, from sums and maxima of its elements.
 
-It streams tensors [N, D]. It computes losses from statistics of the rows, such as sums; it computes gradients from
-per-row coefficients that the forward keeps. A loss definition states the computation on a piece of a
-chunk of rows. From a kernel down:
+It streams tensors [N, D] and computes losses from statistics of the rows, such as sums, and gradients from per-row
+coefficients that the forward keeps. A loss definition states the computation on a piece of a chunk of rows. From a
+kernel down:
 
 - ``run``: the checks of the kernels' arguments, results and gradients, and the losses of a core;
 - ``definition``: the interface of a loss definition, and arithmetic that loss definitions share;
-- ``backward``: the gradients of a core, and sums of terms that they are made of;
+- ``backward``: the gradients of a core, as sums of terms;
 - ``stream``: chunks of rows, loaded ahead, and their pieces; ``tiling``: the choice of their sizes;
 - ``host``: the registry entry of a row-wise loss, its work, and its float64 results with accepted errors.
 """

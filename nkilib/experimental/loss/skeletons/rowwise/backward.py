@@ -4,13 +4,13 @@
 """The gradients of a core (:func:`backward_of_core`), computed from the elements of rows and the coefficients of each
 row, and rounded once.
 
-A loss definition makes them from terms, each a tile times a number per row (:class:`Term`, :func:`combine`).
+A loss definition computes them as sums of terms, each a tile times a number per row (:class:`Term`, :func:`combine`).
 
 A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows, bitwise identical
-on one core and on two (:class:`SharedGradient`). For this sum, tiles of rows are added up element by element, tiles
-with even numbers and tiles with odd numbers separately: two cores have one of these sums each, one core has both. Then
-the rows of a partition are added by halves; then the partitions, which Tensor transposes into columns for Vector to add
-up; and last the two sums.
+on one core and on two (:class:`SharedGradient`). For this sum, tiles of rows with even numbers are added up element by
+element, and separately those with odd numbers: with two cores, each has one of the two sums. Then the rows of a
+partition are added by halves; then the partitions, after Tensor has transposed them into columns that Vector can add
+up; and finally the two sums.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRANSPOSED_TILES: Final = _BANK_COLUMNS // PARTITIONS
 
 @dataclass(frozen=True)
 class Term:
-    """The term ``(tile + offset) * factor``.
+    """A term ``(tile + offset) * factor`` of a gradient, with one factor per row.
 
     Attributes:
         tile_sbuf: the tile of a piece, [partitions, elements], of any floating type.
@@ -57,7 +57,7 @@ class Term:
 
 
 def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Write one term to ``dst_sbuf``, on Vector."""
+    """Compute one term in ``dst_sbuf``, on Vector."""
     if piece.is_long:
         nisa.tensor_scalar(
             dst=dst_sbuf,
@@ -79,7 +79,7 @@ def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
 
 
 def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
-    """Write a partial sum plus one more term to ``dst_sbuf``."""
+    """Compute a partial sum plus one more term in ``dst_sbuf``."""
     if piece.is_long:
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
@@ -204,7 +204,9 @@ class SharedGradient:
         return sum_sbuf[0 : tile.partitions, placed.start : placed.end]
 
     def store_nothing(self) -> None:
-        """Take part in :meth:`store` for all columns as a core that has no rows, with sums of zero."""
+        """Run :meth:`store` for all columns on a core that has no rows, with sums of zero, because all cores must take
+        part.
+        """
         columns = self.gradient_hbm.shape[1]
         for start in range(0, columns, self.columns):
             self.store(start, min(start + self.columns, columns))
@@ -288,7 +290,8 @@ class _Backward(Generic[Factors]):
         upstream: the source of the upstream gradient of each row's loss.
         buffers_sbuf: ring buffers for the chunks of gradients, by the number of the tensor.
         shared: the gradients of tensors that all rows share, by the number of the tensor.
-        left: functions of the previous piece that are called, to issue work, after the next piece has begun.
+        left: functions of the previous piece that issue its remaining work; they are called after the next piece has
+            begun.
     """
 
     definition: RowLossDefinition[Factors]
@@ -300,7 +303,7 @@ class _Backward(Generic[Factors]):
     left: list[Callable[[], None]] = field(default_factory=list)
 
     def run(self, stream: RowStream) -> None:
-        """Process all chunks."""
+        """Compute and store the gradients of all chunks of this core."""
         factors: dict[int, Factors] = {}
         for visit, chunk in enumerate(stream.chunks):
             pieces = stream.pieces(visit)
@@ -313,8 +316,8 @@ class _Backward(Generic[Factors]):
                 self._store_shared(chunk)
 
     def _do_later(self, actions: list[Callable[[], None]]) -> None:
-        """Call the remaining functions of the previous piece, and keep this piece's ``actions`` until the next one has
-        begun.
+        """Call the functions that the previous piece has left, and keep this piece's ``actions`` until the next piece
+        has begun.
         """
         for action in self.left:
             action()

@@ -5,13 +5,13 @@
 
 The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece, a
 :class:`RowLossDefinition` computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows it
-computes the losses, and coefficients of each row for the backward. There it computes the gradients of a piece from the
-coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
+computes the losses, and coefficients of each row for the backward. In the backward it computes the gradients of a piece
+from these coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
 :mod:`.backward`).
 
-The arithmetic is on numbers of rows: :func:`compared`, :func:`mask_of`, :func:`shifted`, :func:`at_least_zero` and
-:func:`combined`; and functions in the whole range of float32: :func:`square_root`, :func:`root`,
-:func:`inverse_or_zero` and :func:`take_logarithm`.
+The arithmetic consists of elementwise operations (:func:`compared`, :func:`mask_of`, :func:`shifted`,
+:func:`at_least_zero`, :func:`combined`) and of functions for the whole range of float32 (:func:`square_root`,
+:func:`root`, :func:`inverse_or_zero`, :func:`take_logarithm`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RowLossDefinition(Protocol[Factors]):
 
     @property
     def backward_tiles(self) -> int:
-        """Half the maximum number of float32 tiles that a piece takes in :meth:`gradients`: it has the scratch of two
+        """Half the number of float32 tiles that a piece may use in :meth:`gradients`, where it has the scratch of two
         pieces.
         """
 
@@ -136,15 +136,15 @@ class RowLossDefinition(Protocol[Factors]):
         """
 
     def gradients(self, piece: Piece, factors: Factors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Write the gradients of a piece into the tiles ``dst_sbuf``, of any floating type, by the number of the
-        tensor.
+        """Compute the gradients of a piece in the tiles ``dst_sbuf``, given by the number of the tensor, of any
+        floating type.
 
         For a tensor that all rows share, the tile is a float32 sum, to which the gradients are added.
         """
 
 
 def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTensor:
-    """Return 1 where ``value <op> number`` holds, else 0."""
+    """Return 1 where ``value <op> number`` holds, else 0, elementwise."""
     is_true_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=is_true_sbuf, data=values_sbuf, op0=op, operand0=number)
     return is_true_sbuf
@@ -158,21 +158,21 @@ def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def shifted(values_sbuf: nl.NkiTensor, number: float) -> nl.NkiTensor:
-    """Return value + number."""
+    """Return value + number, elementwise."""
     shifted_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=number)
     return shifted_sbuf
 
 
 def at_least_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return max(value, 0); NaN for NaN."""
+    """Return max(value, 0), elementwise; NaN for NaN."""
     limited_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=limited_sbuf, data=values_sbuf, op0=nl.maximum, operand0=0.0)
     return limited_sbuf
 
 
 def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
-    """Return left <op> right."""
+    """Return left <op> right, elementwise."""
     combined_sbuf = float32_like(left_sbuf)
     nisa.tensor_tensor(dst=combined_sbuf, data1=left_sbuf, data2=right_sbuf, op=op)
     return combined_sbuf
@@ -211,7 +211,7 @@ def _rescaled(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Rescaled
 
 
 def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the root of each number, but 0, infinity or NaN where the number is that itself."""
+    """Return the root of each number; where the number is 0, infinity or NaN, return the number itself."""
     is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
     is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
     result_sbuf = scaled(values_sbuf, 1.0)
@@ -246,7 +246,7 @@ def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
 
 
 def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
-    """Return the p-th root, p > 0, with the range of :func:`square_root`: ``exp(log(value) / p)``."""
+    """Return the p-th root ``exp(log(value) / p)``, p > 0, for numbers in the range of :func:`square_root`."""
     rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
     root_sbuf = rescaled.values_sbuf
     take_logarithm(root_sbuf)

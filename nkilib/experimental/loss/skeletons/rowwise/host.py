@@ -8,8 +8,8 @@ accepted errors.
 :func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in float64.
 
 An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of the
-kernels. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is imported only
-when a profile asks for it: on hardware the kernels do not need it.
+kernels. The work does not depend on the tiling: every needed tensor is read or written once in HBM. The simulator is
+imported only when a profile asks for it: on hardware the kernels do not need it.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The
 reference of a loss derives the error of the loss of a row and of its derivatives; the errors of sums over rows, of
@@ -79,7 +79,7 @@ def _none(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The tensors of a loss besides its matrices [N, D] of one shape, and the matrices that gradients need.
+    """A description of the tensors of a loss besides its matrices [N, D], and of the matrices that gradients need.
 
     Attributes:
         vectors: the names of vectors with one float32 per row, which the forward takes.
@@ -177,8 +177,9 @@ def _work(first: Any, nbytes: int, functions: int) -> Work:
 
 
 def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
-    """Return a function that computes the work of a forward: all matrices, the vectors, and the stored results
-    cross HBM.
+    """Return a function that computes the work of a forward.
+
+    All matrices and vectors are read, and the stored results are written, once in HBM.
     """
     matrices = _matrices(forward, rows)
 
@@ -199,7 +200,7 @@ def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int)
 def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
     """Return a function that computes the work of a backward.
 
-    The tensors that gradients need, coefficients, upstream gradients and stored results cross HBM.
+    The tensors that gradients need, coefficients and upstream gradients are read, and the results written, once in HBM.
     """
     matrices = _matrices(backward, rows)
     names = (*matrices, *filter(None, [rows.shared]))
@@ -288,10 +289,12 @@ class RowwiseReference(Protocol):
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee of the loss states, in numbers; n is :func:`additions`."""
+        """The error of :meth:`value` that the guarantee of the loss states, as numbers; n is the result of
+        :func:`additions`.
+        """
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses [N] and the error of float32 arithmetic."""
+        """Return the losses [N], and the bound on their error in float32 arithmetic."""
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Return the derivative with respect to each differentiable tensor, [N, D] whatever the tensor's shape.

@@ -5,8 +5,8 @@
 forward of a core.
 
 Everything is checked before the first instruction (:func:`checked_tiling` and the functions :func:`require_matrices`,
-:func:`require_coefficients` and :func:`require_wanted`). :func:`factor_of` is that of the reduction.
-:func:`new_outputs` and :func:`new_gradients` allocate; :func:`returned` is what a kernel returns.
+:func:`require_coefficients` and :func:`require_wanted`). :func:`factor_of` returns the factor of the reduction,
+:func:`new_outputs` and :func:`new_gradients` allocate, and :func:`returned` returns the result of a kernel.
 :func:`forward_of_core` streams the rows and stores their losses, or their sum; :mod:`.backward` computes gradients.
 """
 
@@ -85,8 +85,8 @@ def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers:
 
 
 def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
-    """Check that at least one gradient is requested, and with ``inplace`` that the gradient of the first tensor
-    is.
+    """Check that at least one gradient is requested and, with ``inplace``, that the first tensor's gradient is
+    requested.
 
     Args:
         function: the name of the function in error messages.
@@ -255,7 +255,7 @@ class _Forward(Generic[Factors]):
     Attributes:
         launch, definition, outputs, sums: the launch, its loss definition, its results, and the sums of losses.
         runs_sbuf: for each statistic, ring buffers [128, runs of a row] for the values of runs of long rows.
-        statistics_sbuf: by the start of a group, its statistics, [partitions, rows] each.
+        statistics_sbuf: for each group, by the index of its first tile, its statistics, [partitions, rows] each.
         runs: the number of runs processed so far in the current tile.
         open: the last piece of a tile of long rows whose runs are not combined yet, because Vector would wait
             for them.
@@ -286,7 +286,10 @@ class _Forward(Generic[Factors]):
         return cls(launch, definition, outputs, sums, rings)
 
     def run(self, groups: list[RowGroup]) -> None:
-        """Process all chunks. The first steps of a piece are issued before the previous piece is finished."""
+        """Compute and store the results of all chunks of this core.
+
+        The first steps of a piece are issued before the previous piece is finished.
+        """
         stream = RowStream.make(
             self.launch, dict(enumerate(self.launch.matrices_hbm)), groups, self.definition.forward_tiles
         )
@@ -300,7 +303,7 @@ class _Forward(Generic[Factors]):
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
         """Compute the statistics of a piece.
 
-        If its rows end, their runs are combined after the next piece.
+        If the piece ends its rows, the runs of these rows are combined after the next piece.
         """
         self.definition.accumulate(replace(placed.piece, numbers_sbuf=self._numbers(placed)), begun)
         self._close()
@@ -318,7 +321,7 @@ class _Forward(Generic[Factors]):
         return [ring[:, start : self.runs] for ring in self._runs(placed)]
 
     def _runs(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return, for each statistic, the values of all runs of the tile that a piece belongs to."""
+        """Return, for each statistic, the values of all runs of the tile to which a piece belongs."""
         group = placed.chunk.group
         slot = (group.start + placed.chunk.place) % RUN_SLOTS
         return [ring[slot][0 : group.partitions, :] for ring in self.runs_sbuf]
@@ -352,7 +355,9 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute the losses and coefficients of a group, and store them; losses that are summed go to ``sums``."""
+        """Compute and store the losses and coefficients of a group; losses are added to ``sums`` if they are
+        reduced.
+        """
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:

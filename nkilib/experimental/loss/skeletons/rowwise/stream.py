@@ -6,11 +6,11 @@
 Rows are divided into tiles (:class:`RowTile`) and those of a core into groups (:class:`RowGroup`); a :class:`RowStream`
 loads their chunks and yields pieces (:class:`Piece`), on which loss definitions compute.
 
-:func:`loaded_rows` and :func:`store_rows` move scalars of the rows of a group; :class:`RowLaunch` has the tensors and
-sizes of a launch.
+:func:`loaded_rows` and :func:`store_rows` load and store scalars of the rows of a group; :class:`RowLaunch` holds the
+tensors and sizes of a launch.
 
-Long rows: each partition of a tile has one row, which is processed in chunks of columns. Short rows: each partition has
-several whole rows, which follow each other in memory. No tile depends on the number of cores.
+If rows are long, each partition of a tile has one row, which is processed in chunks of columns. If they are short, each
+partition has several whole rows, which follow each other in memory. No tile depends on the number of cores.
 
 A piece of a long row is a range of its columns. An engine accumulates one number per run of columns, and a statistic of
 the row is combined from the numbers of all runs in the end. A piece of short rows is several rows, which Vector reduces
@@ -75,7 +75,9 @@ class RowTile:
         return matrix_hbm[self.first : self.end, :].reshape((self.partitions, self.each * matrix_hbm.shape[1]))
 
     def of_vector(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the tile's rows in a vector [N], as a view [partitions, each]."""
+        """Return the numbers of the tile's rows from a vector [N] with one number per row, as a view [partitions,
+        each].
+        """
         return vector_hbm[self.first : self.end].reshape((self.partitions, self.each))
 
 
@@ -109,8 +111,9 @@ class RowGroup:
         return tile * each, (tile + 1) * each
 
     def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions], if each partition of
-        a tile has one row.
+        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions].
+
+        Each partition of a tile must have one row.
         """
         first, last, size = self.tiles[0], self.tiles[-1], self.partitions
         lines_hbm = vector_hbm[first.first : last.end].reshape(((last.end - first.first) // size, size))
@@ -118,8 +121,8 @@ class RowGroup:
 
 
 def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
-    """Return all tiles for a number of rows: full ones; then, for the rest, at most one of fewer rows per partition,
-    and at most one of fewer partitions, with one row each.
+    """Return all tiles for a number of rows: full ones, then at most one with fewer rows per partition, and at most one
+    with fewer partitions and one row in each.
 
     Args:
         rows: N.
@@ -184,11 +187,11 @@ class RowLaunch:
         return int(self.matrices_hbm[0].shape[1])
 
     def tiles(self) -> list[RowTile]:
-        """Return the tiles of all cores."""
+        """Return the tiles of rows of all cores."""
         return row_tiles(self.rows, partitions_of_tile(self.rows), self.tiling.each)
 
     def groups(self) -> list[RowGroup]:
-        """Return the groups of this core."""
+        """Return the groups of tiles of this core."""
         return groups_of_core(self.tiles(), nl.num_programs(), nl.program_id(0))
 
 
@@ -200,13 +203,13 @@ class Piece:
         tensors: the parts of the tensors on chip, [partitions, elements] in their types, by the number of the
             tensor.
         scratch: the source of float32 tiles of the piece's size.
-        row: the index of the piece's first row among the rows that a partition has in the group.
+        row: the index of the piece's first row among the group's rows in a partition.
         rows: the number of rows in each partition.
-        is_long: whether the rows are long, so that other pieces may have further columns of them.
+        is_long: whether the rows are long, so that other pieces may hold further columns of the same rows.
         numbers_sbuf: the values of each statistic, float32 [partitions, runs] for a long row, [partitions, rows] for
             short ones; empty in a backward.
-        later: in a backward, functions that are called, to issue work, after the next piece has begun, so that
-            no engine waits for another one.
+        later: in a backward, functions that issue remaining work; they are called after the next piece has begun, so
+            that no engine waits for another one.
     """
 
     tensors: dict[int, nl.NkiTensor]
@@ -291,7 +294,7 @@ class Piece:
     def add_product(
         self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
     ) -> None:
-        """Add the elements of ``left * right`` to a sum, statistic number ``statistic``, on Vector.
+        """Add the elements of ``left * right`` to the sum with number ``statistic``, on Vector.
 
         The products are written to ``dst_sbuf``, a float32 tile.
         """
@@ -313,7 +316,7 @@ class Piece:
             )
 
     def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Add the elements of a float32 tile to a sum, statistic number ``statistic``, on Vector."""
+        """Add the elements of a float32 tile to the sum with number ``statistic``, on Vector."""
         self._reduce(statistic, values_sbuf, nl.add)
 
     def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
@@ -323,8 +326,8 @@ class Piece:
         self._reduce(statistic, values_sbuf, nl.maximum)
 
     def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
-        """Count the elements that equal the number of their run or short row, for statistic number ``statistic``, on
-        Vector.
+        """Count the elements that equal a given number of their run or short row, for statistic number ``statistic``,
+        on Vector.
 
         Args:
             statistic: the number of the statistic that is the count.
@@ -359,7 +362,7 @@ class Piece:
 
 
 def runs_of(elements: int) -> int:
-    """Return the number of runs of a row of ``elements`` elements: pieces of at most ``RUN_COLUMNS`` neighbours."""
+    """Return the number of runs of a row of ``elements`` elements; a run has at most ``RUN_COLUMNS`` adjacent ones."""
     return div_ceil(elements, RUN_COLUMNS)
 
 
@@ -425,7 +428,7 @@ class PlacedPiece:
 
 
 def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
-    """Load a row of numbers [1, columns] that all rows share, once for each row of the tile."""
+    """Load a row of numbers [1, columns] that all rows share, and repeat it for each row of the tile."""
     columns = row_hbm.shape[1]
     every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
     nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
@@ -486,14 +489,14 @@ class RowStream:
 
     @property
     def visits(self) -> int:
-        """The number of visits, one per chunk, as required by :class:`nkilib.core.rows.stream.PieceStream`."""
+        """The number of visits (chunks to process), as required by :class:`nkilib.core.rows.stream.PieceStream`."""
         return len(self.chunks)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Return the pieces of a chunk of the core, and issue the loads of later chunks for which there are buffers.
 
-        One buffer of each tensor is left to the previous chunk, whose last piece is finished after this chunk's
-        first piece is begun.
+        One buffer of each tensor still belongs to the previous chunk, whose last piece is finished after this chunk's
+        first piece has begun.
         """
         in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
         first = 0 if visit == 0 else visit + in_flight - 1
@@ -554,9 +557,8 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
     """Load the scalars of a group's rows from a vector [N] of a floating type, as float32 [partitions, rows].
 
-    If a partition of a tile has one row, the scalars of the tile's rows are a line in HBM and a column on chip: Tensor
-    transposes the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single
-    numbers.
+    If each partition of a tile has one row, the scalars of the tile are a line in HBM and a column on chip. Lines of
+    512 bytes are loaded instead of single numbers, and Tensor transposes the lines of all tiles of a group at once.
     """
     values_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
     if group.tiles[0].each == 1:

@@ -3,8 +3,8 @@
 
 """The choice of the tiles of rows of a launch: arithmetic only, for host code.
 
-:func:`choose_rowwise_tiling` makes the :class:`RowwiseTiling`; :func:`partitions_of_tile`, :func:`width_of_piece` and
-:func:`scratch_bytes` follow from it.
+:func:`choose_rowwise_tiling` returns the :class:`RowwiseTiling`, from which :func:`partitions_of_tile`,
+:func:`width_of_piece` and :func:`scratch_bytes` compute further sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RUN_SLOTS = 3
 
 
 class RowwiseTiling(NamedTuple):
-    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         columns: the number of columns of a chunk of a row; if ``each`` is over 1, of a whole row.
@@ -75,7 +75,7 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
     Args:
         rows, columns: the shape of a tensor.
         bytes_of_element: the bytes that one element takes in all tensors together that are read or written.
-        scratch_tiles: the number of float32 tiles that a piece takes.
+        scratch_tiles: the number of float32 scratch tiles for each piece of a tile, see :func:`width_of_piece`.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
     stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, limited_piece_columns(PIECE_COLUMNS)))
@@ -88,9 +88,7 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
 
 
 def partitions_of_tile(rows: int) -> int:
-    """Return the number of partitions of a tile: all, but with few rows only as many as half the rows, for two
-    cores.
-    """
+    """Return the number of partitions of a tile: all, or with few rows only half as many as rows, for two cores."""
     return min(PARTITIONS, div_ceil(rows, 2))
 
 
