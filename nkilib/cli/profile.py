@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nkilib.base.installation import extra_remedy
@@ -104,13 +105,13 @@ def _values(options: argparse.Namespace) -> _Values:
         refuse(str(error))
 
 
-def _profile_of_file(options: argparse.Namespace, values: _Values) -> Profile:
-    """Profile the kernel that the command line names."""
+def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -> Profile:
+    """Profile a kernel that the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
     from nkilib.simulator.profiling.profile import TripsRefusedError
 
     try:
-        kernel = kernel_of(options.kernel)
+        kernel = kernel_of(named)
         args, kwargs = bound_arguments(kernel, values.arguments)
         if options.cores:
             kernel = kernel[options.cores]
@@ -119,7 +120,7 @@ def _profile_of_file(options: argparse.Namespace, values: _Values) -> Profile:
     except (SourceRefusedError, TripsRefusedError, NkiValidationError) as error:
         raise _RefusedError(str(error)) from error
     except Exception as error:  # any exception of a user's kernel
-        raise _RefusedError(f"{options.kernel} raised {described(error)}") from error
+        raise _RefusedError(f"{named} raised {described(error)}") from error
 
 
 def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile:
@@ -139,6 +140,45 @@ def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile
     return result
 
 
+def _is_report(other: str) -> bool:
+    return Path(other).suffix.lower() in (".html", ".htm")
+
+
+def _check_comparison(options: argparse.Namespace) -> None:
+    """End the process if ``--against`` stands alone, or names another kernel beside one of this library."""
+    other = options.against
+    if other is None:
+        return
+    if not options.html:
+        options.refuse("--against compares two profiles in a report: add --html FILE.html")
+    if not _is_report(other) and not options.kernel:
+        options.refuse(
+            f"argument --against: beside a kernel of this library it must be a report that --html wrote, FILE.html, "
+            f"got {other!r}"
+        )
+
+
+def _check_report(options: argparse.Namespace) -> None:
+    """Check the report that ``--against`` names, before the profile, which may take a while.
+
+    Raises:
+        _RefusedError: if it cannot be read.
+    """
+    if options.against and _is_report(options.against):
+        from nkilib.simulator.profiling.page.writer import content_in
+
+        try:
+            content_in(options.against)
+        except (OSError, ValueError) as error:
+            raise _RefusedError(f"--against: {error}") from error
+
+
+def _other_profile(options: argparse.Namespace, values: _Values) -> Profile | str | None:
+    """Return what ``--against`` names: a report to read, or the profile of another kernel with the same arguments."""
+    other: str | None = options.against
+    return other if other is None or _is_report(other) else _profile_of_file(options, values, other)
+
+
 def _has_matplotlib() -> bool:
     try:
         import matplotlib  # noqa: F401
@@ -150,6 +190,7 @@ def _has_matplotlib() -> bool:
 def main(options: argparse.Namespace) -> int:
     """Print the profile and write the requested files; return 0, or 1 if that cannot be done."""
     _check_form(options)
+    _check_comparison(options)
     reason = reason_against_profiles()
     if reason:
         return fail("profile", reason)
@@ -157,7 +198,10 @@ def main(options: argparse.Namespace) -> int:
         return fail("profile", f"--plot needs matplotlib, and there is none; {extra_remedy('plot')}")
     values = _values(options)
     try:
-        result = _profile_of_file(options, values) if options.kernel else _profile_of_library(options, values)
+        _check_report(options)
+        named = options.kernel
+        result = _profile_of_file(options, values, named) if named else _profile_of_library(options, values)
+        against = _other_profile(options, values)
     except _RefusedError as error:
         return fail("profile", str(error))
     print(result)
@@ -166,6 +210,8 @@ def main(options: argparse.Namespace) -> int:
             result.to_perfetto(options.trace)
         if options.plot:
             result.plot(options.plot)
+        if options.html:
+            result.to_html(options.html, against)
     except (OSError, ValueError) as error:
         return fail("profile", f"cannot write: {error}")
     return 0
@@ -202,6 +248,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_family_arguments(command, several=False)
     command.add_argument(
         "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
+    )
+    command.add_argument(
+        "--html",
+        type=output_file,
+        metavar="FILE.html",
+        help="write a page to look at: timeline, source, on-chip memory; one file, which needs no network",
+    )
+    command.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="with --html, compare: with a report that --html wrote (FILE.html), or with another kernel "
+        "(FILE.py:KERNEL), which gets the same --arg, --cores and --target",
     )
     command.add_argument("--plot", type=picture_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
     command.set_defaults(run=main, refuse=command.error)

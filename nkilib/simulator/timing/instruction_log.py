@@ -280,9 +280,13 @@ class InstructionLog(Sequence[Note]):
 
     def kinds(self) -> Iterator[tuple[InstructionKind, int]]:
         """Return pairs (kind, number of its instructions), repetitions included; a kind may occur several times."""
+        return ((site.kind, count) for site, count in self.site_counts())
+
+    def site_counts(self) -> Iterator[tuple[Site, int]]:
+        """Return pairs (site, number of its instructions), repetitions included."""
         counts: Counter[int] = Counter()
         self._count(counts, 0, self.run, self._repeats, 1)
-        return ((self._sites[site].kind, count) for site, count in counts.items())
+        return ((self._sites[site], count) for site, count in counts.items())
 
     def _count(self, counts: Counter[int], first: int, end: int, repeats: Sequence[Repeat], times: int) -> None:
         for repeat in repeats:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -89,6 +90,22 @@ def _accesses(operands: Sequence[TensorAccess | None], written: int, besides: Se
     return accesses
 
 
+@dataclass
+class LoopNote:
+    """A run of a device loop on a core.
+
+    Attributes:
+        loop: the loop.
+        first, last: the numbers of its first and its last instruction that were run; 0 if it ran none.
+        left_out: the number of iterations that were not run because they only repeat others.
+    """
+
+    loop: LoopRun
+    first: int = 0
+    last: int = 0
+    left_out: int = 0
+
+
 class Trace(Observer):
     """The instructions of one core, and their modelled times.
 
@@ -96,6 +113,7 @@ class Trace(Observer):
         core: the number of the core.
         lives: its on-chip tensors, and the most bytes of a partition that they take at one time.
         settled: the times of the instructions, and the bytes that they move.
+        loops: the runs of device loops that have ended, the inner ones before those around them.
     """
 
     def __init__(self, core: int, lives: Lives, generation: Generation, parameters: ModelParameters) -> None:
@@ -111,6 +129,9 @@ class Trace(Observer):
         self._parameters = parameters
         # The kernel, and the bodies of the device loops that it is in.
         self._bodies = [_Body()]
+        self.loops: list[LoopNote] = []
+        # The loops that the kernel is in, each with the position of its first instruction.
+        self._entered: list[tuple[LoopNote, int]] = []
         # The watches of these loops if iterations may be left out, and the accesses of instructions in the outermost.
         self._watches: list[Watch | None] = []
         self._accesses: list[Accesses] = []
@@ -214,6 +235,7 @@ class Trace(Observer):
 
     def entered(self, loop: LoopRun) -> None:
         self.settle()
+        self._entered.append((LoopNote(loop), self.settled.log.run))
         self.settled.tally.enter()
         self._bodies.append(self._bodies[-1].loop())
         parameters = self._parameters
@@ -260,11 +282,17 @@ class Trace(Observer):
     def repeated(self, loop: LoopRun, skip: Skip) -> None:
         watch = self._watches[-1]
         assert self._period is not None and watch is not None
+        self._entered[-1][0].left_out += skip.period * skip.times
         self.settled.repeat(self._period, skip)
         watch.again()
 
     def left(self, loop: LoopRun) -> None:
         self.settle()
+        note, begin = self._entered.pop()
+        log = self.settled.log
+        if log.run > begin:
+            note.first, note.last = log.number(begin), log.number(log.run - 1)
+        self.loops.append(note)
         self._bodies.pop()
         self.settled.tally.leave()
         self._watches.pop()
