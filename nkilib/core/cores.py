@@ -26,18 +26,14 @@ LEAF = 32
 
 
 def positions_of_core(num_positions: int, cores: int, core: int) -> int:
-    """Return how many of ``num_positions`` positions core number ``core`` processes; 0 if there are fewer positions
-    than cores.
-    """
+    """Return how many of ``num_positions`` positions core number ``core`` of ``cores`` processes; it may be 0."""
     if num_positions <= core:
         return 0
     return div_ceil(num_positions - core, cores)
 
 
 def row_span(rows: int, cores: int) -> int:
-    """Return the number of matrix rows that ``rows`` rows with stride ``cores`` span, from the first to the last
-    one.
-    """
+    """Return how many rows of a matrix lie from the first to the last one of ``rows`` rows that are ``cores`` apart."""
     return (rows - 1) * cores + 1
 
 
@@ -47,13 +43,15 @@ def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) ->
 
 
 def synchronise(tensor_hbm: nl.NkiTensor) -> None:
-    """Synchronise the cores at a barrier: wait until both are done with a tensor."""
+    """Let every core wait at a barrier until all cores are done with a tensor."""
     if nl.num_programs() > 1:
         nisa.core_barrier(tensor_hbm, tuple(range(nl.num_programs())))
 
 
 def levels(parts: int) -> int:
-    """Return how many rounds of summing ``LEAF`` numbers at a time leave one number in each partition."""
+    """Return how many rounds of :class:`PartialSums` leave one number of ``parts`` in each partition, if a round sums
+    ``LEAF`` numbers at a time.
+    """
     count = 0
     while parts > 1:
         parts, count = div_ceil(parts, LEAF), count + 1
@@ -61,7 +59,10 @@ def levels(parts: int) -> int:
 
 
 def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum ``LEAF`` neighbouring columns at a time, or all if there are fewer.
+    """Return the sums of ``LEAF`` neighbouring columns at a time, one column for each sum; of all columns, if there are
+    fewer.
+
+    If there are more than ``LEAF`` sums, columns of zeros are added up to a multiple of ``LEAF``.
 
     More than ``LEAF`` sums are padded with zeros to a multiple of ``LEAF``.
     """
@@ -96,7 +97,7 @@ class PartialSums:
         return cls(sums_sbuf)
 
     def of_part(self, part: int, rows: int) -> nl.NkiTensor:
-        """Return the view that takes the numbers of a part, [rows, 1]."""
+        """Return the view [rows, 1] to which a part of the work writes its numbers."""
         return self.sums_sbuf[0:rows, part : part + 1]
 
     def total(self, pipe: int) -> nl.NkiTensor:

@@ -74,13 +74,14 @@ _in_force = [_USUAL]
 
 
 def limits_in_force() -> PlanLimits:
-    """Return the limits that plans obey now. Caches of plans need them as a part of their keys."""
+    """Return the limits that plans obey now; caches of plans have to include them in their keys."""
     return _in_force[-1]
 
 
 @contextmanager
 def shrunk(limits: PlanLimits) -> Iterator[None]:
-    """Let all plans of this process obey smaller limits, for the ``with`` block, in which no launch is replayed.
+    """Let all plans of this process obey smaller limits in the ``with`` block; launches in it are not replayed from a
+    record.
 
     Example::
 
@@ -106,12 +107,12 @@ def usable_sbuf_bytes() -> int:
 
 
 def limited_sbuf_bytes(usual: int) -> int:
-    """Return the usual bytes of a partition, or the limit in force where that is less."""
+    """Return ``usual``, the usual bytes of a partition of SBUF, or the limit in force where that is less."""
     return _least(usual, limits_in_force().sbuf_bytes)
 
 
 def limited_instructions(usual: int) -> int:
-    """Return the usual number of instructions of a program, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of instructions of a program, or the limit in force where that is less."""
     return _least(usual, limits_in_force().program_instructions)
 
 
@@ -123,12 +124,16 @@ def limited_resident_features(usual: int) -> int:
 
 
 def limited_batches(usual: int) -> int:
-    """Return the usual number of batches of a core, or the limit in force where that is less."""
+    """Return ``usual``, the usual most batches of a core from which rows are collected for recomputation, or the limit
+    in force where that is less.
+    """
     return _least(usual, limits_in_force().batches)
 
 
 def limited_parts(usual: int) -> int:
-    """Return the usual number of sums that a partition keeps, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of sums that a partition keeps for an input of few classes, or the limit in
+    force where that is less.
+    """
     return _least(usual, limits_in_force().parts)
 
 
@@ -147,17 +152,23 @@ def limited_shift_columns(usual: int) -> int:
 
 
 def limited_weight_tiles(usual: int) -> int:
-    """Return the usual number of tiles of the weight gradient dW, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of tiles of dW that are accumulated at a time, or the limit in force where
+    that is less.
+    """
     return _least(usual, limits_in_force().weight_tiles)
 
 
 def limited_piece_tiles(usual: int) -> int:
-    """Return the usual number of tiles of positions of a piece, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of tiles of positions of X that are loaded at a time, or the limit in force
+    where that is less.
+    """
     return _least(usual, limits_in_force().piece_tiles)
 
 
 def limited_positions(usual: int) -> int:
-    """Return the usual number of positions of a launch that is not split, or the limit in force where that is less."""
+    """Return ``usual``, the usual largest number of positions that linear kernels process in one part, or the limit in
+    force where that is less.
+    """
     return _least(usual, limits_in_force().positions)
 
 

@@ -57,7 +57,7 @@ HALF_ULP: Final = {
 
 
 def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return the largest change of each number by rounding it to a type."""
+    """Return how much rounding to the type ``dtype`` can change each number at most."""
     half = HALF_ULP[np.dtype(dtype).name]
     with np.errstate(all="ignore"):
         error: Float64Array = half.relative * np.abs(exact) + half.absolute
@@ -96,7 +96,7 @@ class FunctionErrors:
     sqrt: float = CORRECTLY_ROUNDED
 
     def further(self, function: str) -> float:
-        """Return the error of a function beyond correct rounding, in u."""
+        """Return the error of an activation function that exceeds correct rounding, in u."""
         error: float = getattr(self, function)
         return error - CORRECTLY_ROUNDED
 
@@ -116,7 +116,7 @@ GRANTED: Final = FunctionErrors(exp=3.0, log=4.0, reciprocal=4.0, rsqrt=4.0, sig
 
 
 class Exact(NamedTuple):
-    """The reference values, and the largest accepted error of each."""
+    """The reference values of a result, and for each value the largest error that a check accepts."""
 
     value: Float64Array
     error: Float64Array
@@ -149,7 +149,7 @@ class Derived(NamedTuple):
         functions: Mapping[str, Float64Array] | None = None,
         beside: Float64Array | float = 0.0,
     ) -> Derived:
-        """Return an instance from errors in units of u (2^-23), and from the terms of which the losses are sums.
+        """Return an instance from errors in units of u (2^-23), and from the terms that add up to each loss.
 
         Without terms, ``largest`` is the magnitude of the loss.
         """

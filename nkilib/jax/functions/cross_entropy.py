@@ -78,7 +78,9 @@ class CrossEntropyOutputs(NamedTuple):
 def _divisor(
     results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
 ) -> jax.Array | int:
-    """Return the divisor of a mean, which for class probabilities is the number of positions, as in PyTorch."""
+    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
+    probabilities the number of positions, as in PyTorch.
+    """
     if normalizer is not None:
         return normalizer
     if valid is None:

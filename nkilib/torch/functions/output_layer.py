@@ -58,7 +58,9 @@ class _Chunk(NamedTuple):
 
 
 def _fsdp(head: nn.Module) -> FSDPModule | None:
-    """Return the module if ``fully_shard`` was applied to it alone, else None."""
+    """Return the module, as FSDP2's class, if ``fully_shard`` was applied to it alone, not in a list of modules; else
+    None.
+    """
     for parameter in head.parameters():
         if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
             raise NotImplementedError(
@@ -70,7 +72,7 @@ def _fsdp(head: nn.Module) -> FSDPModule | None:
 
 @contextmanager
 def _gathered(module: FSDPModule) -> Iterator[None]:
-    """Keep the weights of the module gathered for all chunks, instead of gathering them for each chunk."""
+    """Return a context in which FSDP2 keeps the module's weights gathered from one chunk of tokens to the next."""
     module.set_reshard_after_forward(False)
     module.set_reshard_after_backward(False)
     module.unshard()
@@ -98,8 +100,9 @@ def _local_rows(hidden: Tensor) -> Tensor:
 
 
 def _distributed(rows: Tensor, like: DTensor) -> DTensor:
-    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``; a dimension of the mesh that shards
-    tokens shards the rows.
+    """Return this rank's rows [tokens, width] as a DTensor on the mesh of ``like``, whose placements it takes over.
+
+    A dimension of the mesh that shards any dimension of the tokens in ``like`` shards the rows.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -140,7 +143,7 @@ def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> _
 
 
 def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
-    """Run the backward of a chunk, and return only the gradient of its hidden states.
+    """Run the backward of a chunk's loss, ``value``, and return the gradient of its hidden states alone.
 
     FSDP2's module collects the gradients of its parameters itself, and does so only in a backward.
     """
@@ -150,8 +153,9 @@ def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
 
 
 def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Add the gradients to the sums. The first gradient of a parameter is copied, because other tensors may share its
-    memory.
+    """Add the gradients of one chunk to ``sums``, which has an item for each tensor.
+
+    The first gradient of a tensor is copied, because other tensors may share its memory.
     """
     for at, gradient in enumerate(gradients):
         if gradient is not None:
@@ -160,8 +164,9 @@ def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
-    """Return this rank's rows of the gradient of a chunk's hidden states; a DTensor of partial sums is first reduced
-    over the ranks.
+    """Return this rank's rows of ``gradient``, the gradient of ``hidden``, the hidden states of a chunk.
+
+    If it is a DTensor of partial sums, these are first added up over the ranks.
     """
     placed, like = dtensor(gradient), dtensor(hidden)
     if placed is None or like is None:
@@ -170,7 +175,7 @@ def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
-    """Return a gradient of this rank's tokens in the shape of ``hidden``."""
+    """Return ``rows``, the gradient of this rank's tokens, in the shape and placement of ``hidden``."""
     placed = dtensor(hidden)
     if placed is None:
         return rows.view(hidden.shape)
@@ -183,7 +188,11 @@ def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients are already known; ``apply`` takes the gradients and the tensors that they belong to."""
+    """An autograd function that returns a loss whose gradients are already computed; its backward scales them and
+    passes them on.
+
+    ``apply`` takes the gradients and the tensors that they belong to.
+    """
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
@@ -269,7 +278,9 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
 
 
 def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered the hook; bound methods and their wrappers have its module's name."""
+    """Return whether ``fully_shard`` registered a hook, which is seen from the module that its function is defined
+    in.
+    """
     return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
 
 

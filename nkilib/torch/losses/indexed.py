@@ -46,18 +46,20 @@ _BITS: Final = 32
 
 
 class _Halves(NamedTuple):
-    """Integers as two int32 each: ``high * 2^32 + low``, with ``low`` unsigned."""
+    """The two int32 halves of each integer of a tensor: it equals ``high * 2^32 + low``, where ``low`` is read as
+    unsigned.
+    """
 
     low: Tensor
     high: Tensor
 
     @property
     def fit(self) -> Tensor:
-        """A bool tensor: whether each integer equals ``low``, taken as an int32."""
+        """A bool tensor: whether each integer fits an int32, so that its low half alone is the integer."""
         return self.high == self.low >> (_BITS - 1)
 
     def are(self, value: int) -> Tensor:
-        """Return a bool tensor: whether each integer equals ``value``, a 64-bit integer."""
+        """Return a bool tensor: whether each integer equals ``value``, which may be any 64-bit integer."""
         high, low = value >> _BITS, value & (1 << _BITS) - 1
         return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
 
@@ -84,7 +86,10 @@ def _is_narrow(target: Tensor) -> bool:
 
 
 def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
-    """Return a bool tensor of the shape of the target: which class indices are ``ignore_index``, any 64-bit integer."""
+    """Return a bool tensor of the shape of the target that is true where a class index equals ``ignore_index``.
+
+    ``ignore_index`` may be any 64-bit integer, also one that the target's dtype cannot hold.
+    """
     limits = torch.iinfo(target.dtype)
     if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap the number into the type
         return torch.zeros_like(target, dtype=torch.bool)
@@ -95,7 +100,9 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:
-    """Return int32 indices. An index that is not a class becomes -1 or ``num_classes``."""
+    """Return class indices as int32, where an index outside [0, num_classes) stays outside: it becomes -1 or
+    ``num_classes``.
+    """
     if _is_narrow(target):
         return target.to(torch.int32).clamp(-1, num_classes)
     halves = _halves(target)
@@ -255,7 +262,9 @@ def indexed_loss(
 
 
 def class_targets(call: Call) -> dict[str, Any]:
-    """Return the kernel argument for int32 targets, for a loss without ``ignore_index``."""
+    """Return the kernel argument ``targets_hbm``, the call's class indices as int32, for a loss without
+    ``ignore_index``.
+    """
     return {"targets_hbm": _class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
 
 

@@ -63,7 +63,7 @@ class Head(NamedTuple):
 
     @property
     def parameters(self) -> tuple[Tensor | None, ...]:
-        """The weight and the bias."""
+        """The weight and the bias, which may be None."""
         return self.weight, self.bias
 
     @property
@@ -76,7 +76,9 @@ class Head(NamedTuple):
 
 
 class _Rounded(torch.autograd.Function):
-    """A bias rounded to another type, in float32; its gradient is not rounded to that type."""
+    """An autograd function that rounds a bias to the values of another dtype and returns them as float32; its gradient
+    is not rounded to that dtype.
+    """
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -89,7 +91,7 @@ class _Rounded(torch.autograd.Function):
 
 
 def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias with the values that it has in another type, as TRL's token scores read it.
+    """Return a bias in float32, with its values rounded to ``dtype``, as TRL's token scores read it.
 
     The gradient, in the type of ``bias``, is that of the rounded values, without rounding.
     """
@@ -136,7 +138,7 @@ class ScoreRecipe:
     outputs: tuple[str, ...]
 
     def is_supported(self, head: Head) -> bool:
-        """Return whether the kernels compute these scores; TRL's own code computes the others."""
+        """Return whether the kernels compute these scores for this output layer; if not, TRL's own code does."""
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in head):
             return False
         features = FEATURES_MIN <= head.hidden.shape[-1] <= FEATURES_MAX
@@ -179,7 +181,7 @@ DivergenceResults: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LogitOptions:
-    """The scaling and capping of one model's logits.
+    """The scale and the cap that TRL applies to one model's logits.
 
     Attributes:
         scale: the factor of the logits, applied first.
@@ -241,7 +243,7 @@ class DivergenceRecipe:
     teacher: LogitOptions
 
     def is_supported(self, student: Head, teacher: Head) -> bool:
-        """Return whether the kernels compute these divergences; TRL's own code computes the others."""
+        """Return whether the kernels compute this divergence of these models; if not, TRL's own code does."""
         if any(tensor.dtype == torch.float64 for head in (student, teacher) for tensor in head if tensor is not None):
             return False
         has_features = all(FEATURES_MIN <= model.hidden.shape[-1] <= FEATURES_MAX for model in (student, teacher))

@@ -75,7 +75,9 @@ class Recipe:
 
     @property
     def is_mixed(self) -> bool:
-        """True if the divergence needs the mixture of both distributions."""
+        """Whether ``beta`` is strictly between 0 and 1, so that the divergence needs the mixture of both
+        distributions.
+        """
         return 0.0 < self.beta < 1.0
 
     @property
@@ -155,12 +157,12 @@ class DistillationOperands(NamedTuple):
 
     @property
     def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The hidden states and weights of both models."""
+        """The student's hidden states and weight, then the teacher's."""
         return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
 
     @property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of both models."""
+        """The student's bias and the teacher's; None for a missing one."""
         return self.linear_bias, self.teacher_bias
 
     def constants(self) -> DistillationOperands:
@@ -254,8 +256,8 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Reject temperatures out of range, and also labels out of range if the student's logit of each label is
-    requested.
+    """Reject temperatures out of range and, if the call requests the log-probability or the logit of the label, labels
+    out of range.
     """
     check_temperatures(LINEAR_DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
@@ -264,7 +266,9 @@ def _check_labels(call: Call) -> None:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """Return the keyword arguments that the kernels get in place of the operator's labels and names of dtypes."""
+    """Return the kernel arguments that replace the operator's: int32 labels with their ``ignore_index``, and the
+    compute dtype as kernels name it.
+    """
     labels = call.tensors["labels"]
     if labels is None:
         return compute_dtype_argument(call)
