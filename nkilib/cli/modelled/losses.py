@@ -57,7 +57,7 @@ class TensorSize(NamedTuple):
 
 
 class NoSizes(NamedTuple):
-    """The empty tiling of a kernel that has nothing to choose."""
+    """The tiling of a kernel that has no sizes to choose: a named tuple without fields."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LossKernels(Family):
 
     @property
     def row(self) -> Any:
-        """The registry entry of the loss, which gives the sizes of its tensors."""
+        """The entry of the loss in the registry, which gives the sizes of a launch's tensors."""
         from nkilib.experimental.loss.registry import LOSSES
 
         (row,) = (loss for loss in LOSSES if loss.name == self.options.family)
@@ -97,12 +97,14 @@ class LossKernels(Family):
         return ()
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return the size of a tensor in the registry entry; ``arguments`` are options of the kernel."""
+        """Return shape and type that the registry entry gives for a tensor of the launch; ``arguments`` are options of
+        the kernel.
+        """
         size = self.row.size_of(tensor, self.shape, arguments)
         return TensorSize(size.shape, size.dtype or self.dtype)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch without optional tensors, except those in ``ALWAYS`` and ``arguments``."""
+        """Return the profile of a launch whose only optional tensors are those in ``ALWAYS`` and ``arguments``."""
         from nkilib.experimental import loss
         from nkilib.simulator import profile, spec, using
 
@@ -139,11 +141,11 @@ class ElementwiseKernels(LossKernels):
     WHICH: ClassVar[str] = "with an elementwise or row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> ElementwiseSizes:
-        """Leave the tiling to the kernel."""
+        """Return a tiling of Nones, so that the kernel chooses its sizes itself."""
         return ElementwiseSizes()
 
     def tilings(self) -> set[ElementwiseSizes]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         sizes = product(self.options.columns or _COLUMNS, self.options.buffers or _BUFFERS)
         return {ElementwiseSizes(*size) for size in sizes}
 
@@ -168,11 +170,13 @@ class RowwiseKernels(LossKernels):
     WHICH: ClassVar[str] = "with a row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> RowwiseSizes:
-        """Leave the tiling to the kernel."""
+        """Return a tiling of Nones, so that the kernel chooses its sizes itself."""
         return RowwiseSizes()
 
     def tilings(self) -> set[RowwiseSizes]:
-        """Return the tilings to try: chunks of a row, or as many rows at a time as requested."""
+        """Return the tilings that ``tune`` compares: chunks of a row, or as many rows at a time as the command line
+        asks for.
+        """
         columns = self.options.columns or [size for size in _COLUMNS if size <= self.options.vocab]
         sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
         return {RowwiseSizes(*size) for size in sizes}

@@ -61,7 +61,7 @@ class SoftmaxKernels(Family):
         return f"{self.options.family}_{self.direction}"
 
     def chosen(self, **arguments: Any) -> SoftmaxTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.softmax import choose_softmax_tiling
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -69,7 +69,7 @@ class SoftmaxKernels(Family):
         return choose_softmax_tiling(self.shape, self._axis, self.dtype, self.direction, kind=kind)
 
     def tilings(self) -> set[SoftmaxTiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.softmax import SoftmaxTiling
 
@@ -82,7 +82,7 @@ class SoftmaxKernels(Family):
         return result
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.softmax.profiling import profile_softmax_launch
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -114,17 +114,17 @@ class LogitsKernels(Family):
 
     @property
     def takes_options(self) -> bool:
-        """Whether the kernel has options for ``--arg``."""
+        """Whether the kernel has options that the option ``--arg`` of the command can set."""
         return bool(self.options.extended)
 
     def chosen(self, **arguments: Any) -> Tiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_tiling
 
         return choose_tiling(*self._launch, self.target, extended=self.options.extended)
 
     def tilings(self) -> set[Tiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.loss import Tiling
 
@@ -133,7 +133,7 @@ class LogitsKernels(Family):
         return {Tiling(*size) for size in sizes}
 
     def profile(self, tiling: Tiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch; ``arguments`` are options of the kernel."""
+        """Return the profile of a launch with a tiling; ``arguments`` are options of the kernel."""
         from nkilib.experimental.loss import Tiling
         from nkilib.experimental.loss.profiling import profile_launch
 
@@ -161,7 +161,7 @@ class LinearKernels(Family):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if not self.options.features:
             return "argument --features: is required for linear_cross_entropy"
         return self._no_mixture
@@ -172,13 +172,13 @@ class LinearKernels(Family):
         return f"linear_cross_entropy_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout)
 
     def tilings(self) -> set[LinearTiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = _CLASS_BLOCKS.get(self.direction, _CLASS_BLOCKS["backward"])
@@ -186,7 +186,7 @@ class LinearKernels(Family):
         return {LinearTiling(*size) for size in sizes}
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_launch
 
@@ -215,7 +215,7 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         if not self.options.features:
@@ -228,13 +228,13 @@ class TokenScoreKernels(LinearKernels):
         return f"linear_token_scores_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_token_scores_launch
 
@@ -260,7 +260,7 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         for name in ("features", "teacher_features"):
@@ -274,7 +274,7 @@ class LinearDistillationKernels(LinearKernels):
         return f"linear_distillation_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_distillation_tiling
 
         keywords = {name: arguments[name] for name in _CHOOSER_OPTIONS if name in arguments}
@@ -288,7 +288,7 @@ class LinearDistillationKernels(LinearKernels):
         )
 
     def tilings(self) -> set[LinearTiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = self.options.class_block or _DISTILLATION_CLASS_BLOCKS[self.direction]
@@ -298,7 +298,7 @@ class LinearDistillationKernels(LinearKernels):
         }
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
 

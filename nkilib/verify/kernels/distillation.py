@@ -45,7 +45,7 @@ def _arguments(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the loss as the references take them."""
+    """Return the options of a launch by the names that the float64 reference takes: beta and temperature."""
     return {"beta": arguments["beta"], "temperature": arguments.get("temperature_hbm", arguments.get("temperature"))}
 
 

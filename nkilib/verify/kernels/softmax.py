@@ -34,7 +34,7 @@ _MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel, the float64 reference of its result, and its bound.
+    """One of the softmax kernels, with its float64 reference and the bound on its errors.
 
     A backward takes the output of a forward, whose reference is ``of_forward``; it is None for a forward.
     """
@@ -45,7 +45,9 @@ class _Kernel:
     of_forward: Callable[..., Any] | None
 
     def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
-        """Return the arguments of a launch, with tensors of one type: x, or for a backward dy and y."""
+        """Return the arguments of a launch with tensors of one type: x for a forward; the gradient dy and the output y
+        for a backward.
+        """
         axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
         x = 3.0 * inputs.numbers(21, *shape)
         if self.of_forward is None:
@@ -61,7 +63,7 @@ class _Kernel:
         return {"result": Reference(self.reference(*arrays, axis), self.bound(*arrays, axis, dtype))}
 
     def case(self, name: str, type_name: str, shape: tuple[int, ...], cores: int, **options: Any) -> Case:
-        """Return the case of a launch."""
+        """Return the case that launches the kernel with such arguments on ``cores`` cores."""
         return Case(
             f"{self.function.__name__}: {name}, {type_name}",
             False,
