@@ -49,8 +49,8 @@ def synchronise(tensor_hbm: nl.NkiTensor) -> None:
 
 
 def levels(parts: int) -> int:
-    """Return how many rounds of :class:`PartialSums` leave one number of ``parts`` in each partition, if a round sums
-    ``LEAF`` numbers at a time.
+    """Return how many rounds turn ``parts`` numbers in each partition into one, if a round sums ``LEAF`` numbers at a
+    time.
     """
     count = 0
     while parts > 1:
@@ -62,9 +62,7 @@ def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return the sums of ``LEAF`` neighbouring columns at a time, one column for each sum; of all columns, if there are
     fewer.
 
-    If there are more than ``LEAF`` sums, columns of zeros are added up to a multiple of ``LEAF``.
-
-    More than ``LEAF`` sums are padded with zeros to a multiple of ``LEAF``.
+    If there are more than ``LEAF`` sums, columns of zeros follow them, up to a multiple of ``LEAF``.
     """
     rows, columns = numbers_sbuf.shape
     leaf = min(LEAF, columns)

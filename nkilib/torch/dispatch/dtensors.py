@@ -101,8 +101,6 @@ def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
     """Reject a mesh whose ranks do not ascend along ``mesh_dim``, the dimension that shards the rows.
 
     A process group sorts its ranks, so the columns of such a mesh would be permuted.
-
-    A process group sorts its ranks, so the columns would be permuted.
     """
     if torch.compiler.is_compiling():
         return

@@ -151,7 +151,7 @@ def _check(
 
 
 def _longest(lengths: Lengths, total: int, possible: int) -> int:
-    """Return the length of the longest target, which decides how much memory the kernel's table of paths needs.
+    """Return the length of the longest target, to which shorter ones are padded.
 
     Args:
         lengths: the target lengths; values of a tensor on a device are not read.

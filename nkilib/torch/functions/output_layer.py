@@ -58,8 +58,10 @@ class _Chunk(NamedTuple):
 
 
 def _fsdp(head: nn.Module) -> FSDPModule | None:
-    """Return the module, as FSDP2's class, if ``fully_shard`` was applied to it alone, not in a list of modules; else
-    None.
+    """Return the module, typed as FSDP2's class, if ``fully_shard`` was applied to it, else None.
+
+    Raises:
+        NotImplementedError: FSDP1 shards the module.
     """
     for parameter in head.parameters():
         if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
@@ -100,9 +102,10 @@ def _local_rows(hidden: Tensor) -> Tensor:
 
 
 def _distributed(rows: Tensor, like: DTensor) -> DTensor:
-    """Return this rank's rows [tokens, width] as a DTensor on the mesh of ``like``, whose placements it takes over.
+    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``, the DTensor of all hidden states.
 
-    A dimension of the mesh that shards any dimension of the tokens in ``like`` shards the rows.
+    A dimension of the mesh that shards tokens in ``like`` shards the rows; any other one has the placement that it has
+    there.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -278,8 +281,8 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
 
 
 def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered a hook, which is seen from the module that its function is defined
-    in.
+    """Return whether ``fully_shard`` registered a hook: its functions, bound or wrapped too, have the name of one of
+    FSDP2's modules.
     """
     return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
 

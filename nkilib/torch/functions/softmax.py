@@ -116,10 +116,6 @@ class _Restored(torch.autograd.Function):
     The returned tensor is not a view, so ``detach_()`` works. It shares its version with the operator's result, which
     the backward needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the
     operator's result, the layout, and the caller's shape.
-
-    It is not a view, so ``detach_()`` works. It shares its version with the operator's result, which the backward
-    needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the operator's
-    result, the layout, and the caller's shape.
     """
 
     generate_vmap_rule = True

@@ -447,8 +447,6 @@ def _kept(name: str, value: Any) -> Any:
     """Return the positional or keyword arguments of the recorded function ``name``, with copies of possible
     temperatures.
 
-    ``name`` is the function's name, ``value`` its positional or keyword arguments.
-
     The caller may change such a tensor in place before the logits are computed.
     """
     if name not in _SCALES:
@@ -487,7 +485,7 @@ def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0)
 
 
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
-    """Scale lazy logits in place without computing them; return None if other lazy logits of the call exist.
+    """Scale lazy logits in place without computing them.
 
     The result is None, so that the logits are computed, if other lazy logits of the same call exist, whose memory would
     change too.

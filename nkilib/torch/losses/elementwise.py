@@ -61,12 +61,10 @@ class Matrix:
 
     @classmethod
     def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
-        """Return the view of tensors of a shape as a matrix that repeats as little as possible of these weights.
+        """Return the way to lay out tensors of a shape as a matrix that repeats as little as possible of these weights.
 
         In each dimension a weight has the extent of ``shape`` or 1. Return None if every weight has the whole shape, or
         if no way to divide the dimensions lets a kernel take a weight unexpanded.
-
-        Return None if no weight is shared, or no weight could be used unexpanded.
         """
         if 0 in shape or all(tuple(weight.shape) == shape for weight in weights):
             return None

@@ -39,10 +39,9 @@ Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
 
 
 class Prediction(NamedTuple):
-    """One prediction of a model with multi-token prediction (how many tokens ahead is its depth), with labels and
-    weight.
+    """One of the predictions of a model with multi-token prediction, its labels, and the factor ``weight`` of its loss.
 
-    ``pred`` has the logits or the hidden states; ``weight`` multiplies the loss of this prediction in the total.
+    ``pred`` has the logits or the hidden states.
     """
 
     pred: Tensor

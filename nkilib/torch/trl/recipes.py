@@ -91,7 +91,8 @@ class _Rounded(torch.autograd.Function):
 
 
 def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias in float32, with its values rounded to ``dtype``, as TRL's token scores read it.
+    """Return a bias with its values rounded to ``dtype``, as TRL's token scores read it; in float32, unless it has that
+    dtype.
 
     The gradient, in the type of ``bias``, is that of the rounded values, without rounding.
     """

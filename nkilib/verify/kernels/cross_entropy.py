@@ -43,8 +43,10 @@ def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
 
 
 def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
-    """Return the log-sum-exp of each row, computed in float64 and rounded to ``dtype``, as an argument of the
-    backward.
+    """Return the exact log-sum-exp of each row, rounded to float32, as a forward with float32 results would pass it to
+    the backward.
+
+    ``dtype`` is the type of the kernel's tiles, to which the logits are rounded first.
     """
     with np.errstate(all="ignore"):
         return row_statistics(logits, targets, dtype).lse.astype(np.float32)

@@ -213,8 +213,6 @@ def _every_gradient(type_name: str) -> dict[str, Any]:
     log-probability.
 
     The kernel then computes p from ``maximum_hbm`` and ``log_sum_hbm``, and adds dW to ``grad_weight_sum_hbm``.
-
-    It computes p from maximum and log-sum, and adds dW to a sum.
     """
     arguments = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
     problem = problem_of(arguments)

@@ -120,10 +120,6 @@ def takes_one_launch(
 
     Float16 gradients cannot be computed so: they would lack range before the scale of the loss multiplies them. Nor can
     a sum over micro-batches, which needs unrounded gradients.
-
-    The backward then only multiplies the gradients by one number. Float16 gradients cannot be computed so: they would
-    lack range before the scale of the loss multiplies them. Nor can a sum over micro-batches, which needs unrounded
-    gradients.
     """
     normalizer = arguments.normalizer
     return (

@@ -166,10 +166,8 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
 
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
-    """Check that the logits' units of the two models (:attr:`Recipe.student_unit`, :attr:`Recipe.teacher_unit`) do not
+    """Check that the units of the two models' logits (:attr:`Recipe.student_unit`, :attr:`Recipe.teacher_unit`) do not
     differ too much.
-
-    The logit of a masked class must be finite in either unit.
 
     The logit of a masked class must be finite in either unit.
     """
@@ -363,8 +361,6 @@ def most_hidden_bytes(is_rounded: bool) -> int:
     """Return how many bytes of hidden states, of one position and of both models together, fit on chip.
 
     They are counted in the dtypes in which the models are multiplied.
-
-    They count in the dtypes of the models' products.
 
     Args:
         is_rounded: whether operands are rounded to these dtypes.

@@ -81,8 +81,6 @@ def _of_own_positions(caller: Caller, arguments: DistillationArguments, student:
     """Return the arguments of a rank that has positions of its own and all classes, as under FSDP2.
 
     Per-position tensors must be plain. The student is ``student``, and the teacher's layer is gathered.
-
-    Per-position tensors must be plain. The student is the given one, and the teacher's layer is gathered.
     """
     for name, tensor in (
         (arguments.teacher.names.input, arguments.teacher.input),
