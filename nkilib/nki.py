@@ -55,11 +55,13 @@ class BackendChoice:
 
 
 class _NoRealNkiError(Exception):
-    """The real NKI is absent; the message is a clause that gives the evidence."""
+    """Raised if the real NKI is absent; the message is a clause that gives the evidence."""
 
 
 class _UnfitNkiError(Exception):
-    """The real NKI is installed, but kernels do not run on it; the message ends with a remedy, without a full stop."""
+    """Raised if the real NKI is installed, but kernels do not run on it; the message ends with a remedy, without a full
+    stop.
+    """
 
 
 def _is_simulator(module: ModuleType) -> bool:

@@ -89,7 +89,9 @@ def _message(name: str, origin: str | None) -> str:
 
 
 def mixture() -> str | None:
-    """Return a message that names the mixed packages and the remedy; None if all of the imported nkilib is this one."""
+    """Return a message for an imported nkilib that is a mixture of packages, with their names and the remedy; None if
+    all of it is this package.
+    """
     paths: dict[str, Sequence[str]] = {"": sys.path}
     for name in _SHARED:
         module = sys.modules.get(name)
@@ -117,7 +119,9 @@ def refuse_mixture() -> None:
 
 
 def _owners() -> Iterator[tuple[str, str]]:
-    """Yield directory and name of each distribution that installed an ``nkilib/__init__.py``."""
+    """Yield, for each distribution that installed an ``nkilib/__init__.py``, the directory of that package, and name
+    and version of the distribution.
+    """
     from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
 
     for distribution in metadata.distributions():

@@ -67,9 +67,7 @@ _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
 
 
 class CoresDisagreeError(ValueError):
-    """Raised if a kernel would be made for another number of cores than the one that the compiler, or the runtime,
-    works with.
-    """
+    """Raised if a kernel would be made for another number of cores than the compiler, or the runtime, works with."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,9 @@ class LncSettings:
         return chosen.cores
 
     def library_grid(self) -> int | None:
-        """Return the grid with which this library launches its own kernels; None for a launch without brackets."""
+        """Return n if this library launches its kernels as ``kernel[n]`` with these settings; None for a launch without
+        brackets.
+        """
         if self.variable is not None:
             return None
         choice = self.of_compiler()

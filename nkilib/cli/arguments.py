@@ -57,8 +57,8 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints an error with a hint at ``--help``. argparse would print the usage, which has 20 lines
-    here.
+    """The parser of a command, which prints an error with a hint at ``--help`` in place of the usage, which has 20
+    lines here.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -183,7 +183,9 @@ def picture_formats() -> list[str]:
 
 
 def picture_file(text: str) -> str:
-    """Check the name of an output file whose suffix is a picture format of matplotlib, and return it."""
+    """Check that an output file can be written and has the suffix of a picture format of matplotlib; return its
+    name.
+    """
     output_file(text)
     formats = picture_formats()
     suffix = Path(text).suffix[1:]

@@ -202,7 +202,7 @@ def _importable(module: str, distribution: str) -> str:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield the lines of the report, in order."""
+    """Yield the findings of the doctor, in the order of the report."""
     yield from _packages()
     yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
     for name in ("numpy", "ml_dtypes"):
@@ -230,7 +230,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib doctor`` to the parser of this command."""
     command.add_argument(
         "--kernels",
         action="store_true",

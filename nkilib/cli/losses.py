@@ -137,7 +137,7 @@ def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
 
 
 def as_parts() -> Sequence[str]:
-    """Return all parts of the pages."""
+    """Return the parts of the documentation's pages that are made from the registry of losses."""
     return overview(), *map(entries, Family), times()
 
 

@@ -41,11 +41,13 @@ _PLACE = "nkilib value"
 
 
 class SourceRefusedError(ValueError):
-    """There is no such kernel, its module cannot be imported, or it cannot take the arguments; the message says why."""
+    """Raised if there is no such kernel, its module cannot be imported, or it cannot take the arguments; the message
+    says why.
+    """
 
 
 class ValueRefusedError(ValueError):
-    """A value has no valid form; the message says why, and which forms there are."""
+    """Raised if the text of a value has no valid form; the message says why, and which forms there are."""
 
 
 def _run(path: Path) -> ModuleType:

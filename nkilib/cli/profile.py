@@ -43,12 +43,13 @@ _OF_THE_LIBRARY = (
 
 
 class _RefusedError(Exception):
-    """No profile can be made; the message says why."""
+    """Raised if no profile can be made; the message says why."""
 
 
 def _check_form(options: argparse.Namespace) -> None:
-    """End the process if the arguments mix the two forms of the command (a kernel of a file, or one of this library),
-    or lack required ones.
+    """End the process with an error if the arguments lack required ones, or mix the two forms of the command.
+
+    One form names a kernel of a file; the other selects a kernel of this library.
     """
     library_options = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
     if options.kernel:
@@ -174,7 +175,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib profile`` to the parser of this command."""
     command.add_argument(
         "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
     )

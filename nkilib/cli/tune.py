@@ -132,7 +132,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib tune`` to the parser of this command."""
     add_launch_arguments(command)
     add_family_arguments(command, several=True)
     command.add_argument(

@@ -246,8 +246,10 @@ def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report:
 
 @contextmanager
 def _ending_as_by_ctrl_c() -> Iterator[None]:
-    """Let a request to end, or a terminal that is closed, interrupt this process like Ctrl-C: the step that runs is
-    ended, and the device is released.
+    """Let a request to end, or a terminal that is closed, interrupt this process like Ctrl-C, within the ``with``
+    block.
+
+    The step that runs is then ended, and the device is released.
     """
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
@@ -322,7 +324,7 @@ def _seconds(text: str) -> float:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib verify`` to the parser of this command."""
     kinds = f"kinds of steps: {', '.join(_KINDS)} (default: all)"
     command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, metavar="KIND", help=kinds)
     command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this text")

@@ -38,7 +38,7 @@ def row_span(rows: int, cores: int) -> int:
 
 
 def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) -> nl.NkiTensor:
-    """Return a view of ``rows`` rows of a tensor: ``first``, ``first + cores``, ..."""
+    """Return a view of ``rows`` rows of a matrix in HBM that are ``cores`` apart: ``first``, ``first + cores``, ..."""
     return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
 
 
@@ -88,7 +88,7 @@ class PartialSums:
 
     @classmethod
     def make(cls, parts: int) -> PartialSums:
-        """Allocate the sums for ``parts`` parts and set them to zero."""
+        """Return sums for ``parts`` parts of the work, in new memory that is set to zero."""
         columns = div_ceil(parts, LEAF) * LEAF
         sums_sbuf = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0)

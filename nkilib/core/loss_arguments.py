@@ -79,7 +79,9 @@ class Upstream:
 
     @property
     def is_of_each(self) -> bool:
-        """Whether each loss has its own gradient, so that the gradients are streamed."""
+        """Whether each loss has its own upstream gradient, so that the kernel streams the gradients with the other
+        tensors.
+        """
         return self.factor is None
 
     def with_tensors(self, tensors_hbm: dict[str, nl.NkiTensor], names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:

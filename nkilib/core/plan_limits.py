@@ -117,8 +117,8 @@ def limited_instructions(usual: int) -> int:
 
 
 def limited_resident_features(usual: int) -> int:
-    """Return the usual largest number of features at which W^T of a block of classes stays in SBUF, or the limit in
-    force where that is less.
+    """Return ``usual``, the usual largest number of features at which W^T of a block of classes stays in SBUF, or the
+    limit in force where that is less.
     """
     return _least(usual, limits_in_force().resident_features)
 
@@ -138,15 +138,15 @@ def limited_parts(usual: int) -> int:
 
 
 def limited_piece_columns(usual: int) -> int:
-    """Return the usual number of columns that an instruction of elementwise and row-wise losses processes, or the limit
-    in force where that is less.
+    """Return ``usual``, the usual number of columns that an instruction of elementwise and row-wise losses processes,
+    or the limit in force where that is less.
     """
     return _least(usual, limits_in_force().piece_columns)
 
 
 def limited_shift_columns(usual: int) -> int:
-    """Return the usual number of columns from which on a shift in place of maxima saves time, or the limit in force if
-    that is less.
+    """Return ``usual``, the usual least number of columns at which subtracting a shift instead of maxima saves time, or
+    the limit in force where that is less.
     """
     return _least(usual, limits_in_force().shift_columns)
 

@@ -189,7 +189,7 @@ def launch(
 
 
 def is_known(array: Any) -> bool:
-    """Tell whether an array is a JAX array with values, not one that is being traced."""
+    """Tell whether an array is a JAX array whose values exist, not one that is being traced."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 

@@ -25,7 +25,7 @@ _AXIS: Final = "positions"
 
 
 class AbsentError(Exception):
-    """A prerequisite of a call is missing on this machine; the message is a clause that names it."""
+    """Raised if something that a call needs is missing on this machine; the message is a clause that names it."""
 
 
 def _loss_and_gradient(loss_of: Callable[..., Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:

@@ -109,7 +109,7 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 class CannotRunError(Exception):
-    """Error if nothing can be launched; the message says why and what to do."""
+    """Raised if nothing can be launched; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class LaunchPlace:
 
     @property
     def name(self) -> str:
-        """``"device"`` or ``"simulator"``."""
+        """The name of the place in reports: ``"device"`` or ``"simulator"``."""
         return "device" if self.is_device else "simulator"
 
     @property
     def first_line(self) -> str:
-        """The first line of the report."""
+        """The first line that a run prints, which says where the steps are launched and why."""
         if self.is_device:
             return f"nkilib verify on a Neuron device: {self.reason}"
         return (
@@ -173,7 +173,7 @@ def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Launch
 
 
 class ReportError(Exception):
-    """Error for a file that is no report, or the report of another run; the message says what to do."""
+    """Raised for a file that is no report, or the report of another run; the message says what to do."""
 
 
 @contextmanager

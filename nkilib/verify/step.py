@@ -174,12 +174,12 @@ class Step(ABC):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Environment variables that the launch needs in addition to those of every step."""
+        """The environment variables that the step's launch needs beside those that every step has."""
         return {}
 
     @property
     def stages_on_device(self) -> tuple[Stage, ...]:
-        """The stages of the step if there is a device."""
+        """The stages that the step goes through if there is a device."""
         return ON_DEVICE
 
     @property

@@ -46,7 +46,7 @@ _CHOOSER_OPTIONS = ("beta", "memory_limit")
 
 @dataclass(frozen=True)
 class SoftmaxKernels(Family):
-    """Softmax and log-softmax of a matrix, along its last or its first axis."""
+    """The kernels of softmax and log-softmax of a matrix, along its last or its first axis."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax")
     SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C", "partitions_per_row": "F"}
@@ -57,7 +57,7 @@ class SoftmaxKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"{self.options.family}_{self.direction}"
 
     def chosen(self, **arguments: Any) -> SoftmaxTiling:
@@ -98,7 +98,7 @@ class SoftmaxKernels(Family):
 
 @dataclass(frozen=True)
 class LogitsKernels(Family):
-    """Cross-entropy from logits, plain and extended."""
+    """The kernels of cross-entropy from logits, plain and extended."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("cross_entropy",)
     SIZES: ClassVar[dict[str, str]] = {"positions_per_batch": "P", "chunk_size": "C"}
@@ -109,7 +109,7 @@ class LogitsKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"{'extended_' if self.options.extended else ''}cross_entropy_{self.direction}"
 
     @property
@@ -150,7 +150,7 @@ class LogitsKernels(Family):
 
 @dataclass(frozen=True)
 class LinearKernels(Family):
-    """Cross-entropy from hidden states and output weights."""
+    """The kernels of cross-entropy from hidden states and output weights."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_cross_entropy",)
     SIZES: ClassVar[dict[str, str]] = {"position_block": "P", "class_block": "C"}
@@ -168,7 +168,7 @@ class LinearKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"linear_cross_entropy_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
@@ -207,7 +207,9 @@ class LinearKernels(Family):
 
 @dataclass(frozen=True)
 class TokenScoreKernels(LinearKernels):
-    """Log-probabilities of several target ids per position, from hidden states."""
+    """The kernels of the log-probabilities of several target ids per position, from hidden states and output
+    weights.
+    """
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_token_scores",)
     OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "ids")
@@ -224,7 +226,7 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"linear_token_scores_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
@@ -251,7 +253,9 @@ class TokenScoreKernels(LinearKernels):
 
 @dataclass(frozen=True)
 class LinearDistillationKernels(LinearKernels):
-    """Divergences from hidden states and output weights of both models, whose weights have the same layout."""
+    """The kernels of divergences from hidden states and output weights of both models, whose weights have the same
+    layout.
+    """
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_distillation",)
     OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "teacher_features")
@@ -270,7 +274,7 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"linear_distillation_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:

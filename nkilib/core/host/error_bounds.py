@@ -160,7 +160,7 @@ class Derived(NamedTuple):
         return cls(value, largest, UNIT * own, further, UNIT * beside)
 
     def exact(self, functions: FunctionErrors = SIMULATED) -> Exact:
-        """Return the reference with the accepted error, for activation functions with the given errors."""
+        """Return the values with the largest accepted error of each, given the errors of the activation functions."""
         error = self.own + self.beside
         for name, per_unit in self.functions.items():
             error = error + functions.further(name) * per_unit

@@ -44,8 +44,10 @@ class Sample(Enum):
 
 
 class Family(Enum):
-    """The purpose of a loss. The values name the pages that list the losses, docs/reference/losses_regression.md and so
-    on; the losses of vocabularies are on the page of classification.
+    """The purpose of a loss, by which the documentation groups losses.
+
+    The values name the pages that list them, docs/reference/losses_regression.md and so on; the losses of vocabularies
+    are on the page of classification.
     """
 
     REGRESSION = "regression"

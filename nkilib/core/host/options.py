@@ -42,13 +42,13 @@ from typing import (
 
 
 class Dataclass(Protocol):
-    """Any dataclass, as a protocol."""
+    """A protocol that the instances of every dataclass satisfy."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class Numbers(Protocol):
-    """A tensor or an array of numbers, of torch, jax or numpy."""
+    """A protocol that tensors and arrays of numbers satisfy, of torch, jax or numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]:

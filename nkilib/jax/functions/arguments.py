@@ -88,7 +88,9 @@ def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
 
 
 def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
-    """Return the index in ``target`` of the first class that is out of range, or None. Values are read."""
+    """Return the index in ``target`` of the first element that is neither a class nor ``ignore_index``; None if there
+    is none. Values are read.
+    """
     values = np.asarray(target)
     outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
     if not outside.any():

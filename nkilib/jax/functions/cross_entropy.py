@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 
 class _ConstantOptions(TypedDict, total=False):
-    """Options of :class:`.launch.LossOptions` that are constants of the compiled kernels, as keywords."""
+    """The keyword arguments of :func:`cross_entropy` that are options of the loss and constants of the compiled
+    kernels.
+    """
 
     logit_softcap: float | None
     lse_square_scale: float

@@ -78,7 +78,9 @@ _SHAPES = {CLASSES_FIRST: "[classes, features]", FEATURES_FIRST: "[features, cla
 
 @dataclass(frozen=True)
 class _Product:
-    """The option ``logit_scale``, which multiplies product and bias and is compiled into the kernel."""
+    """The option ``logit_scale``, compiled into the kernel: it multiplies the product of hidden states and weight, with
+    its bias.
+    """
 
     logit_scale: float = 1.0
 

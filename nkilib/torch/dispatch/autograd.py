@@ -45,8 +45,9 @@ def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
 
 
 def refuse_second(backward: Operator) -> NoReturn:
-    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
-    order.
+    """Raise the error for a derivative of a gradient that ``backward`` computed.
+
+    The message names :attr:`Operator.instead`, a function of PyTorch with derivatives of every order.
     """
     raise NotImplementedError(
         f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
@@ -107,7 +108,7 @@ class Derivative:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of the forward's results."""
+        """The names of the results of :attr:`forward`, in order."""
         return tuple(output.name for output in self.forward.outputs)
 
     @cached_property
@@ -131,8 +132,9 @@ class Derivative:
         return {_differentiated(output.name): output.request for output in self.backward.outputs}
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
-        """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
-        input.
+        """Return the results of the forward, differentiable.
+
+        With ``inplace``, the backward writes the gradient of the first input over that input.
         """
         if inplace:
             function: Callable[..., Any] = _InPlace.apply

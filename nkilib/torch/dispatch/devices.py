@@ -160,7 +160,9 @@ SUPPORTED_DEVICES: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
 
 
 def unsupported_device(caller: object, device: torch.device, instead: str) -> NotImplementedError:
-    """Return the error for tensors on ``device``; ``instead`` is the recommended replacement there."""
+    """Return the error for tensors on ``device``, where no kernel runs; ``instead`` is what its message recommends
+    there.
+    """
     return NotImplementedError(
         f"{caller}: tensors must be on cpu (simulated), {NATIVE_DEVICE} (the native device of torch-neuronx) or xla "
         f"(the older torch-neuronx), got {device.type}; move them with .to(), or use {instead} there"

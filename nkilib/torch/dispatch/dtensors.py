@@ -36,8 +36,9 @@ OF_PARTS: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def dtensor(tensor: object) -> DTensor | None:
-    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
-    for it.
+    """Return the argument if it is a DTensor, else None.
+
+    The check does not import the module of DTensor, which is slow to import.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
@@ -90,8 +91,9 @@ class LocalPart:
 
 
 def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
-    """Return the size on each rank, as ``torch.chunk`` and ``Shard`` divide: equal sizes, then a smaller one,
-    then 0.
+    """Return how many of ``length`` elements each rank has, if ``torch.chunk`` or ``Shard`` divides them.
+
+    First come equal sizes, then a smaller one, then 0.
     """
     most = -(-length // ranks)
     return tuple(min(most, max(length - rank * most, 0)) for rank in range(ranks))

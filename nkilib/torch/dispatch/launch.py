@@ -120,7 +120,9 @@ def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor
 
 
 def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
-    """Launch the kernel on the number of cores that the environment defines, and return the operator's results."""
+    """Launch the operator's kernel for a call, on as many cores as the environment says, and return the operator's
+    results.
+    """
     launch = library_launch(operator.qualified(overwrites), operator.kernel())
     keywords = _kernel_keywords(operator, call)
     if operator.may_overwrite:

@@ -59,7 +59,9 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 
 
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
-    """Return whether ``as_rows`` returns a view of the tensor's own memory, decided from shape and strides."""
+    """Return whether :func:`as_rows` would return a view of the tensor, not a copy; it is decided from shape and
+    strides.
+    """
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
 
 

@@ -24,8 +24,9 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return whether a graph is being traced with this tensor: it is fake, functional or the compiler's, and at run
-    time the tensor may have another layout.
+    """Return whether a tensor stands for another one while a graph is traced: it is fake, functional or the compiler's.
+
+    At run time the real tensor may have another layout.
     """
     return torch.compiler.is_compiling() or type(tensor) not in _PLAIN
 

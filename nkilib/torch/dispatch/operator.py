@@ -120,7 +120,7 @@ class Input:
 
     @cached_property
     def of_kernel(self) -> str:
-        """The name of the kernel's argument for this input."""
+        """The name that the kernel's argument for this input has: :attr:`keyword`, or ``<name>_hbm``."""
         return self.keyword or f"{self.name}_hbm"
 
 
@@ -266,7 +266,7 @@ class Operator:
 
     @cached_property
     def kernel_results(self) -> Sequence[str]:
-        """The names of the kernel's results, in order."""
+        """The names of the results that the kernel returns, in order: :attr:`results`, or those of the outputs."""
         return self.results or [output.name for output in self.outputs]
 
     @cached_property
@@ -305,8 +305,8 @@ class Operator:
         return getattr(getattr(torch.ops, namespace), name)
 
     def written(self, overwrites: bool = False) -> Mapping[str, str]:
-        """Return the inputs that the operator or its in-place variant writes to, with the names of the results written
-        there.
+        """Return the inputs that the operator, or its in-place variant, writes to, and the name of the result that is
+        written to each.
         """
         return {self.inputs[0].name: self.outputs[0].name} if overwrites else self.writes
 

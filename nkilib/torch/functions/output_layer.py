@@ -88,7 +88,9 @@ def _gathered(module: FSDPModule) -> Iterator[None]:
 
 
 def _local_rows(hidden: Tensor) -> Tensor:
-    """Return this rank's hidden states as [tokens, width], detached."""
+    """Return the hidden states that this rank has, as a plain tensor [tokens, width], detached from autograd's
+    graph.
+    """
     placed = dtensor(hidden)
     if placed is None:
         return hidden.detach().flatten(0, -2)
@@ -130,8 +132,8 @@ def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> I
 
 
 class _Gradients(NamedTuple):
-    """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
-    has none.
+    """The gradients of a chunk's loss, for its hidden states and for each parameter of the output layer; None for a
+    tensor that has none.
     """
 
     of_hidden: Tensor | None
@@ -320,7 +322,9 @@ def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Make a call of the module run ``forward`` in place of its own, between the module's hooks."""
+    """Return a context in which a call of the module runs ``forward`` in place of the module's own forward, between the
+    module's hooks.
+    """
     own = vars(module).get("forward")
     module.forward = forward
     try:

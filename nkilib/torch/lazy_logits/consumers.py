@@ -540,7 +540,10 @@ def _kl_div(
 
 @_consumes("distillation_loss")
 def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **options: Any) -> Tensor | None:
-    """Return :func:`nkilib.torch.distillation_loss` of a student's and a teacher's lazy logits."""
+    """Return :func:`nkilib.torch.distillation_loss` of a student's and a teacher's lazy logits.
+
+    It is None, so that the logits are computed, if the teacher's are not lazy or no kernel computes the divergence.
+    """
     if not isinstance(teacher_logits, LazyLogits):
         return None
     is_known = all(item.form.kind is Kind.LOGITS for item in (student_logits, teacher_logits))

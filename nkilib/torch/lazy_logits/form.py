@@ -73,7 +73,10 @@ class Term:
 
 
 def _near(number: float) -> float:
-    """Return the number, or exactly 1 if it differs from 1 only by rounding, as the scale in c * tanh(x / c) may."""
+    """Return the number, or exactly 1 if it differs from 1 only by rounding.
+
+    The scale in c * tanh(x / c) is the product of 1 / c and c, which may be rounded.
+    """
     return 1.0 if abs(number - 1.0) < 1e-12 else number
 
 
@@ -220,7 +223,9 @@ class Form:
         return mine == theirs and rest == of_other and (self.temperatures is None) == (other.temperatures is None)
 
     def is_same(self, other: Form) -> bool:
-        """Return whether two forms describe the same function of the same hidden states."""
+        """Return whether two forms describe the same logits, or function of them, of the same hidden states and
+        temperatures.
+        """
         pairs = zip(self.terms, other.terms, strict=False)
         is_of_both = self.is_alike(other) and self.temperatures is other.temperatures
         return is_of_both and all(mine.hidden is theirs.hidden for mine, theirs in pairs)

@@ -342,7 +342,9 @@ class Undo:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module only multiplies by its weight: a layer whose forward is its class's own."""
+    """Return whether a layer is a plain ``torch.nn.Linear``: its forward is the one of that class, neither overridden
+    nor replaced on the instance.
+    """
     kind = class_before_sharding(module)
     is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
     return is_linear and _FORWARD not in vars(module)

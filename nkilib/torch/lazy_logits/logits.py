@@ -168,7 +168,9 @@ class HeadCall:
 
 
 def versions_of(term: Term) -> tuple[int, ...]:
-    """Return the version counters of hidden states and parameters. Inference tensors have no counter."""
+    """Return the version counters of hidden states and parameters, which count changes in place. Inference tensors have
+    none.
+    """
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
 
@@ -245,7 +247,7 @@ class LazyLogits:
 
     @property
     def device(self) -> torch.device:
-        """The device of the hidden states."""
+        """The device on which the logits would be computed: that of the hidden states."""
         return self.form.hidden.device
 
     @property

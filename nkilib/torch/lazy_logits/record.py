@@ -26,7 +26,9 @@ _LIBRARIES: Final = ("nkilib.torch.", "torch.")
 
 
 class LogitsComputedWarning(UserWarning):
-    """Warns that logits were computed, because a function needed them that no kernel computes."""
+    """The warning that logits were computed, because a function needed them that no kernel computes from hidden
+    states.
+    """
 
 
 @dataclass(frozen=True)

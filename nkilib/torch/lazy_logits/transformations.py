@@ -379,7 +379,9 @@ def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form
 
 @_records("__rdiv__")
 def _divisor_first(divisor: Any, form: Any) -> Form | None:
-    """Return the form of a division whose divisor comes first, as graphs of ``torch.compile`` pass it."""
+    """Return the form of ``form / divisor``, for the reversed division in which graphs of ``torch.compile`` pass the
+    divisor first.
+    """
     is_known = isinstance(divisor, Tensor) and isinstance(form, Form)
     return divided_by_tensor(form, divisor) if is_known else None
 
@@ -401,7 +403,9 @@ def _capped(form: Form) -> Form | None:
 
 @_records("add", "__add__", "__radd__")
 def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
-    """Return the form of the sum of two products: one product with the features of both."""
+    """Return the form of the sum of two forms that are products: one form with the terms of both. None for other
+    summands.
+    """
     if not isinstance(form, Form) or not isinstance(other, Form) or alpha != 1:
         return None
     is_alike = form.shape == other.shape and form.class_dim == other.class_dim

@@ -103,8 +103,10 @@ class Matrix:
         return all(size == 1 for size in weight.shape[: self.split])
 
     def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
-        """Return two costs of the split: the number of weights that would have to be expanded to all elements, and the
-        number of dimensions along which the other weights would be repeated.
+        """Return two costs of dividing the dimensions at :attr:`split`, by which splits are compared.
+
+        They are the number of weights that would have to be expanded to all elements, and the number of dimensions
+        along which the other weights would be repeated.
         """
         whole, dimensions = 0, 0
         for weight in weights:
@@ -354,8 +356,9 @@ def elementwise_loss(
 
 
 def _sum_of(weight: Tensor) -> Tensor:
-    """Return the sum of a weight, float32. It avoids PyTorch's sum of an expanded weight, which has errors of up to
-    4e-3 on the CPU.
+    """Return the sum of all elements of a weight in float32.
+
+    PyTorch's own sum of an expanded weight has errors of up to 4e-3 on the CPU.
     """
     if weight.requires_grad:
         return weight.contiguous().sum(dtype=torch.float32)

@@ -65,8 +65,9 @@ class _Halves(NamedTuple):
 
 
 def _halves(target: Tensor) -> _Halves | None:
-    """Return the halves of 64-bit or unsigned 32-bit integers, read from their memory as int32; None if the memory
-    cannot be read so.
+    """Return the int32 halves of 64-bit integers, or of uint32, read from the tensor's memory.
+
+    It is None for a tensor whose memory cannot be viewed as int32, as in a traced graph.
     """
     if is_traced(target) or target.device.type == "xla":
         return None
@@ -80,7 +81,7 @@ def _halves(target: Tensor) -> _Halves | None:
 
 
 def _is_narrow(target: Tensor) -> bool:
-    """Return whether an int32 can hold every value of the dtype."""
+    """Return whether an int32 can hold every value that the target's dtype can have."""
     limits = torch.iinfo(target.dtype)
     return _INT32.min <= limits.min and limits.max <= _INT32.max
 
@@ -134,8 +135,9 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
 
 
 def _class_indices(target: Tensor, num_classes: int) -> Tensor:
-    """Return class indices of any integer type as int32, for a kernel without ``ignore_index``: an index out of range
-    stays out of range.
+    """Return class indices of any integer type as int32, for a kernel without ``ignore_index``.
+
+    An index that is not in [0, num_classes) stays outside of it.
     """
     return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
 
@@ -269,7 +271,7 @@ def class_targets(call: Call) -> dict[str, Any]:
 
 
 def rows_and_classes(input: Tensor) -> tuple[int, int]:
-    """Return N and C of an input [N, C], [C] or without dimensions, which is one class."""
+    """Return N and C of an input [N, C]; N is 1 for an input [C], and both are 1 for an input without dimensions."""
     if input.dim() == 2:
         return int(input.shape[0]), int(input.shape[1])
     return 1, int(input.shape[0]) if input.dim() else 1

@@ -110,13 +110,14 @@ def reduced(
 
 
 def promoted(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return the dtype to which the dtypes of the tensors promote."""
+    """Return the dtype to which the dtypes of all tensors together promote."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
-    """Return the tensor, cast to float32 if autocast is on and the losses are not reduced, as in PyTorch. Without
-    autocast such losses have the dtype of their inputs.
+    """Return the tensor in the dtype that PyTorch's losses with reduction ``"none"`` have under autocast, float32.
+
+    Without autocast, or with another reduction, the tensor is returned unchanged.
     """
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor

@@ -309,8 +309,8 @@ def rowwise_loss(
 
 
 def as_floats(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, with integer ones cast to the dtype that the floating ones promote to, or to float32 without
-    any.
+    """Return the tensors, all floating: integer ones are cast to the dtype to which the floating ones promote, or to
+    float32 if none is floating.
     """
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtype = promoted(floating) if floating else torch.float32

@@ -73,8 +73,8 @@ class _Parameters:
     tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
-        """Return the object that the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of
-        a parameter.
+        """Return what the graph keeps for a tensor that it saves: a placeholder if the tensor shares memory with a
+        parameter, else the tensor.
         """
         for number, parameter in enumerate(self.tensors):
             if saved.data_ptr() == parameter.data_ptr() and saved.numel() == parameter.numel():

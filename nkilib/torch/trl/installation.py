@@ -126,8 +126,8 @@ class PatchedFunction:
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """Return how the arguments of TRL's installed function differ from those of the release that was read, one clause
-    for each difference.
+    """Return a clause for each difference between the arguments of TRL's installed function ``own`` and those that
+    ``function`` records from the release that was read.
     """
     _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
     names, expected = [parameter.name for parameter in parameters], list(function.parameters)

@@ -68,8 +68,9 @@ class Head(NamedTuple):
 
     @property
     def num_classes(self) -> int:
-        """V, the number of classes. For a weight that ZeRO-3 keeps without elements, it is read from the shape that
-        DeepSpeed stores beside it.
+        """V, the number of classes, which is the number of rows of the weight.
+
+        Where ZeRO-3 leaves the weight without elements, it is read from the shape that DeepSpeed stores with it.
         """
         shape = getattr(self.weight, "ds_shape", self.weight.shape)
         return int(shape[0])

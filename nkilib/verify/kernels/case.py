@@ -231,7 +231,7 @@ class Case(Step):
 
     @cached_property
     def results(self) -> Sequence[str]:
-        """The names of the returned tensors, in order."""
+        """The names of the tensors that the kernel returns, in order."""
         return self.names(self.arguments()) if callable(self.names) else self.names
 
     @property

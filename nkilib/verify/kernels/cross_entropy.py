@@ -53,7 +53,7 @@ def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return loss and log-sum-exp in float64, and the derived bounds."""
+    """Return the float64 references of loss and log-sum-exp, with the bounds that are derived for them."""
     with np.errstate(all="ignore"):
         statistics = row_statistics(arguments["logits_hbm"], arguments["targets_hbm"], arguments["dtype"])
         bounds = forward_bounds(statistics, *loss_types(arguments["dtype"], arguments.get("lse_dtype")))
@@ -61,7 +61,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the gradient in float64, and its derived bound."""
+    """Return the float64 reference of the gradient, with the bound that is derived for it."""
     logits = arguments["logits_hbm"]
     scale = gradient_scale(arguments.get("reduction", "mean"), len(logits))
     rows = logits, arguments["targets_hbm"], arguments["lse_state_hbm"], scale, arguments["dtype"]
@@ -196,7 +196,7 @@ def _inlined_references(arguments: Mapping[str, Any]) -> References:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
     summed = partial(_backward, *small, "float32", inplace=False, reduction="sum")
     yield _forward_case("small, float32", 1, partial(_forward, *small, "float32"))

@@ -244,7 +244,7 @@ def _of_shared_weights(entry: ElementwiseEntry, type_name: str) -> Iterator[Case
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for type_name in inputs.TYPES:
         for entry in ENTRIES:
             yield from _of_entry(entry, type_name)

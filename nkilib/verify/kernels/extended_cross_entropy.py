@@ -317,7 +317,7 @@ def _special_backward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for name, options in OPTIONS.items():
         yield _forward_case(f"{name}, float32", 2, partial(_forward, "float32", **options, **_ALL_ASKED))
         yield _backward_case(f"{name}, float32", partial(_of_forward, "float32", options))

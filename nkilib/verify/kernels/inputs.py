@@ -120,7 +120,10 @@ SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size"
 
 
 def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Return logits whose last column is 200 larger in all rows except every fourteenth; every fifth row is sorted."""
+    """Return logits whose largest one is in the last column of most rows, 200 above the others.
+
+    Every fourteenth row, from the first, lacks this addition; every fifth row is sorted.
+    """
     values = logits(positions, vocabulary, "float32")
     values[np.arange(positions) % 14 != 0, -1] += 200.0
     values[::5].sort(axis=1)

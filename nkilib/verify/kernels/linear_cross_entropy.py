@@ -150,7 +150,9 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _operands(type_name: str) -> dict[str, Any]:
-    """Return X, W, targets, a bias and class weights; every seventh position is confident of its target."""
+    """Return X, W, targets, a bias and class weights; at every seventh position the target's probability is close to
+    1.
+    """
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
     targets = inputs.targets(POSITIONS, CLASSES)
     hidden = inputs.numbers(11, POSITIONS, FEATURES)
@@ -166,18 +168,18 @@ def _operands(type_name: str) -> dict[str, Any]:
 
 
 def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     return backward_references({**arguments, **_operands(arguments["input_hbm"].dtype.name)}, _SHARD)
 
 
 def forward_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return loss and gradients of the fused forward-backward kernel in float64."""
+    """Return the float64 references of the loss and the gradients that the fused forward-backward kernel returns."""
     forward = forward_references(arguments)
     return {"loss": forward["loss"], "lse": forward["lse"], **backward_references(arguments)}
 
 
 def launch_of(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the operands, including the optional ones that ``options`` names, and the options."""
+    """Return the arguments of a launch: operands, those optional tensors that ``options`` names, and the options."""
     arguments = _operands(type_name)
     optional = {name: arguments.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
     arguments |= {name: optional[name] for name in options.keys() & optional.keys()}
@@ -233,7 +235,9 @@ def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments of a backward with upstream gradients of log-probability and entropy, and masked classes."""
+    """Return arguments of a backward of scores: with upstream gradients of log-probability and entropy, and masked
+    classes.
+    """
     arguments = _masked_launch(type_name, **options)
     with np.errstate(all="ignore"):
         entropy = linear_forward_reference(problem_of(arguments)).entropy
@@ -323,7 +327,7 @@ def _scaled(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     all_options, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
     blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
     scaled = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}

@@ -178,7 +178,7 @@ def _launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     whole = _launch(type_name, **_BIASES)
     weights = {name: whole[name] for name in whole if name.endswith(("_weight_hbm", "_bias_hbm"))}
     return backward_references(
@@ -206,7 +206,7 @@ def _masked(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    """Return the arguments of a launch cut to a shard: the last classes of the launch on all classes."""
     arguments = _launch(type_name, **_BIASES, **options)
     divided = {f"{name}_{part}_hbm" for name in _MODELS for part in ("weight", "bias")}
     arguments |= {name: arguments[name][_SHARD].copy() for name in divided}
@@ -299,7 +299,7 @@ def _mixture_case(name: str, cores: int, make: Any, classes: int = CLASSES) -> C
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         for loss, beta in _LOSSES.items():

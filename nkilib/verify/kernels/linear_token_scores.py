@@ -104,7 +104,7 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     whole = launch_of(type_name, bias_hbm=True)
     return backward_references({**arguments, "weight_hbm": whole["weight_hbm"], "bias_hbm": whole["bias_hbm"]}, _SHARD)
 
@@ -184,7 +184,7 @@ def _backward_case(
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         make = partial(_launch, type_name)

@@ -180,7 +180,7 @@ def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for type_name in inputs.TYPES:
         for streamed in (False, True):
             yield from _nll_cases(type_name, streamed)

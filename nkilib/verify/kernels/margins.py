@@ -152,7 +152,7 @@ def _pair(loss: _Loss, type_name: str, name: str, cores: int, **options: Any) ->
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     ways = ((1, "none"), (2, "mean"))
     for type_name in inputs.TYPES:
         for p in (1, 2):

@@ -56,7 +56,7 @@ class _Kernel:
         return {"grad_hbm": inputs.numbers(22, *shape).astype(dtype), "output_hbm": output, **options}
 
     def references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the reference of the kernel's only result."""
+        """Return the float64 reference, with its bound, of the kernel's only result."""
         arrays: list[Array] = [arguments[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in arguments]
         axis = arguments.get("axis", -1)
         dtype = np.float32 if "dtype" in arguments else arrays[0].dtype
@@ -96,7 +96,7 @@ _KERNELS: Final = (
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for type_name in inputs.TYPES:
         for kernel in _KERNELS:
             for number, shape in enumerate(_LAST_AXIS):

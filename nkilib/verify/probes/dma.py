@@ -126,7 +126,9 @@ def _as_bits(values: Array, shift: int) -> Array:
 
 
 def _half_written(values: Array, mark: float) -> Array:
-    """Return the float32 ``mark`` with its lower half overwritten by the bits of the values in bfloat16."""
+    """Return the float32 numbers to expect if a cast writes only two bytes: ``mark``, with its lower half replaced by
+    the values in bfloat16.
+    """
     upper = np.float32(mark).view(np.uint32) & np.uint32(0xFFFF0000)
     return (bfloat16(values).view(np.uint16).astype(np.uint32) | upper).view(np.float32)
 
@@ -151,7 +153,7 @@ WIDENED: Final = Probe(
 
 @nki.jit
 def gathered_from_part(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Gather elements of the rows 4 to 7 by an index that counts from row 4, over a tile filled with a mark."""
+    """Gather elements of the rows from 4 to 7, by indices that count from row 4, into a tile filled with a mark."""
     part_hbm = values_hbm.slice(0, 4, 8)
     gathered_sbuf = tile((index_hbm.shape[0], 1))
     nisa.memset(dst=gathered_sbuf, value=_MARK)
@@ -296,7 +298,7 @@ IN_ORDER: Final = Probe(
 
 @nki.jit
 def negated_in_place(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Overwrite the values with their negatives."""
+    """Overwrite the argument in HBM with its negative."""
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=-1.0)
     nisa.dma_copy(dst=values_hbm, src=values_sbuf)

@@ -38,7 +38,9 @@ _SHOWN: Final = 24
 
 
 def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
-    """Tell whether arrays are equal up to the tolerance; NaN equals NaN, and both zeros are equal."""
+    """Tell whether an array that came equals the expected one up to a relative tolerance; NaN equals NaN, and both
+    zeros are equal.
+    """
     if came is None or came.shape != expected.shape:
         return False
     came = typed(came, expected)
@@ -68,7 +70,9 @@ class Reading:
     worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
-        """Tell whether a launch had the expected results or, if ``refused`` is given, such an error."""
+        """Tell whether the launch had the results that this reading expects or, if :attr:`refused` is given, ended in
+        such an error.
+        """
         if observation.error is not None or self.refused is not None:
             return (
                 observation.error is not None

@@ -102,7 +102,7 @@ class Timed:
 
 
 class ClockError(Exception):
-    """Error for a clock that does not exist or does not answer; the message says why."""
+    """Raised if a clock does not exist on this machine or does not answer; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,9 @@ def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def nothing(first: nl.NkiTensor, second: nl.NkiTensor | None = None, third: nl.NkiTensor | None = None) -> nl.NkiTensor:
-    """Return one number, whatever the arrays. The launch takes the time that a launch on these arrays needs besides its
-    work.
+    """Return one number, whatever the arrays are.
+
+    The launch takes the time that any launch on these arrays needs before and after its work.
     """
     number_sbuf = tile((1, 1))
     nisa.memset(dst=number_sbuf, value=float(sum(array is not None for array in (first, second, third))))

@@ -437,7 +437,9 @@ class CrossEntropyLoss(nn.Module):
     def forward(
         self, input: Tensor, target: Tensor, *, normalizer: Tensor | None = None
     ) -> Tensor | CrossEntropyOutputs:
-        """Return the loss; a ``normalizer`` of the call replaces the module's."""
+        """Return the loss, or with ``return_outputs`` all outputs; a ``normalizer`` of the call replaces the
+        module's.
+        """
         return cross_entropy(
             input,
             target,

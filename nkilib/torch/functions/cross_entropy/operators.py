@@ -163,7 +163,7 @@ def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 
 
 def _has_classes(call: Call) -> bool:
-    """Return whether the targets are class indices; probabilities have no single target."""
+    """Return whether the call's targets are class indices, not class probabilities, which have no single target."""
     return not call.tensor("target").is_floating_point()
 
 

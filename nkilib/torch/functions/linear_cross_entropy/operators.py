@@ -67,7 +67,7 @@ def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 
 @dataclass(frozen=True)
 class Scratch:
-    """``scratch_bytes``: the HBM bytes that the logits of one block of positions may use."""
+    """The option ``scratch_bytes``: the HBM bytes that the logits of one block of positions may use."""
 
     scratch_bytes: int = SCRATCH_BYTES
 

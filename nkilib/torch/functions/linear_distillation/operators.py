@@ -97,7 +97,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Labels:
-    """The option that says which label marks ignored positions.
+    """The option ``ignore_index``, which says which label marks ignored positions.
 
     Attributes:
         ignore_index: the label of ignored positions, an int32.
@@ -108,22 +108,24 @@ class Labels:
 
 @dataclass(frozen=True)
 class Wanted:
-    """``with_logprob``: whether the student's log-probability of the label is requested."""
+    """The option ``with_logprob``: whether the call requests the student's log-probability of the label."""
 
     with_logprob: bool = False
 
 
 @dataclass(frozen=True)
 class WantedTarget:
-    """``with_target``: whether the student's logit of the label is requested."""
+    """The option ``with_target``: whether the call requests the student's logit of the label."""
 
     with_target: bool = False
 
 
 @dataclass(frozen=True)
 class Memory:
-    """``memory_limit``: the HBM bytes for float32 logits that the kernel keeps from its first pass over the classes to
-    the second; None: the kernel's default.
+    """The option ``memory_limit``: the HBM bytes for float32 logits that the kernel keeps from its first pass over the
+    classes to the second.
+
+    None stands for the kernel's default.
     """
 
     memory_limit: int | None = None
@@ -166,7 +168,7 @@ class DistillationOperands(NamedTuple):
         return self.linear_bias, self.teacher_bias
 
     def constants(self) -> DistillationOperands:
-        """Return the operands detached from autograd."""
+        """Return the same operands, detached from autograd's graph."""
         return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
 
 

@@ -269,7 +269,7 @@ class VocabularyStatistics(NamedTuple):
 
     @property
     def lse(self) -> Tensor:
-        """Log-sum-exp of the logits, in nats."""
+        """The log-sum-exp of the logits over all classes, [N], in nats."""
         return self.maximum + self.log_sum
 
 
