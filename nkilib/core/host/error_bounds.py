@@ -38,7 +38,7 @@ CORRECTLY_ROUNDED: Final = 0.5
 
 
 class HalfUlp(NamedTuple):
-    """Half a unit of the last place.
+    """Half a unit in the last place of a floating-point type, the largest error of rounding to it.
 
     Attributes:
         relative: the relative error of a normal number.

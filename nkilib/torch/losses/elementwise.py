@@ -148,8 +148,9 @@ class ElementwiseLoss:
     takes_integers_alone: bool = False
 
     def check(self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any) -> None:
-        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types,
-        beside their shapes.
+        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
+
+        Shapes are not checked here, but when the loss is called.
 
         Raises:
             TypeError: an argument has the wrong Python type, or a tensor is float64.

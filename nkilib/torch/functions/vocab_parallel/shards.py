@@ -361,7 +361,7 @@ def greatest_of_ranks(
     """Return the maximum over all shards, whether all ranks make the same claims, and whether all have the same
     ``marks``.
 
-    Claims are numbers that must be equal on all ranks; marks are a few numbers that may differ. Claims are compared as
+    Claims are numbers that must be equal on all ranks; marks are a few numbers that need not be. Claims are compared as
     float32, so different integers above 2^24 that are close to each other pass as equal. Claims and their negatives go
     through the same all-reduce, which gives the greatest and the least value of each. They are a few numbers from the
     host in every call, and are not cached as a tensor, which might belong to a trace.
