@@ -66,7 +66,7 @@ def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The upstream gradients of a launch.
+    """The upstream gradients of a launch: one for each loss, or one for the sum of the losses.
 
     Attributes:
         grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.

@@ -62,8 +62,8 @@ class NoSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class LossKernels(Family):
-    """The forward and backward kernels of a loss, modelled with the mean as reduction. Sizes that are None are the
-    kernel's choice; this base class has no sizes.
+    """The forward and backward kernels of a loss, modelled with the mean as reduction. A size that is None is chosen by
+    the kernel; this base class has no sizes.
 
     Attributes:
         ALWAYS: the names of optional tensors that are passed to the kernel in every launch.

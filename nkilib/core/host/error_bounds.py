@@ -96,7 +96,7 @@ class FunctionErrors:
     sqrt: float = CORRECTLY_ROUNDED
 
     def further(self, function: str) -> float:
-        """Return the error of an activation function that exceeds correct rounding, in u."""
+        """Return by how much the error of an activation function exceeds that of correct rounding, in u."""
         error: float = getattr(self, function)
         return error - CORRECTLY_ROUNDED
 

@@ -46,7 +46,7 @@ def dtensor(tensor: object) -> DTensor | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """The ranks over which every row is spread.
+    """The ranks over which the columns of each row of a DTensor are spread.
 
     Attributes:
         group: the process group of these ranks, in the order of their columns.

@@ -141,7 +141,7 @@ class Reference(NamedTuple):
     def worst_error(self, came: Array) -> float:
         """Return the largest ratio of an element's error to its bound; infinite if the class of an element differs.
 
-        If no bound is given, it is infinite if any element differs, else 0.
+        Without a bound, the result is infinite if any element differs, else 0.
         """
         if self.bound is None:
             return 0.0 if np.array_equal(came, self.exact) else np.inf

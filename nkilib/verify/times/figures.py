@@ -104,7 +104,8 @@ def _shown(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Figure(Step):
-    """A time: the difference of two launches, or a single launch.
+    """A step that compares a time on the device with the performance model: the time of one launch, or the difference
+    of two.
 
     Attributes:
         description: the work whose time is compared.

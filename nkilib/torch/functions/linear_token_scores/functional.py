@@ -118,8 +118,8 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
     """Return the caller's ``compute_dtype``, or if it is None and the operands' dtypes differ, the dtype of the input.
 
-    None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes that no kernel
-    takes are rejected later.
+    The result None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes
+    that no kernel takes are rejected later.
     """
     input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None

@@ -116,7 +116,9 @@ def combined_results(
     with_logprob: bool,
     claims: Mapping[str, float],
 ) -> CombinedResults:
-    """Communicate the statistics and return the results; every rank of the group has to call it, without autograd.
+    """All-reduce the statistics of the shards, and return the results over all classes.
+
+    Every rank of the group has to call this. It records no graph for autograd.
 
     Args:
         caller: the function that error messages name.
