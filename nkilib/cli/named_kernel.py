@@ -41,15 +41,17 @@ _PLACE = "nkilib value"
 
 
 class SourceRefusedError(ValueError):
-    """There is no such kernel, its module cannot be imported, or it cannot take the arguments; the message says why."""
+    """Raised if there is no such kernel, its module cannot be imported, or it cannot take the arguments; the message
+    says why.
+    """
 
 
 class ValueRefusedError(ValueError):
-    """A value has no valid form; the message says why, and which forms there are."""
+    """Raised if the text of a value has no valid form; the message says why, and which forms there are."""
 
 
 def _run(path: Path) -> ModuleType:
-    """Import a file as a module. Like a script, it can import its neighbours."""
+    """Import the Python file at a path as a module, which can import files of its folder, as a script can."""
     sys.path.insert(0, str(path.resolve().parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -195,7 +197,8 @@ def _named(path: str) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """Return the value that a text stands for.
+    """Return the Python value that the text of an argument stands for: a tensor's specification, an object of NKI, or
+    JSON of these.
 
     Raises:
         ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.

@@ -44,12 +44,13 @@ _OF_THE_LIBRARY = (
 
 
 class _RefusedError(Exception):
-    """No profile can be made; the message says why."""
+    """Raised if no profile can be made; the message says why."""
 
 
 def _check_form(options: argparse.Namespace) -> None:
-    """End the process if the arguments mix the two forms of the command (a kernel of a file, or one of this library),
-    or lack required ones.
+    """End the process with an error if the arguments lack required ones, or mix the two forms of the command.
+
+    One form names a kernel of a file; the other selects a kernel of this library.
     """
     library_options = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
     if options.kernel:
@@ -69,14 +70,16 @@ def _check_form(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of ``--arg`` and ``--trips``."""
+    """The values of the options ``--arg``, by name, and ``--trips``."""
 
     arguments: dict[str, Any]
     trips: AskedTrips | None
 
 
 def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
-    """Return the argument for ``nkilib.simulator.profile(trips=)``, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
+    """Return the argument ``trips`` of :func:`nkilib.simulator.profile` that the texts of ``--trips`` stand for.
+
+    A text is ``N``, ``none``, ``all`` or ``LOOP=N``.
 
     Raises:
         ValueRefusedError: if a text has another form, or there are several and not all name a loop.
@@ -97,7 +100,7 @@ def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
 
 
 def _values(options: argparse.Namespace) -> _Values:
-    """Parse the values of ``--arg`` and ``--trips``; end the process if one is not valid."""
+    """Return the values of ``--arg`` and ``--trips``; end the process with an error if one is not valid."""
     refuse: Callable[[str], NoReturn] = options.refuse
     try:
         return _Values(arguments_of(options.arg), _trips_of(options.trips))
@@ -106,7 +109,7 @@ def _values(options: argparse.Namespace) -> _Values:
 
 
 def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -> Profile:
-    """Profile a kernel that the command line names."""
+    """Return the profile of the kernel of a user's file or module that the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
     from nkilib.simulator.profiling.profile import TripsRefusedError
 
@@ -124,7 +127,7 @@ def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -
 
 
 def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile:
-    """Profile a kernel of this library, and print its tiling."""
+    """Return the profile of the kernel of this library that the options select, and print its tiling."""
     from nkilib.simulator import NkiValidationError
 
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
@@ -188,7 +191,7 @@ def _has_matplotlib() -> bool:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the profile and write the requested files; return 0, or 1 if that cannot be done."""
+    """Print the profile and write the requested files; return the exit code: 0, or 1 if that cannot be done."""
     _check_form(options)
     _check_comparison(options)
     reason = reason_against_profiles()
@@ -218,7 +221,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib profile`` to the parser of this command."""
     command.add_argument(
         "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
     )
