@@ -28,7 +28,9 @@ def _size(part: OccupiedBytes) -> int:
 
 
 class _Fill:
-    """A ``memset`` that may turn out to be dead, with the parts of its tile that were overwritten so far."""
+    """A ``memset`` in the window that may turn out to be dead, with the parts of its tile that were overwritten so
+    far.
+    """
 
     __slots__ = ("instruction", "is_zero", "overwritten", "part", "size")
 
