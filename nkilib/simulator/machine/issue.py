@@ -91,7 +91,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _way_there(rule: Operand, value: NkiTensor) -> str:
-    """Return advice on how to move an input to a memory where the instruction can read it."""
+    """Return the end of an error message: how to move ``value`` to a memory from which the instruction can read it;
+    empty if it cannot.
+    """
     if rule.is_output or MemoryRegion.sbuf not in rule.regions:
         return ""
     if value.buffer is MemoryRegion.psum:
@@ -252,13 +254,15 @@ def _public_signature(function: Callable[..., None]) -> inspect.Signature:
 
 
 def _label(core: Core, definition: Definition, name: Any) -> str:
-    """Return the text that names an instruction in messages: its label, its ``name=`` and the core."""
+    """Return the text that names an instruction in messages: the label of its definition, its ``name=`` and the
+    core.
+    """
     named = f" (name={name!r})" if type(name) is str and name else ""
     return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
 
 
 def _validate(call: Call) -> None:
-    """Check the operands, replace them by their resolved values, and choose the engine."""
+    """Check the operands of a call, replace them by their resolved values, and choose the engine."""
     definition, values, core = call.definition, call.values, call.core
     if core.version_number < definition.since_number:
         raise NkiValidationError(
@@ -286,7 +290,7 @@ def _validate(call: Call) -> None:
 
 
 def _execute(call: Call) -> None:
-    """Compute and store the results, and mark the outputs as written."""
+    """Run the instruction's function, and mark its outputs as written."""
     definition, values, left_out = call.definition, call.values, call.core.launch.left_out
     try:
         if left_out is None:
@@ -304,7 +308,7 @@ def _execute(call: Call) -> None:
 
 
 def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Run one instruction on the core of this thread."""
+    """Run one instruction on the core of this thread, and return a handle for it."""
     core = current_core(definition.label)
     if core.launch.barrier.is_aborted and not core.launch.barrier.may_go_on(core.issued):
         raise CoreAbortedError

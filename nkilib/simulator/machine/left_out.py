@@ -69,7 +69,7 @@ class LeftOut:
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:
-        """Return whether storages of that origin have memory."""
+        """Return whether storages with this origin have memory."""
         return self._makes_all or origin in self._made
 
     def origin_here(self) -> Hashable:
@@ -82,18 +82,22 @@ class LeftOut:
         return tuple(place)
 
     def want(self, origin: Hashable) -> None:
-        """Record that values of that origin are needed; None means an unknown origin."""
+        """Record that values of storages with this origin are needed; None stands for an unknown origin."""
         if origin is None:
             self.wants_all = True
         else:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Record that no values of that origin exist: it is an argument that was passed without values."""
+        """Record that storages with this origin can have no values: the origin is an argument that was passed without
+        values.
+        """
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """Return the wanted origins, and the origins from which their values were seen to come (possibly not all)."""
+        """Return the origins whose values are needed, and those from which these values were computed, as far as this
+        launch has seen.
+        """
         origins, left = set(self.wanted), list(self.wanted)
         while left:
             more = self._sources.get(left.pop(), set()) - origins
@@ -133,9 +137,11 @@ class LeftOut:
             raise ValuesWanted(next(iter(lacking)))
 
     def keep_output(self, text: str) -> None:
-        """Keep text that the kernel prints for :meth:`print_all`, because the launch may end and start again."""
+        """Keep ``text``, which the kernel prints, until :meth:`print_all`: the launch may end and start again, and
+        would print it twice.
+        """
         self._output.append(text)
 
     def print_all(self) -> None:
-        """Print the text that the kernel has printed."""
+        """Print the text that :meth:`keep_output` has kept."""
         print("".join(self._output), end="", flush=True)

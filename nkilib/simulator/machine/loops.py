@@ -131,7 +131,9 @@ class Loops:
 
     @contextmanager
     def iteration(self) -> Iterator[list[str]]:
-        """Enclose one iteration of a dynamic loop; the list finally holds the instructions and inner loops it ran."""
+        """Enclose one iteration of a dynamic loop. The list that is yielded contains, at the end, the instructions and
+        inner loops that the iteration ran.
+        """
         scope, depth, outside = self.scope, self.depth, self.ran
         self.scope, self.depth, self.ran = new_scope(scope), depth + 1, []
         try:
@@ -150,7 +152,7 @@ class Loops:
 
 
 def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
-    """Return runs of loops by their line and depth, in the order in which they began."""
+    """Group runs of loops by their line and depth; each group is in the order in which its runs began."""
     places: dict[tuple[str, int], list[LoopRun]] = {}
     for run in runs:
         places.setdefault((run.place, run.depth), []).append(run)
@@ -194,7 +196,8 @@ class Skip(NamedTuple):
 
 
 class IterationCounters:
-    """Counters with their values at the ends of the last iterations of each enclosing loop.
+    """Counters, with records of their values at the ends of the last iterations of each loop around the current
+    instruction.
 
     Args:
         counters: a function that returns the counters.
@@ -217,7 +220,9 @@ class IterationCounters:
         self._loops.pop()
 
     def repeat(self, skip: Skip) -> None:
-        """Add to each counter ``skip.times`` times what the innermost loop's last ``skip.period`` iterations added."""
+        """Add to each counter what the iterations that ``skip`` describes would have added: ``skip.times`` times what
+        the innermost loop's last ``skip.period`` iterations added.
+        """
         for counter, before in zip(self._counters(), self._loops[-1][-1 - skip.period], strict=True):
             for name, count in counter.items():
                 counter[name] = count + skip.times * (count - before.get(name, 0))
@@ -268,7 +273,7 @@ class RunTimeLoop:
 
     @property
     def line(self) -> str:
-        """``file:line`` without the directories."""
+        """The place as ``file:line``, without the directories of the file."""
         return basename(self.place)
 
     def __str__(self) -> str:
@@ -319,16 +324,16 @@ class Trips:
         return stated
 
     def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
-        """Add ``count`` iterations of a loop on a core."""
+        """Add ``count`` to the iterations that core number ``core`` has run of a loop."""
         self.ran_on(core)[loop] += count
 
     def ran_on(self, core: int) -> Counter[RunTimeLoop]:
-        """Return the number of iterations of each loop on a core."""
+        """Return, for each loop, the number of iterations that core number ``core`` has run."""
         return self.ran.setdefault(core, Counter())
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """The number of iterations of each loop, on the core with the most."""
+        """The number of iterations of each loop, on the core that ran most of them."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():

@@ -31,9 +31,9 @@ from .observer import Issued, Observer, Observers, Watcher, watching
 
 
 class Lives(Observer):
-    """The lifetimes of the on-chip tensors of one core: when each holds data that is still needed.
+    """The lifetimes of the on-chip tensors of one core: when each of them holds data that is still needed.
 
-    It is also the check of capacity: it reports tensors that do not fit.
+    It is also the check of capacity: it reports tensors that do not fit into SBUF or PSUM.
 
     Attributes:
         ranges: all lifetimes, in the order in which the tensors were made.
@@ -82,7 +82,8 @@ class Lives(Observer):
                 self._overflowed(life, use)
 
     def _overflowed(self, life: LiveRange, use: CertainUse) -> None:
-        """Report that the kernel certainly does not fit from this instruction on.
+        """Report that the kernel certainly does not fit: from this instruction on, the live tensors overflow the region
+        of ``life``. ``use`` is the memory that they certainly take.
 
         Raises:
             CapacityError: at the level ``"error"``.

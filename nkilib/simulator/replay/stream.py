@@ -92,17 +92,17 @@ class PlaceholderStorage(Storage):
         raise DataNeeded(f"a recorded tensor {self.label}")
 
     def give(self, memory: Bytes) -> None:
-        """Give it ``memory`` for its elements."""
+        """Use ``memory`` for the elements, from now on."""
         self._bytes = memory
         self._has_memory = True
 
     def take_away(self) -> None:
-        """Detach its memory, which is used for something else from now on."""
+        """Detach the memory, which from now on is used for something else."""
         self._bytes = _NOTHING
         self._has_memory = False
 
     def forget_writes(self) -> None:
-        """Mark the elements as at the beginning of a launch: as unwritten, unless they have values then."""
+        """Mark the elements as they are when a launch begins: written if :attr:`has_data`, else unwritten."""
         self.written = self._make_map(self.has_data)
         self._accumulated = self._make_map(False)
 
@@ -130,7 +130,9 @@ def _key_of(indirect: Indirect) -> Hashable:
 
 
 def key_of(value: Any) -> Hashable:
-    """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
+    """Return a hashable key of ``value``, a parameter of an instruction; values with the same effect have equal
+    keys.
+    """
     if isinstance(value, View):
         indirect = value.indirect_access
         return placeholder_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
@@ -210,12 +212,12 @@ class Gathered:
         return views, self.choice, self.is_output
 
     def gather(self, into: Elements, base: Elements, index: Elements) -> None:
-        """Copy the elements of ``base`` that ``index`` chooses to ``into``."""
+        """Copy the elements of ``base`` that ``index`` chooses to ``into``, an array like :attr:`elements`."""
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Copy the elements back to the places from which ``index`` chose them; of several for one place, the last one
-        stays.
+        """Copy ``elements`` back to the places in ``base`` from which ``index`` chose them. Of several elements for one
+        place the last one stays.
         """
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
@@ -279,7 +281,7 @@ class RecordedCall:
 
     @property
     def written(self) -> list[View]:
-        """The outputs of which the instruction writes every element whatever the data are; none for a collective
+        """The outputs of which the instruction writes every element, whatever the data are; empty for a collective
         operation.
         """
         if self.is_collective or self.skips:
@@ -289,7 +291,7 @@ class RecordedCall:
 
     @cached_property
     def tensors(self) -> list[TouchedTensor]:
-        """All tensors among its parameters."""
+        """All tensors among the parameters, each with whether it is written."""
         outputs = self.definition.output_names
         touched = []
         for name, value in zip(self.definition.names, self.values, strict=False):
@@ -354,7 +356,9 @@ class Stream:
                 yield placeholder_of(entry.view)
 
     def differs_from(self, other: Stream) -> str:
-        """Return text that says how another launch of the same key differs; empty if it is the same."""
+        """Return text that says how the instructions of another launch with the same key differ; empty if they are the
+        same.
+        """
         if len(self.cores) != len(other.cores):
             return "another number of cores"
         for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):
