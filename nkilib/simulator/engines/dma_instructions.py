@@ -86,7 +86,7 @@ def check_priority(core: Core, priority: int | None) -> None:
     """Check that the generation of the core has this DMA priority; None is always allowed.
 
     Raises:
-        NkiValidationError: naming the range and the generation.
+        NkiValidationError: if it has not; the message names the range and the generation.
     """
     if priority is None:
         return
@@ -107,7 +107,7 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
     """Check that the call may be a gather or a scatter: only software writes their descriptors, from trn2 on.
 
     Raises:
-        NkiValidationError: naming the generation or the mode.
+        NkiValidationError: if it may not; the message names the generation or the mode.
     """
     if core.generation.version is nc_version.gen2:
         raise NkiValidationError("a vector offset needs trn2 or newer")
@@ -241,7 +241,9 @@ def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
 
 
 def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
-    """Check that the call uses only the features that the documentation names as supported at present."""
+    """Check that a call of ``dma_compute`` uses only what the documentation names as supported at present: 2 or more
+    sources, ``nl.add``, and scales of 1.
+    """
     if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
         raise NkiValidationError(
             f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
@@ -285,9 +287,8 @@ def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
 
 
 def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
-    """Check that a call with a vector offset has one of its two forms.
-
-    They are a scatter that adds a tile to rows of HBM, and a gather that adds rows of HBM to a tile.
+    """Check that a call of ``dma_compute`` with a vector offset is a scatter that adds a tile to rows of HBM, or a
+    gather that adds rows of HBM to a tile.
     """
     if unique_indices is not True:
         raise NkiValidationError(

@@ -126,7 +126,7 @@ class EngineRule(Protocol):
     """
 
     def __call__(self, engine: Engine, generation: Generation, values: Mapping[str, Any], /) -> None:
-        """Return if the engine can run the call.
+        """Return without an error if the engine can run the call.
 
         Raises:
             NkiValidationError: if it cannot.
@@ -226,7 +226,9 @@ class Definition:
         return list(order(values))
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return, for each parameter, the position of its value in ``(*args, *kwargs.values(), *self._defaults)``."""
+        """Return for each parameter of the signature where its value is in ``(*args, *kwargs.values(),
+        *self._defaults)``.
+        """
         error = call_error(self.label, self.signature, args, kwargs, is_named=False)
         if error is not None:
             raise error
@@ -267,7 +269,7 @@ def check_kind(kind: Any) -> None:
     """Check that ``kind`` is a member of ``nki.isa.dependency``, or None.
 
     Raises:
-        NkiValidationError: for anything else.
+        NkiValidationError: if it is anything else.
     """
     if kind is not None and not isinstance(kind, dependency):
         raise NkiValidationError(f"kind must be a member of nki.isa.dependency, got {kind!r}")

@@ -192,7 +192,7 @@ class Uncomputed:
 
 
 def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """Return the memory of a CPU tensor of PyTorch as a numpy array.
+    """Return a numpy array that shares the memory of a CPU tensor of PyTorch.
 
     ``Tensor.numpy`` is not used: it would prevent resizing the tensor's storage, and FSDP resizes the weights it
     gathers. Before numpy 2.1 an array from DLPack may be read-only.
@@ -201,7 +201,7 @@ def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
 
 
 def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
-    """Return a numpy array that shares the memory of ``value``.
+    """Return a numpy array that shares the memory of ``value``, an array or a CPU tensor; ``what`` names it in errors.
 
     It is read-only if autograd tracks ``value``, because autograd would miss a write.
     """
@@ -449,7 +449,9 @@ class Arguments:
         return result
 
     def _check_not_lost(self, value: Any, level: Level) -> None:
-        """Check that the caller gets something from the kernel. A launch on shapes does not record what it writes."""
+        """Check that a launch has an effect for the caller: the kernel returns something, or has written an argument. A
+        launch on shapes is not checked, because it does not record what it writes.
+        """
         if self.is_abstract or any(leaf is not None for leaf in leaves_of(value)):
             return
         if not any(storage.is_changed for storage in self._array_storages()):
@@ -496,7 +498,9 @@ class Arguments:
         check_scope(core, f"{self._kernel}: a kernel returns tensors that it can use at its end", tensor)
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
-        """Return the numpy type of a packed result: the type of its words, unless an argument had a packed type."""
+        """Return the numpy type of a result of the packed type ``dtype``: the type of its words; if an argument has a
+        packed type, the type of packed arrays.
+        """
         types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy
 

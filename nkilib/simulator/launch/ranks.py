@@ -116,8 +116,8 @@ class Ranks:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait a limited time for threads that are about to end; a thread that never checks whether to stop is
-    abandoned.
+    """Wait for threads that are about to end, for a limited time. A thread that never checks whether to stop is left
+    running.
     """
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
@@ -155,7 +155,7 @@ def _naming_rank(rank: int) -> Iterator[None]:
 
 @dataclass
 class _ArrayOfRank:
-    """An array among the arguments.
+    """An array among the arguments of ranks that run in parallel.
 
     Attributes:
         memory: the array's elements.

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap.
-
-- :func:`spans_of`, :func:`spans_of_rows`: the ranges of a layout (:class:`Spans`);
-- :func:`first_meeting`: a byte that two layouts share;
-- :class:`HbmPlaces`: the tensors that a kernel places itself in HBM, each one range.
-"""
+"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Spans(NamedTuple):
-    """Byte ranges ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
+    """Ranges of bytes that all have the same length: ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
 
     starts: Offsets
     length: int
@@ -90,7 +85,9 @@ def spans_of(layout: Layout, width: int) -> Spans:
 
 
 def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
-    """Return the bytes of some rows (indices of dimension 0) of a layout."""
+    """Return the bytes that a layout occupies in the rows (indices of dimension 0) ``rows``; elements have ``width``
+    bytes.
+    """
     starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
     first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
     return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
@@ -107,7 +104,7 @@ class _PlacedTensor:
 class HbmPlaces:
     """The tensors that a kernel places itself in one HBM: a core's private one, or the one that the cores share.
 
-    They must not overlap, because in the simulator each tensor has its own memory.
+    The tensors must not overlap, because in the simulator each of them has its own memory.
     """
 
     places: list[_PlacedTensor] = field(default_factory=list)

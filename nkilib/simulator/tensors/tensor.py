@@ -117,7 +117,7 @@ class PythonOperators(NKIObject):
             raise self._no_operation(function.__name__) from None
 
     def _no_operation(self, name: str) -> TensorTypeError:
-        """Return the error about a function of numpy."""
+        """Return the error that says that numpy's function ``name`` does not work on tensors."""
         return TensorTypeError(
             f"{self}: numpy's {name} is no operation of NKI on tensors; use {NUMPY_NAMES.get(name, _ELSE)}"
         )
@@ -155,7 +155,9 @@ for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, 
 
 
 def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a dimension that are printed: all, or the first and last ``edge`` of a long dimension."""
+    """Return the indices of a dimension that are printed: all of them, or of a long dimension the first and last
+    ``edge``.
+    """
     if size <= 2 * edge:
         return np.arange(size)
     return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
@@ -171,7 +173,7 @@ def _unwritten(tensor: View, picks: list[npt.NDArray[np.intp]]) -> npt.NDArray[n
 
 
 def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_precision: bool) -> list[str]:
-    """Return the text of each element, all of one width."""
+    """Return the text of each element, all of the same width; elements in the mask ``unwritten`` are ``--``."""
     written = values[~unwritten]
     if is_low_precision:
         written = written.astype(np.float32)
@@ -448,7 +450,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     @classmethod
     def assign_by(cls, copy_tile: Callable[[NkiTensor, NkiTensor], object]) -> None:
-        """Let ``t[key] = tile`` run ``copy_tile(t[key], tile)``."""
+        """Make ``t[key] = tile`` call ``copy_tile(t[key], tile)``; the layer of instructions sets this."""
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
@@ -546,4 +548,6 @@ class OutsideTensor(NkiTensor):
 
     @indirect_access.setter
     def indirect_access(self, indirect: Indirect | None) -> None:
-        """Accept the None that ``_set`` assigns, and store nothing: reading the attribute always raises."""
+        """Accept the None that ``View._set`` assigns to the attribute, and store nothing: reading the attribute always
+        raises.
+        """

@@ -116,7 +116,9 @@ class View(NKIObject):
         return view
 
     def with_layout(self, layout: Layout) -> Self:
-        """Return a static view of the same storage with another layout. For the simulator, not for kernels."""
+        """Return a view of the same storage with the layout ``layout``, and without a dynamic part of its address. For
+        the simulator, not for kernels.
+        """
         view = self.__class__.__new__(self.__class__)
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
@@ -233,7 +235,9 @@ class View(NKIObject):
         return format(repr(self), spec)
 
     def _check_dim(self, method: str, dim: int) -> int:
-        """Return ``dim``, which may count from the end, as an index from the start."""
+        """Return the dimension ``dim``, which may be negative to count from the end, as a number from 0; ``method``
+        names the caller in errors.
+        """
         if type(dim) is int and 0 <= dim < len(self.shape):  # most are
             return dim
         if not isinstance(dim, int | np.integer) or not -self.ndim <= dim < self.ndim:
@@ -245,7 +249,9 @@ class View(NKIObject):
             raise NkiValidationError(f"NkiTensor.{method}: {self} is indirect already; a view has one dynamic index")
 
     def _keeps_first_dimension(self) -> bool:
-        """Return whether dimension 0 counts partitions, or the rows of a vector offset, and stays unchanged."""
+        """Return whether dimension 0 has to stay first and unchanged, because it counts partitions or the rows of a
+        vector offset.
+        """
         return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)
 
 
@@ -295,7 +301,8 @@ class Indirect:
         """Return the error for an index of this value.
 
         Args:
-            row: the position of the index in its tensor, counted down the partitions and then along the columns.
+            row: the position of the wrong index in the index tensor, counted down the partitions and then along the
+                columns.
             value: the value of the index.
             limit: the exclusive upper limit, if the view's offset leaves fewer rows than :attr:`limit`.
         """

@@ -103,9 +103,9 @@ _SCALE_TYPES = frozenset({dt.float8_e8m0fnu, dt.uint8})
 
 
 def _scale(name: str) -> Operand:
-    """Return the operand rule for a tile of scales that is read.
+    """Return the requirements on an operand that is a tile of scales and is read.
 
-    Only the rows that :func:`_scale_rows` selects are read, and they are checked when it does so.
+    The core does not check that its elements were written: :func:`_written_scales` checks the rows that are read.
     """
     return Operand(name, regions=SBUF, dtypes=_SCALE_TYPES, is_accessed=False)
 
@@ -224,7 +224,9 @@ def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows:
 
 
 def _row_tile(position: Any, size: Any) -> int:
-    """Return the number of rows of the systolic array that the call may use."""
+    """Return the number of rows of the systolic array that a call uses, after checking ``tile_position`` and
+    ``tile_size``.
+    """
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
@@ -246,7 +248,7 @@ def _row_tile(position: Any, size: Any) -> int:
 
 
 class _Matrix:
-    """A function that converts the packed words and the scales of an MX matrix to values."""
+    """The shape and type of an MX matrix, with the conversion of its packed words and scales to values."""
 
     def __init__(self, tile: NkiTensor) -> None:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
@@ -259,7 +261,9 @@ class _Matrix:
 
 
 def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
+    """Return the rows of ``scale`` that hold the scales of the MX matrix ``tile``, after checking that they were
+    written.
+    """
     rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
     return rows

@@ -88,7 +88,9 @@ class ScalarOperator:
         return 0.0 if self._is_unary else self.operand
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
-        """Apply the operator to ``x`` and ``operand``, both float32, and store the result in ``out``, perhaps ``x``."""
+        """Apply the operator to ``x`` and ``operand``, both float32, and store the result in ``out``, which may be
+        ``x``.
+        """
         if self._is_unary:
             ARITHMETIC_UNARY[self.key](x, out)
         elif self.is_reversed:
