@@ -81,7 +81,7 @@ class RowPiece:
 
     @property
     def columns(self) -> int:
-        """The number of columns of a row in a partition."""
+        """The number of columns of each row that are in one partition."""
         return self.stop - self.start
 
     @property
@@ -92,7 +92,7 @@ class RowPiece:
 
 @dataclass(frozen=True)
 class Streams:
-    """The bytes that a loop keeps in a partition.
+    """The bytes of SBUF that a loop takes in a partition.
 
     Attributes:
         resident: the bytes for each element of a row, from its load to its store.
@@ -151,18 +151,20 @@ class RowPlan:
 
     @property
     def is_short(self) -> bool:
-        """Whether a partition has at most ``SHORT_ROW`` columns of a row, so that the fixed cost of an instruction for
-        each row matters.
+        """Whether a partition holds at most ``SHORT_ROW`` columns of a row, so that the fixed cost of an instruction
+        per row matters.
         """
         return self.columns <= SHORT_ROW
 
     @property
     def is_tiny(self) -> bool:
-        """Whether a partition has at most ``TINY_ROW`` columns of a row; then one instruction computes many rows."""
+        """Whether a partition holds at most ``TINY_ROW`` columns of a row, so that an instruction must process many
+        rows to be worth its fixed cost.
+        """
         return self.columns <= TINY_ROW
 
     def pieces(self, rows_each: int) -> list[RowPiece]:
-        """Return the pieces of a batch with ``rows_each`` rows per partition."""
+        """Return the pieces into which a batch with ``rows_each`` rows per partition is divided."""
         if self.pieces_per_row > 1:
             size = div_ceil(self.columns, self.pieces_per_row)
             starts = range(0, self.columns, size)
@@ -172,7 +174,9 @@ class RowPlan:
 
 
 def _parts(row_size: int, fitting: int) -> int:
-    """Return the number of partitions of a row: the fewest that hold it, or a few more if they divide its length."""
+    """Return the number of partitions that a row is spread over, each with at most ``fitting`` elements: the fewest
+    possible, or a few more if they divide the row's length evenly.
+    """
     least = div_ceil(row_size, fitting)
     if least == 1:
         return 1
@@ -187,8 +191,8 @@ def _parts(row_size: int, fitting: int) -> int:
 
 
 def largest_row(streams: Streams) -> int:
-    """Return the length of the longest row that stays on chip, as a single batch: its loads and stores overlap with
-    nothing.
+    """Return the length of the longest row that stays on chip. Such a row is the only batch on chip, so that its
+    transfers overlap with no computation.
     """
     on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
@@ -247,7 +251,9 @@ def row_plan(
 
 
 def _spread_piece(columns: int) -> int:
-    """Return the size of the pieces of few rows, of so many columns of a partition."""
+    """Return the number of elements of a piece where few rows are spread over partitions, each of which has ``columns``
+    columns of a row.
+    """
     return div_ceil(columns, max(1, min(_MOST_SPREAD_PIECES, columns // _LEAST_SPREAD_PIECE)))
 
 
@@ -286,7 +292,9 @@ def _fastest_kept_plan(row_size: int, streams: Streams, least_parts: int | None)
 
 
 def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> RowPlan | None:
-    """Return the plan with so many partitions of a row and pieces of that size, or None if it does not fit."""
+    """Return a plan that spreads a row over ``parts`` partitions in pieces of ``piece_size`` elements; None if it does
+    not fit.
+    """
     width = row_size // parts
     columns = row_size - (parts - 1) * width
     pieces = div_ceil(columns, piece_size)
@@ -301,7 +309,9 @@ def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> Ro
 
 
 def _kept_sizes(columns: int, streams: Streams) -> list[int]:
-    """Return the sizes of pieces to try, from the largest one."""
+    """Return the numbers of elements of a piece to try, the largest first, for rows with ``columns`` columns in a
+    partition.
+    """
     if columns * streams.element <= _LARGEST_KEPT_ROW_BYTES:
         return [columns]
     fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)
@@ -315,7 +325,7 @@ class _Transfer:
 
     Attributes:
         piece: the piece of a batch.
-        start, stop: the columns of a partition.
+        start, stop: the first column in a partition, and the last one plus one.
         is_tail: whether only the last part has these columns.
     """
 
@@ -325,18 +335,22 @@ class _Transfer:
     is_tail: bool
 
     def on_all_partitions(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return these columns on all partitions."""
+        """Return the transfer's columns in the tile of the piece, on all partitions, whether they have data there or
+        padding.
+        """
         return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
 
     def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
-        """Return the columns that are transferred, in the tile of the piece."""
+        """Return the elements of the tile of the piece that the transfer reads or writes: for a tail, only the last
+        partition of each row.
+        """
         columns_sbuf = self.on_all_partitions(piece_sbuf)
         if not self.is_tail:
             return columns_sbuf
         return columns_sbuf[plan.parts - 1 : columns_sbuf.shape[0] : plan.parts]
 
     def in_hbm(self, matrix_hbm: nl.NkiTensor, batch: RowBatch) -> nl.NkiTensor:
-        """Return the columns that are transferred, in a matrix [rows, C]."""
+        """Return the elements of a matrix [rows, C] in HBM that the transfer reads or writes."""
         plan, piece = batch.plan, self.piece
         if self.is_tail:
             skipped = (plan.parts - 1) * plan.width
@@ -368,7 +382,7 @@ class RowBatch:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions in use."""
+        """The number of partitions that hold rows of the batch."""
         return self.lines * self.plan.parts
 
     @cached_property
@@ -377,13 +391,15 @@ class RowBatch:
         return self.plan.pieces(self.rows_each)
 
     def tile_of(self, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the batch's view of a buffer [128, size]: [partitions, rows per partition, columns]."""
+        """Return the part of a buffer [128, size] that holds the batch, as a view [partitions, rows per partition,
+        columns].
+        """
         columns = self.plan.columns
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : self.rows_each * columns]
         return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
     def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: RowPiece) -> nl.NkiTensor:
-        """Return a piece's view of a scratch buffer [128, size]: [partitions, rows, columns]."""
+        """Return the part of a scratch buffer [128, size] for a piece, as a view [partitions, rows, columns]."""
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
@@ -397,7 +413,7 @@ class RowBatch:
             nisa.dma_copy(dst=transfer.on_chip(piece_sbuf, self.plan), src=transfer.in_hbm(matrix_hbm, self))
 
     def store(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> None:
-        """Store a piece of rows, the reverse of :meth:`load`."""
+        """Store a piece of rows from [partitions, rows, columns] into a matrix, the reverse of :meth:`load`."""
         for transfer in self._transfers(piece):
             nisa.dma_copy(dst=transfer.in_hbm(matrix_hbm, self), src=transfer.on_chip(piece_sbuf, self.plan))
 

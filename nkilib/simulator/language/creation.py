@@ -63,7 +63,9 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
 
 @lru_cache(maxsize=_MOST_CHECKED)
 def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_bytes: int) -> bool:
-    """Return whether a tensor of this shape and type can exist if a partition of SBUF has ``sbuf_bytes``."""
+    """Return whether a tensor of this shape, type and region can exist on hardware whose SBUF has ``sbuf_bytes`` in a
+    partition.
+    """
     if not shape or min(shape) < 1:
         return False
     if region in HBM:
@@ -311,7 +313,7 @@ def _as_array(constant: Any) -> npt.NDArray[Any]:
 
 
 def _as_stored(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Return ``array`` as a storage holds it.
+    """Return ``array`` in the form in which a storage of type ``dtype`` holds it.
 
     It is dense, in native byte order, and in float32 if low precision is widened.
     """
@@ -327,7 +329,9 @@ def _same_bytes(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 def _launch_constant(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
-    """Return the launch's constant named ``key``; the first core that asks for it creates it from ``array``."""
+    """Return the constant of the launch with the key ``key``; the first core that asks for it creates it from
+    ``array``.
+    """
     core = current_core("nl.shared_constant")
 
     def make() -> Storage:

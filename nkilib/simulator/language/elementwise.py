@@ -72,7 +72,9 @@ def _is_vector(tile: NkiTensor) -> bool:
 
 
 def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
-    """Return both operands in the result's shape, in memory that ``tensor_tensor`` can read."""
+    """Return both operands of an operator with the shape ``shape`` of the result, moved where ``tensor_tensor`` cannot
+    read them in place.
+    """
     if operator.key == "power":
         # It runs on GpSimd, which has no access to PSUM.
         x, y = in_sbuf(x), in_sbuf(y)

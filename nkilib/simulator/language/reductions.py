@@ -76,7 +76,9 @@ def _reduced(
 
 
 def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
-    """Return the function ``nl.name`` that reduces by one operator, with ``summary`` as the start of its docstring."""
+    """Return the function ``nl.<name>``, which reduces a tile by ``operator``; ``summary`` becomes the start of its
+    docstring.
+    """
 
     def function(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
         tile = as_tile("x", x)

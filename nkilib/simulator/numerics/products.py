@@ -107,7 +107,8 @@ def has_one_thread() -> bool:
 def _part(size: int, most: int) -> int:
     """Return the size of the parts into which ``size`` rows or columns are divided.
 
-    The parts are few, have at most ``most`` rows or columns, and are as equal as multiples of ``_STEP`` allow.
+    A part has at most ``most`` rows or columns. There are as few parts as possible, as equal as multiples of ``_STEP``
+    allow.
     """
     whole = max(1, most // _STEP * _STEP if most > _STEP else most)
     even = -(-size // -(-size // whole))
@@ -115,7 +116,8 @@ def _part(size: int, most: int) -> int:
 
 
 def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return the number of rows and of columns of the pieces in which a product is computed, for inner size ``inner``.
+    """Return the numbers of rows and of columns of the pieces into which a product of ``rows`` rows and ``columns``
+    columns is divided, if it sums over ``inner`` elements.
 
     A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
     """
@@ -126,7 +128,8 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _stacks(size: int, part: int) -> list[slice]:
-    """Return a slice of all whole parts, and a slice of the last ``part`` elements if some are left over.
+    """Divide ``size`` rows or columns into parts of ``part``: return a slice of all whole parts and, if some rows or
+    columns are left over, a slice of the last ``part`` ones.
 
     The second slice overlaps the first one; the overlap is computed twice.
     """

@@ -96,7 +96,8 @@ def _reach(steps: Sequence[tuple[int, int]]) -> int:
 
 
 def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
-    """Return whether a distance is a sum of steps along dimensions, in either direction, fewer in each than its size.
+    """Return whether two indices of a layout can be ``distance`` elements apart: whether the distance is a sum of
+    strides, each taken fewer times, in either direction, than its dimension's size.
 
     Args:
         steps: stride and size of each dimension, the strides descending.
