@@ -76,7 +76,7 @@ class RowPiece:
 
     @property
     def rows(self) -> int:
-        """The number of rows per partition."""
+        """The number of rows of the piece in each partition."""
         return self.end - self.first
 
     @property
@@ -86,7 +86,7 @@ class RowPiece:
 
     @property
     def size(self) -> int:
-        """The number of elements per partition."""
+        """The number of elements of the piece in each partition."""
         return self.rows * self.columns
 
 
@@ -131,17 +131,19 @@ class RowPlan:
 
     @property
     def tail(self) -> int:
-        """The number of columns that only the last part has."""
+        """The number of columns that only the last part of a row has, because the parts cannot divide the row
+        evenly.
+        """
         return self.row_size - self.parts * self.width
 
     @property
     def columns(self) -> int:
-        """The number of columns of a partition, with padding."""
+        """The number of columns that a row takes in each of its partitions, padding included."""
         return self.width + self.tail
 
     @property
     def pieces_per_row(self) -> int:
-        """The number of pieces of a row in a partition."""
+        """The number of pieces into which the columns of a row in a partition are divided."""
         return div_ceil(self.columns, self.piece_size)
 
     @property
@@ -387,7 +389,7 @@ class RowBatch:
 
     @cached_property
     def pieces(self) -> list[RowPiece]:
-        """The pieces in the order in which they are processed."""
+        """The pieces of the batch, in the order in which they are processed."""
         return self.plan.pieces(self.rows_each)
 
     def tile_of(self, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:

@@ -48,7 +48,7 @@ class Stages(Protocol):
         """
 
     def load(self, number: int, piece: RowPiece) -> None:
-        """Issue the load of a piece."""
+        """Issue the load of a piece from HBM into its tile."""
 
     @property
     def loads_again(self) -> bool:
@@ -73,7 +73,7 @@ class Stages(Protocol):
         """Compute the results of a piece, after the statistics of its batch are combined."""
 
     def store(self, number: int, piece: RowPiece) -> None:
-        """Issue the store of a piece."""
+        """Issue the store of a piece's results to HBM."""
 
 
 @dataclass(frozen=True)

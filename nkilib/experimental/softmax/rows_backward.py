@@ -205,7 +205,7 @@ class _Backward:
 
     @property
     def loads_again(self) -> bool:
-        """Whether y is loaded for the second pass, as for log-softmax."""
+        """Whether y is loaded for the second pass only: for log-softmax, whose first pass does not need y."""
         return self.kind is Kind.LOG_SOFTMAX
 
     def load(self, number: int, piece: RowPiece) -> None:

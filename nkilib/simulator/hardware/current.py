@@ -56,7 +56,7 @@ def enter(simulated: Simulated | None) -> None:
 
 
 def is_abstract_launch() -> bool:
-    """Return whether the running kernel has shapes and no data."""
+    """Return whether the running kernel was launched on shapes, without data."""
     simulated = THREAD.simulated
     return simulated is not None and simulated.is_abstract
 

@@ -95,7 +95,9 @@ class Operand:
 
 
 def output(name: str, **rules: Any) -> Operand:
-    """Return an operand that the instruction writes."""
+    """Return the requirements on an operand that the instruction writes; ``rules`` are other fields of
+    :class:`Operand`.
+    """
     return Operand(name, is_output=True, **rules)
 
 

@@ -76,7 +76,7 @@ def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
 
 
 def in_sbuf(x: NkiTensor) -> NkiTensor:
-    """Return ``x``, moved to SBUF if it is in PSUM."""
+    """Return ``x`` if it is in SBUF, else a copy of it in SBUF."""
     return cast_copy(x, x.dtype) if x.buffer is MemoryRegion.psum else x
 
 

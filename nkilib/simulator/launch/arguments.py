@@ -274,7 +274,7 @@ class _Input:
 
     @property
     def memory(self) -> ArrayArgument:
-        """The caller's memory, with the storage that represents it."""
+        """The caller's array, paired with the storage that represents it in the kernel."""
         return ArrayArgument(self._array, self.storage, self._is_copy)
 
     def write_back(self) -> None:
@@ -411,7 +411,7 @@ class Arguments:
         return value
 
     def storages(self) -> list[tuple[Any, Storage]]:
-        """Return the caller's arrays, each with the storage that represents it."""
+        """Return the caller's arrays among the arguments, each with the storage that represents it in the kernel."""
         return [(converted.original, converted.storage) for converted in self._inputs.values()]
 
     def write_back(self) -> None:

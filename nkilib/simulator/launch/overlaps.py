@@ -97,7 +97,7 @@ class _Shared:
 
 
 class _CopyObserver(Observer):
-    """The observer of one core for a :class:`_CopyWatch`."""
+    """The observer that reports the accesses of one core to a :class:`_CopyWatch`."""
 
     def __init__(self, watch: _CopyWatch, core: int) -> None:
         self._watch = watch
@@ -122,8 +122,8 @@ def _refuse(one: Storage, other: Storage) -> None:
 
 
 class _CopyWatch(Watcher):
-    """The watcher of accesses to arguments that share the caller's memory but not memory in the launch, because of a
-    copy.
+    """The watcher for arguments that share memory in the caller but not in the launch, because at least one was copied.
+    It reports accesses that would not see a write, or whose write would not be seen.
     """
 
     def __init__(self, shared: dict[int, _Shared]) -> None:

@@ -146,5 +146,5 @@ def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
 
 
 def launching(name: str, cores: Sequence[Core]) -> AbstractContextManager[None]:
-    """Register the launch of a kernel on ``cores`` as a task."""
+    """Register the launch of the kernel ``name`` on ``cores`` as a task, for the display."""
     return doing(name, lambda: f"{sum(core.issued for core in cores):,} instructions")

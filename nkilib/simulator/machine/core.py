@@ -159,7 +159,9 @@ class Accumulators:
         self._is_any_left_out = False
 
     def forget(self, lanes: slice) -> None:
-        """Mark the registers of the partitions ``lanes`` as undefined, as the documentation leaves their values."""
+        """Mark the registers of the partitions ``lanes`` as undefined, because the documentation does not say what they
+        contain now.
+        """
         self.values[lanes] = np.nan
         self.known[lanes] = False
         self.is_blank = not self.known.any()

@@ -60,7 +60,7 @@ _MADE_IN_LOOP = (
 
 
 class Call(Issued):
-    """An instruction that a core runs; the instruction's function receives it besides the operands.
+    """One run of an instruction on a core. The instruction's function receives this object besides the operands.
 
     Attributes:
         core: the core that runs the instruction.

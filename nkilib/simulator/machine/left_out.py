@@ -65,7 +65,7 @@ class LeftOut:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a value that this launch left out was needed."""
+        """Whether this launch needed a value that it has left out, so that it cannot end correctly."""
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:
@@ -73,7 +73,7 @@ class LeftOut:
         return self._makes_all or origin in self._made
 
     def origin_here(self) -> Hashable:
-        """Return the origin of a storage that the kernel makes now."""
+        """Return the origin of a storage that the kernel makes at its current line."""
         place: list[int] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._bottom:

@@ -123,7 +123,9 @@ class Loops:
             )
 
     def started(self, what: str, register: int) -> LoopRun:
-        """Record that the loop ``what`` begins; see :class:`LoopRun` for ``register``."""
+        """Record that a loop begins. ``what`` is the name of its function, and ``register`` is as in
+        :class:`LoopRun`.
+        """
         run = LoopRun(what, kernel_location(), self.depth, register)
         self.runs.append(run)
         self.ran.append(what)
@@ -143,7 +145,7 @@ class Loops:
 
     @contextmanager
     def no_reorder(self) -> Iterator[None]:
-        """Enclose a region in which no dynamic loop may start."""
+        """Enclose the body of an ``nl.no_reorder`` block, in which no dynamic loop may start."""
         self._no_reorder_regions += 1
         try:
             yield
@@ -208,7 +210,7 @@ class IterationCounters:
         self._loops: list[deque[list[dict[Hashable, int]]]] = []
 
     def enter(self) -> None:
-        """Record that a loop starts."""
+        """Record that a loop starts, around whose iterations the counters are to be compared."""
         self._loops.append(deque([self._copies()], maxlen=LONGEST_PERIOD + 1))
 
     def iterate(self) -> None:

@@ -126,7 +126,7 @@ class Observer(Protocol):
 
 
 class Watcher(Protocol):
-    """A factory of observers for the cores of a launch."""
+    """A factory that makes an observer for each core of a launch."""
 
     def watch(self, number: int, observers: Observers) -> Observer:
         """Return a new observer of core number ``number``; ``observers`` are those that the core already has."""
@@ -243,5 +243,5 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def active_watchers() -> tuple[Watcher, ...]:
-    """Return the watchers of the current context."""
+    """Return the watchers that :func:`watching` has added in the current context."""
     return _WATCHERS.get()

@@ -70,7 +70,7 @@ class Start(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The location in the kernel as ``file:line``."""
+        """The location of the matmul in the kernel as ``file:line``."""
         return "<unknown>" if self.code is None else f"{self.code.co_filename}:{self.line}"
 
 

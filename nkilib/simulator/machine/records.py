@@ -109,7 +109,7 @@ class Lives(Observer):
 
 
 def lives_of(observers: Observers) -> Lives:
-    """Return the lifetimes among a core's observers, which must include them."""
+    """Return the :class:`Lives` among a core's observers; there must be one."""
     lives = observers.find(Lives)
     assert lives is not None
     return lives
@@ -146,7 +146,7 @@ class Record:
 
 
 class _Counting(Observer):
-    """An observer that counts the work of one core."""
+    """An observer that counts the instructions of one core and the bytes that they move."""
 
     def __init__(self, lives: Lives) -> None:
         self.record = Record()

@@ -93,7 +93,7 @@ class Waits:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a thread has failed."""
+        """Whether some thread has failed, so that the others end sooner or later."""
         return bool(self._failed)
 
     @property

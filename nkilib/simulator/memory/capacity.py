@@ -114,7 +114,7 @@ class LiveRange:
 
     @property
     def lifetimes(self) -> list[tuple[int, int]]:
-        """First and last instruction of every lifetime, the earlier ones first."""
+        """The first and the last instruction of each lifetime of the tensor, the earlier lifetimes first."""
         return [*self.earlier, (self.first, self.last)]
 
     @property
@@ -138,7 +138,7 @@ class LiveRange:
 
     @property
     def tensor(self) -> str:
-        """The tensor's name, shape and type, and its region."""
+        """The name, shape, type and region of the tensor, as text for messages."""
         return describe_tensor(self._name, self._shape, self._dtype, self.region)
 
     def __str__(self) -> str:

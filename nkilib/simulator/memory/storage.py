@@ -55,7 +55,7 @@ _UNSHARED_REFERENCES = 3
 
 
 class BytePool:
-    """A pool of unused byte arrays, by size."""
+    """A pool of byte arrays that nothing uses, for reuse, grouped by size."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
@@ -68,7 +68,7 @@ class BytePool:
         return self._total
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return an array of ``nbytes`` bytes with arbitrary content."""
+        """Return an array of ``nbytes`` bytes with arbitrary content, from the pool if it has one."""
         with self._lock:
             arrays = self._free.get(nbytes)
             if arrays:

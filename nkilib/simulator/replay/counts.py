@@ -48,7 +48,7 @@ class LaunchCounts:
 
     @property
     def launches(self) -> int:
-        """The number of all launches."""
+        """The number of all launches, however they ran."""
         return self.as_today + self.recorded + self.replayed
 
     @property
@@ -81,14 +81,14 @@ class ReplayCounts:
     kernels: Mapping[str, LaunchCounts]
 
     def __str__(self) -> str:
-        """Return a paragraph for each kernel, and a line for all."""
+        """Return text with a paragraph for each kernel and a line for all kernels."""
         return "\n".join(
             [*(f"{name}: {counts}" for name, counts in self.kernels.items()), f"total: {self.total.summary}"]
         )
 
 
 class Tally:
-    """A counter of the launches of one kernel."""
+    """A counter of the launches of one kernel, by how they ran."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class Tally:
                 self._reasons[reason if is_known else OTHERS] += 1
 
     def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
-        """Add this tally's numbers to ``counts`` and ``reasons``."""
+        """Add this tally's numbers to ``counts``, and its reasons to ``reasons``."""
         with self._lock:
             counts.update(self._counts)
             reasons.update(self._reasons)

@@ -294,7 +294,7 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 class Entries:
-    """The entries of a process, by key."""
+    """The entries of a process, one for each key of launches that was recorded or planned."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}  # by the hash of the key, which takes longer than all else here
@@ -341,7 +341,7 @@ class Entries:
 
     @property
     def plans(self) -> Iterator[AnyPlan]:
-        """Yield all plans of all keys."""
+        """Return an iterator over all plans of all keys."""
         with self._lock:
             entries = [*self._entries.values()]
         return (plan for entry in entries for plan in entry.plans)

@@ -347,7 +347,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that the plan keeps."""
+        """The bytes of memory that the plan keeps between launches."""
         return self._memory.nbytes
 
     def _sources(self, storages: Any) -> dict[int, int]:

@@ -45,7 +45,7 @@ def _has_scalar_offset(value: Any) -> bool:
 
 
 class _CoreRecorder(Observer):
-    """Observer that records the instructions of one core."""
+    """An observer that records the instructions of one core."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self.entries: list[Entry] = []
@@ -55,7 +55,9 @@ class _CoreRecorder(Observer):
         self._count = 0
 
     def count(self) -> int:
-        """Return how many storages of this core have a label so far, and count one more."""
+        """Return how many storages of this core have a label so far, which is the number in the next label; count one
+        more.
+        """
         self._count += 1
         return self._count - 1
 

@@ -275,7 +275,7 @@ class RecordedCall:
 
     @property
     def skips(self) -> bool:
-        """Whether the instruction skips rows whose index is out of range."""
+        """Whether the instruction leaves out rows whose index is out of range, instead of raising an error."""
         names = self.definition.names
         return _OOB_MODE in names and as_oob_mode(self.values[names.index(_OOB_MODE)]) is oob_mode.skip
 
@@ -345,7 +345,7 @@ class Stream:
 
     @property
     def written(self) -> frozenset[int]:
-        """The numbers of the argument arrays that the launch writes."""
+        """The numbers of the argument arrays that the launch writes, as in the labels of their storages."""
         return frozenset(storage.label[1] for storage in self._written_storages() if storage.label[0] == "argument")
 
     def _written_storages(self) -> Iterator[PlaceholderStorage]:

@@ -192,7 +192,7 @@ class Action(Work):
         *,
         may_refuse: bool,
     ) -> Action:
-        """Return the action for a call of ``act`` with these arguments."""
+        """Return the action that a call of ``act`` in engines/actions.py with these arguments describes."""
         written, changed, read, some = (list(map(Ref, views)) for views in (writes, updates, reads, chosen))
         action = cls(function, [*written, *changed, *read, *some], may_refuse)
         action.writes, action.reads, action.chosen = [*written, *changed], [*changed, *read, *some], some
@@ -306,7 +306,7 @@ class Sum(Work):
 
 
 def everything(storage: PlaceholderStorage) -> Rectangle:
-    """Return the rectangle of all rows and bytes of a storage."""
+    """Return the rectangle of a storage that contains all of its rows and bytes."""
     row = max(1, storage.partition_bytes)
     return Rectangle(0, -(-storage.nbytes // row), 0, row)
 
@@ -356,7 +356,7 @@ class Store(Work):
 
 @dataclass(eq=False)
 class Meeting(Whole):
-    """An instruction at which both cores synchronise."""
+    """An instruction at which both cores synchronise: a barrier, an exchange or a collective."""
 
 
 def _in_step(read: Ref, written: Ref) -> bool:
@@ -395,5 +395,5 @@ def blocks_for(rows: int, width: int) -> list[slice]:
 
 
 def is_large(work: Work) -> bool:
-    """Tell whether row-wise work runs in several blocks of rows."""
+    """Tell whether row-wise work has so many elements that it runs in several blocks of rows."""
     return len(blocks_for(row_count_of(work), width_of(work))) > 1

@@ -109,7 +109,7 @@ class _Rearrangement:
 
 
 class ReshapedViews(View):
-    """The methods of ``NkiTensor`` that keep every element."""
+    """The methods of ``NkiTensor`` that return all elements of the tensor, in another shape, order or type."""
 
     __slots__ = ()
 

@@ -185,7 +185,9 @@ class View(NKIObject):
         return self.flat_rows
 
     def allow_access(self) -> None:
-        """Record that a compute engine can access this view; see ``may_be_accessed``."""
+        """Record that a compute engine can access this view, so that the check need not be repeated; see
+        ``may_be_accessed``.
+        """
         self.may_be_accessed = True
 
     def mark_written(self, is_matmul: bool = False) -> None:
@@ -201,7 +203,7 @@ class View(NKIObject):
             storage.accumulated.clear(self.layout, storage.width_of(self.dtype))
 
     def covers_storage(self) -> bool:
-        """Return whether the view has all elements of its storage."""
+        """Return whether the view contains every element of its storage."""
         if self.is_whole:
             return True
         is_large_enough = self.size == self.storage.elements_of(self.dtype)
@@ -337,7 +339,9 @@ def placed_partition(tensor: View) -> int | None:
 
 
 def assumed_partition(tensor: View) -> int:
-    """Return :func:`placed_partition`, with the storage of unplaced tensors assumed to start at partition 0."""
+    """Return the partition in which an on-chip view starts, as if storages that the kernel does not place started at
+    partition 0.
+    """
     placed = placed_partition(tensor)
     return partition_in_storage(tensor) if placed is None else placed
 

@@ -160,7 +160,7 @@ _KNOWN: dict[str, bool] = {}
 
 
 def _is_standard(file: str) -> bool:
-    """Return whether a file is part of the standard library."""
+    """Return whether ``file`` is a source file of Python's standard library."""
     return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
 
 
@@ -192,7 +192,7 @@ def kernel_frame() -> FrameType | None:
 
 
 def kernel_location() -> str:
-    """Return ``file:line`` of :func:`kernel_frame`."""
+    """Return ``file:line`` of the kernel's current line: that of :func:`kernel_frame`."""
     frame = kernel_frame()
     return "<unknown>" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -41,7 +41,7 @@ def row_major_strides(shape: Sequence[int]) -> Shape:
 
 
 def dense(shape: Shape) -> Layout:
-    """Return the layout of a new dense tensor."""
+    """Return the layout of a new tensor of ``shape`` whose elements lie in row-major order without gaps."""
     return Layout(shape, row_major_strides(shape), 0)
 
 

@@ -350,7 +350,9 @@ class HbmUses:
         return parts - self.reached
 
     def written(self) -> set[OccupiedBytes]:
-        """Return the parts that were written, except those in :attr:`reached`."""
+        """Return the parts that were written last, except those in :attr:`reached`; a part that a later write covered
+        completely is not among them.
+        """
         return {use.part for use in self.writes.uses()} - self.reached
 
     def note_write(self, part: OccupiedBytes, done: Done) -> None:

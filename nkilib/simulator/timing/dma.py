@@ -414,5 +414,5 @@ class DmaEngines:
 
     @property
     def longest_ns(self) -> float:
-        """The total busy time of the engine that is busy longest."""
+        """The total busy time, in nanoseconds, of the engine that is busy longest."""
         return max(times.total_ns for times in self._times)

@@ -80,7 +80,7 @@ class OccupiedBytes:
         return self.width * prod(size for size, stride in sizes if stride)
 
     def meets(self, other: OccupiedBytes) -> bool:
-        """Tell whether the two parts share a byte."""
+        """Tell whether the two parts, of one storage, share a byte."""
         if self.last < other.first or other.last < self.first:
             return False
         if self is other or (self.count == 1 and other.count == 1):

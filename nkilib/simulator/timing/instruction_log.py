@@ -167,7 +167,7 @@ class Repeat:
 
     @property
     def added_inside(self) -> int:
-        """The number of notes that the inner repeats add."""
+        """The number of notes that the inner repeats add to each run of the stretch."""
         return sum(repeat.added for repeat in self.inner)
 
     @property

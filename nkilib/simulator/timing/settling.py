@@ -67,10 +67,10 @@ class _Vacated:
         return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
 
     def note_read(self, done: Done) -> None:
-        """Do nothing, because the new tile has its own record."""
+        """Do nothing, because reads of the new tile are recorded with the new tile's own part."""
 
     def note_write(self, done: Done) -> None:
-        """Do nothing, because the new tile has its own record."""
+        """Do nothing, because writes to the new tile are recorded with the new tile's own part."""
 
 
 def _size(known: Tracked) -> float:

@@ -347,7 +347,7 @@ class Collection(Watcher):
 
 @contextmanager
 def collecting(parameters: ModelParameters) -> Iterator[Collection]:
-    """Trace the kernels launched inside the ``with`` block."""
+    """Trace the kernels launched inside the ``with`` block, and yield the :class:`Collection` of their traces."""
     collection = Collection(parameters)
     with watching(collection):
         yield collection

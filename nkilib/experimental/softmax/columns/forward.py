@@ -84,7 +84,7 @@ class WindowStatistics:
         return cls(neg_max_sbuf, sums_sbuf, rows[0], rows[1], factors_sbuf)
 
     def part_of(self, group: Group) -> WindowStatistics:
-        """Return views of the statistics of a group's strips."""
+        """Return the statistics of a group's columns, as views of these tiles."""
         tiles = (self.neg_max_sbuf, self.sums_sbuf, self.row_neg_max_sbuf, self.row_sum_sbuf, self.factors_sbuf)
         return WindowStatistics(*[tile[0 : group.rows, group.first : group.end] for tile in tiles])
 

@@ -126,7 +126,7 @@ class LoadRing:
         return LoadKey(window.number, part.number, 0 if is_once else visit)
 
     def has(self, key: LoadKey) -> bool:
-        """Return whether the load with this key was issued."""
+        """Return whether the load with this key was issued, so that :meth:`tile` can return its tile."""
         return key in self.numbers
 
     def tile(self, key: LoadKey) -> nl.NkiTensor:
@@ -139,7 +139,7 @@ class LoadRing:
 
 
 class Source(Protocol):
-    """A tensor [O, C, I] from which items are read."""
+    """The interface through which the loop reads items of a tensor [O, C, I], in one of the layouts."""
 
     ring: LoadRing
 
@@ -158,7 +158,7 @@ class PsumBanks:
 
     @classmethod
     def make(cls, count: int, elements: int, dtype: nl.DType) -> PsumBanks:
-        """Allocate banks for items of ``elements`` elements."""
+        """Allocate ``count`` banks of type ``dtype``, each for an item of at most ``elements`` elements per column."""
         shape = (nl.tile_size.pmax, elements)
         return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.psum) for _ in range(count)])
 
@@ -311,14 +311,14 @@ class DmaTransposedSource:
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item in SBUF."""
+        """Return the view of an item in the tile of its part, in SBUF; nothing is transposed here."""
         tile_sbuf = self.ring.tile(self.ring.key(item.window, item.part, visit))
         start = item.segment.start - item.part.segments[0].start
         return tile_sbuf[0 : item.strip.columns, item.strip.number, start : start + item.segment.size]
 
 
 class Results(Protocol):
-    """A tensor [O, C, I] to which the results of items are written."""
+    """The interface through which the loop writes the results of items to a tensor [O, C, I]."""
 
     def piece(self, item: Item) -> nl.NkiTensor:
         """Return the view to which the result of an item is to be written, [columns, elements of the segment]."""
@@ -370,7 +370,7 @@ class TransposedResults:
         return cls(result_hbm, pieces, banks, tile, scalar_share)
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the next tile for a result."""
+        """Return the tile that is next in the round-robin order, for the result of an item."""
         self.made[0] += 1
         piece_sbuf = self.pieces_sbuf[self.made[0] % len(self.pieces_sbuf)]
         return piece_sbuf[0 : item.strip.columns, 0 : item.segment.size]
@@ -457,7 +457,7 @@ class StridedSource:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, windows: list[Window], loads: list[Load], buffers: int) -> StridedSource:
-        """Allocate the tiles for the windows of a core."""
+        """Allocate the tiles for the windows of a core; ``buffers`` is their number, and ``loads`` fill them."""
         shape = strided_shape(windows, tensor_hbm.shape[1])
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -468,7 +468,7 @@ class StridedSource:
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item in SBUF."""
+        """Return the view of an item in the tile of its window, in SBUF."""
         return _strided_item(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
 
 
@@ -493,7 +493,7 @@ class StridedResults:
         return piece_sbuf
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Store the window after its last item."""
+        """Store the window of the item, if the item is its last one."""
         if item.ends_part:
             tile_sbuf = self.tile(item)[0 : item.window.outer]
             nisa.dma_copy(dst=_window_in_hbm(self.result_hbm, item.window), src=tile_sbuf)

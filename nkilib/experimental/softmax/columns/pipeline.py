@@ -206,7 +206,7 @@ class Arithmetic(Protocol):
     """
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Issue the first half of the first pass over an item."""
+        """Issue the first half of the first pass over an item. ``views`` has the item as each reader gives it."""
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """Issue the second half of the first pass over an item."""
@@ -308,7 +308,7 @@ class Pipeline:
     taken: int = 0
 
     def run(self) -> None:
-        """Issue all loads, steps and stores of the core."""
+        """Run the loop: issue all loads, steps and stores of the core."""
         self._advance()
         step = self.schedule.next()
         while not step.is_empty:

@@ -138,7 +138,7 @@ class Strip:
 
     @property
     def columns(self) -> int:
-        """The number of columns."""
+        """The number of columns of the strip."""
         return self.outer * self.inner
 
 
@@ -158,7 +158,7 @@ class Window:
     is_strided: bool = False
 
     def strips(self) -> list[Strip]:
-        """Divide the window into strips of at most 128 columns."""
+        """Divide the window into strips of at most 128 columns, which are processed one after the other."""
         if self.is_strided:
             return [Strip(inner, 0, self.outer, inner, 1) for inner in range(self.inner)]
         group = max(1, STRIP_COLUMNS // self.inner)

@@ -50,7 +50,7 @@ class WindowTiles:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, plan: ShortPlan) -> WindowTiles:
-        """Allocate tiles for the windows of a tensor."""
+        """Allocate the tiles for the windows that ``plan`` gives a core."""
         return cls(tensor_hbm, ring_of(plan.buffers, plan.window, tensor_hbm.dtype), plan.windows)
 
     def of(self, number: int) -> nl.NkiTensor:
@@ -98,7 +98,7 @@ class ShortLoop:
     under_way: list[ShortPiece | None] = field(default_factory=list)
 
     def run(self) -> None:
-        """Issue all loads, stages and stores."""
+        """Run the loop: issue all loads, stages and stores of the core."""
         waiting = [piece for window in self.plan.windows for piece in window.pieces(self.plan.columns)]
         depth = 1 + max(step for step, _ in self.stages)
         self.under_way = [None] * depth
@@ -143,7 +143,7 @@ def on_vector(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, da
 
 
 def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """Compute ``data1 <op> data2`` on GpSimd."""
+    """Compute ``data1 <op> data2`` on GpSimd, by one ``tensor_tensor``."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 

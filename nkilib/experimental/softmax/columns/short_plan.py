@@ -59,7 +59,7 @@ class Band:
 
     @property
     def units(self) -> int:
-        """The number of units."""
+        """The number of units of the band."""
         return self.outer // self.outer_each * self.blocks
 
 

@@ -185,7 +185,7 @@ class _Side:
         return self.count == 1 or offset == self._first.offset + self.count * self._distance
 
     def add(self, tile: NkiTensor) -> None:
-        """Append ``tile`` as the next view."""
+        """Add ``tile`` as the next view of the series."""
         if self.count == 1:
             self._distance = tile.offset - self._first.offset
         self.count += 1

@@ -145,7 +145,7 @@ def affine_select(
 
 
 def _positions(start: Any, count: int) -> Any:
-    """Return ``start``, ``start + 1``, ... , ``count`` numbers as float32."""
+    """Return ``count`` consecutive numbers from ``start`` on, as float32."""
     if not isinstance(start, int | np.integer):
         raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
     if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:

@@ -207,7 +207,7 @@ class Facts:
 
     @staticmethod
     def engine_name(engine: str) -> str:
-        """Return the name of an engine for sentences."""
+        """Return the name of an engine as sentences use it."""
         return "The busiest DMA engine" if engine == "dma" else engine.capitalize()
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
@@ -256,7 +256,7 @@ class Facts:
 
 
 def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Count the instructions of a core by name, and the bytes that it loaded and stored by tensor."""
+    """Return the numbers of a core's instructions by name, and the bytes that it loaded and stored, by tensor."""
     counts: Counter[str] = Counter()
     for kind, count in trace.settled.log.kinds():
         counts[kind.name] += count
@@ -270,7 +270,9 @@ def _ends_of(trace: Trace, collection: Collection) -> dict[int, Tracked]:
 
 
 def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
-    """Return the parts by value: cores that make an equal part at one moment may each have an object of it."""
+    """Return the parts as values that compare equal if the parts are: two cores may have a different object for the
+    same part.
+    """
     return {(part.layout, part.width) for part in parts}
 
 

@@ -59,7 +59,7 @@ class _Fill:
         )
 
     def is_seen_by(self, part: OccupiedBytes) -> bool:
-        """Tell whether a read of ``part`` may return the filled value."""
+        """Tell whether a read of ``part`` may see the value that the ``memset`` wrote."""
         return part.meets(self.part) and not any(known.covers(part) for known in self.overwritten)
 
 
