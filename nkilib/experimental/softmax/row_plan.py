@@ -148,7 +148,7 @@ class RowPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a piece has all elements of a row, so that nothing is combined."""
+        """Whether one piece has all elements of a row, so that there are no statistics to combine."""
         return self.parts == 1 and self.pieces_per_row == 1
 
     @property
@@ -406,8 +406,8 @@ class RowBatch:
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
     def load(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
-        """Load a piece of rows of a matrix into [partitions, rows, columns]. Columns that a partition's part of a row
-        lacks get the value ``padding``.
+        """Load a piece of rows from a matrix into ``piece_sbuf``, [partitions, rows, columns]. Columns for which a
+        partition has no data, because its part of a row is shorter, get the value ``padding``.
         """
         for transfer in self._transfers(piece):
             if transfer.is_tail:

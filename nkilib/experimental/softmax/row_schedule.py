@@ -35,7 +35,9 @@ class Stages(Protocol):
 
     @property
     def batches_on_chip(self) -> int:
-        """The number of batches that have tiles: batch n takes the tiles of batch n - ``batches_on_chip``."""
+        """The number of batches that have tiles at one time: batch n uses the tiles of batch n -
+        ``batches_on_chip``.
+        """
 
     @property
     def combining_stages(self) -> int:
@@ -61,7 +63,7 @@ class Stages(Protocol):
         """Issue work on a piece that its statistics need, two steps before :meth:`take`."""
 
     def open(self, number: int, piece: RowPiece) -> None:
-        """Compute those statistics of a piece on which the others depend, one step before :meth:`take`."""
+        """Compute those statistics of a piece that :meth:`take` needs, such as its maxima, one step before it."""
 
     def take(self, number: int, piece: RowPiece) -> None:
         """Compute the other statistics of a piece, one step after :meth:`open`."""
@@ -78,8 +80,8 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class _Due:
-    """Work that must not be issued before step number ``step``: a stage of a batch's combination, or the end or the
-    store of a piece.
+    """Work that must not be issued before step number ``step``: a stage that combines the statistics of a batch, or the
+    results or the store of a piece.
     """
 
     step: int

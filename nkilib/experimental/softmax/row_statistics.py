@@ -202,7 +202,7 @@ class RowStatistics:
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def combine(self, stage: int) -> None:
-        """Issue stage number ``stage`` of those that combine the statistics.
+        """Issue stage number ``stage``, from 0, of the stages that combine the statistics of the batch.
 
         No engine has to wait for the results of another one if the stages are issued in different steps.
         """

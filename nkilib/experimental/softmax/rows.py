@@ -85,7 +85,9 @@ def forward_plan(
     chunk_size: int | None,
     least_parts: int | None = None,
 ) -> RowPlan:
-    """Return the plan by which the forward divides rows; :func:`.row_plan` has the last two arguments."""
+    """Return the plan by which the forward divides rows; :func:`.row_plan.row_plan` explains ``chunk_size`` and
+    ``least_parts``.
+    """
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
     again = 2 if kind is Kind.LOG_SOFTMAX else 2 * FLOAT32_BYTES  # exponentials
@@ -135,7 +137,7 @@ def _with_row_scalar(
 
 
 def _load_table_of_exponentials() -> None:
-    """Compute one exponential, so that Scalar loads its table while the first rows are loaded, and not after that."""
+    """Compute one exponential, so that Scalar loads the table of exponentials while the first rows are being loaded."""
     zero_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zero_sbuf, value=0.0)
     nisa.activation(dst=zero_sbuf, op=nl.exp, data=zero_sbuf)

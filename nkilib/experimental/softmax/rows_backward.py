@@ -64,7 +64,9 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
 def backward_plan(
     row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, least_parts: int | None = None
 ) -> RowPlan:
-    """Return the plan by which the backward divides rows; :func:`.row_plan` has the last two arguments."""
+    """Return the plan by which the backward divides rows; :func:`.row_plan.row_plan` explains ``chunk_size`` and
+    ``least_parts``.
+    """
     streams = backward_streams(kind, dtypes)
     is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
     piece_bytes = _WIDE_PIECE_BYTES if is_wide else None
@@ -122,7 +124,7 @@ class BatchSums:
         self.back_psum = off_line(line_sbuf, parts)
 
     def bring_back(self) -> None:
-        """Copy the sums of rows on several partitions from PSUM to SBUF."""
+        """Copy the sums of rows on several partitions to SBUF, from PSUM, where :meth:`sum_parts` left them."""
         if self.back_psum is not None:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
@@ -216,7 +218,7 @@ class _Backward:
             batch.load(output_hbm, piece, self._output(number, piece), 0.0)
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Load y, the saved output, of a piece; only log-softmax needs it in the second pass."""
+        """Issue the load of y, the saved output, of a piece, for the second pass of log-softmax."""
         batch = self.batches[number]
         output_sbuf = self.outputs.next_shaped((batch.partitions, piece.rows, piece.columns))
         batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)

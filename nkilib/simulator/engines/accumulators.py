@@ -145,7 +145,9 @@ class VectorAccumulation:
         return self._command is not commands.idle
 
     def begin(self) -> None:
-        """Read the initial value of ``load_reduce``, before ``dst`` may overwrite the tile that holds it."""
+        """Read the initial value of the command ``load_reduce``, before the instruction writes ``dst``, which may be
+        the tile that holds the value.
+        """
         if self.initial is not None:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 

@@ -36,7 +36,7 @@ def require_number(name: str, value: Any) -> None:
 
 
 def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
-    """Return the numpy type in which an element of ``tensor`` is stored."""
+    """Return the numpy type in which the storage of ``tensor`` holds an element."""
     return tensor.storage.numpy_type_of(tensor.dtype)
 
 

@@ -88,7 +88,7 @@ def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
 
 
 def index_tensor(view: NkiTensor) -> NkiTensor:
-    """Return the tensor of the vector offset of ``view``, shape (P, N)."""
+    """Return the tensor, of shape (P, N), that holds the vector offset of ``view``."""
     indirect = view.indirect_access
     assert indirect is not None and isinstance(indirect.index, NkiTensor)
     return indirect.index
@@ -294,7 +294,7 @@ def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
     """Return whether a view can be read, without a copy, as a matrix with as many rows as ``like``, each contiguous in
     memory.
 
-    The shape of the view does not matter.
+    The view may have any shape with that number of elements.
     """
     strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
     return strides is not None and (like.free_size == 1 or strides[1] == 1)
@@ -371,7 +371,8 @@ def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
 
 
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
-    """Return the elements at ``end``: the memory itself for a static view, a copy for rows.
+    """Return the elements at ``end``, one end of a transfer: the memory itself for a static view, a copy for
+    :class:`Rows`.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -414,7 +415,7 @@ def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: D
 def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
     """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
 
-    If a row is named twice, the last one wins.
+    If ``end`` names a row twice, its last values stay.
     """
     if _base(end).storage.is_abstract:
         if not _base(end).storage.is_shape_only:

@@ -98,7 +98,9 @@ def check_priority(core: Core, priority: int | None) -> None:
 
 
 def _has_vector_offset(view: NkiTensor) -> bool:
-    """Return whether every row of a view has its own index, so that the transfer is a gather or a scatter."""
+    """Return whether a view has a vector offset: each of its rows has its own index, so that the transfer is a gather
+    or a scatter.
+    """
     indirect = view.indirect_access
     return indirect is not None and indirect.kind == "vector"
 
@@ -230,7 +232,9 @@ _SOURCES_OF_UPDATE = 2
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """Return the float32 sum of the sources, in their shape, or flat if their shapes differ."""
+    """Return the float32 sum of the elements at ``ends``, the sources of ``dma_compute``; it is flat if their shapes
+    differ.
+    """
     sources = [read(core, name, end) for name, end in ends.items()]
     shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
     first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
@@ -307,7 +311,7 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
 
 
 def _check_unique(dst: NkiTensor, target: End) -> None:
-    """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
+    """Check what ``unique_indices`` promises: the indices name no row of ``dst`` twice.
 
     The sum in such a row would depend on the order of the two additions.
     """
@@ -396,7 +400,9 @@ def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, 
 
 
 def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the order in which ``dst`` has the dimensions of ``src``, after checking shapes, types and ``axes``."""
+    """Return the order in which ``dst`` has the dimensions of ``src``, after checking their shapes and types and
+    ``axes``.
+    """
     order = TRANSPOSED_AXES.get(src.ndim)
     if order is None:
         raise NkiValidationError(f"operand 'src' must have 2, 3 or 4 dimensions, got {src}")

@@ -42,7 +42,7 @@ def _check_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], 
 
 
 def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap an instruction so that it has its documented signature, which ends without ``name=``."""
+    """Wrap an instruction on registers so that it has its documented signature, without ``name=``."""
     signature = inspect.signature(public)
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 

@@ -46,7 +46,9 @@ SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
 def is_worth_deferring(tensor: NkiTensor) -> bool:
-    """Return whether the elements of ``tensor`` take 256 KiB or more: deferring their computation is worthwhile."""
+    """Return whether the elements of ``tensor`` take 256 KiB or more, so that deferring their computation saves
+    time.
+    """
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
@@ -159,7 +161,9 @@ class ResultRows:
         return self._flat is None or source.storage is not self._storage
 
     def store(self, rows: slice, values: Float32s) -> None:
-        """Cast ``values``, computed in the array that :meth:`open` returned for the same rows, into the tensor."""
+        """Cast ``values``, which are in the array that :meth:`open` returned for the same rows, into the tensor;
+        nothing is done if that array is the tensor.
+        """
         if self._flat is None:
             store_float(self._array[rows], values, self._dtype)
 

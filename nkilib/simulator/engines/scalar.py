@@ -115,7 +115,7 @@ def _activation_engine_rule(engine: Engine, generation: Generation, values: Mapp
 
 
 def _activation_key(op: Any) -> str:
-    """Return the name of an activation function.
+    """Return the name of the activation function ``op``.
 
     Raises:
         NkiValidationError: if ``op`` is not an activation function.

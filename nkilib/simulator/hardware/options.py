@@ -208,7 +208,9 @@ class RawEnvironment:
         self._keys: tuple[Any, ...] = tuple(map(getattr(os.environ, "encodekey", str), self._names))
 
     def __call__(self) -> tuple[Any, ...]:
-        """Return the values in order, None where one is not set; for comparison only, since they may be bytes."""
+        """Return the values of the variables in order, None where one is not set. They are for comparison only, because
+        they may be bytes.
+        """
         raw = getattr(os.environ, "_data", None)
         # A test may have put another mapping in the place of os.environ.
         return tuple(map(os.environ.get, self._names)) if raw is None else tuple(map(raw.get, self._keys))

@@ -29,7 +29,7 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
     """Check that the operands ``others`` have as many partitions as operand ``first``; ``values`` holds them by name.
 
     Raises:
-        NkiValidationError: naming the two operands and their sizes.
+        NkiValidationError: if one has not; the message names the two operands and their sizes.
     """
     for other in others:
         if values[first].shape[0] != values[other].shape[0]:
@@ -44,7 +44,7 @@ def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
     operands by name.
 
     Raises:
-        NkiValidationError: naming the two operands and their sizes.
+        NkiValidationError: if one has not; the message names the two operands and their sizes.
     """
     for other in others:
         if values[first].free_size != values[other].free_size:
@@ -59,7 +59,7 @@ def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
     ``values`` holds the operands by name.
 
     Raises:
-        NkiValidationError: naming the two operands and their sizes.
+        NkiValidationError: if one has not; the message names the two operands and their sizes.
     """
     tile = values[first]
     for name in others:

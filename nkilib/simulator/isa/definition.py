@@ -102,7 +102,9 @@ def output(name: str, **rules: Any) -> Operand:
 
 
 def vector(name: str, like: str, **rules: Any) -> Operand:
-    """Return an operand of one element a partition, matching the partitions of operand ``like``."""
+    """Return the requirements on an operand that has one element in each partition, and as many partitions as operand
+    ``like``.
+    """
     return Operand(name, is_vector=True, like=like, **rules)
 
 

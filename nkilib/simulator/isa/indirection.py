@@ -62,7 +62,9 @@ RULES = {
 
 
 def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """Return ``operands`` with ``indirection`` set on those that may be a view of ``indirect`` in ``instruction``."""
+    """Return ``operands``, in which those that ``instruction`` accepts as a view of ``NkiTensor.indirect`` have
+    ``indirection`` set.
+    """
     rule = RULES.get(instruction)
     if rule is None:
         return operands
@@ -91,7 +93,8 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The positions of offsets in the tensor of offsets, for each partition and selected element.
+        """The position in the tensor of offsets, for each partition and chosen element, of the offset that chooses the
+        element.
 
         The two arrays (partitions, count) hold the partition and the column of the offset.
         """
@@ -154,9 +157,9 @@ class IndirectOperand:
     is_output: bool
 
     def finish(self) -> None:
-        """Scatter the elements back to ``base`` after the instruction, if the operand is an output.
+        """After the instruction, scatter the elements of an output back to ``base``; nothing is done for an input.
 
-        If several have the same position, the last one is stored.
+        If several elements have the same position, the last one is stored.
         """
         storage, source = self.base.storage, self.gathered.storage
         if not self.is_output or storage.is_shape_only:
@@ -339,7 +342,9 @@ def check_indirect_operands(
 
 
 def _index(indirect: Indirect) -> int:
-    """Return the value of a scalar offset; 0 if it is not known, since shape, checks and costs do not depend on it."""
+    """Return the value of a scalar offset; 0 in a launch that does not know it, where shapes, checks and costs do not
+    depend on it.
+    """
     try:
         (index,) = indirect.read()
     except DataNeeded:

@@ -79,7 +79,7 @@ def _partition_bytes(core: Core, region: MemoryRegion) -> int:
 
 
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
-    """Raise the error that explains why a tensor of this shape and type cannot exist."""
+    """Raise the error that explains why a tensor of this shape, type and region cannot exist on the target."""
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
@@ -96,7 +96,9 @@ def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memo
 def _checked_address(
     core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
 ) -> tuple[int, ...]:
-    """Return ``address`` as integers, after checking that a tensor of this shape may lie there."""
+    """Return ``address``, which the kernel has chosen, as integers, after checking that a tensor of this shape may lie
+    there.
+    """
     form = "(first byte,)" if region in HBM else "(first partition, first byte in a partition)"
     try:
         place = tuple(map(index, address))
@@ -169,7 +171,7 @@ def _allocate(
     name: str,
     address: tuple[int, ...] | None,
 ) -> Storage:
-    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
+    """Return the storage of a new tensor. For a tensor in shared HBM, all cores get the same storage."""
     if region is not _SHARED_HBM:
         return _new_storage(core, shape, dtype, region, name, address, core.loops.scope)
     launch, position = core.launch, core.next_shared_allocation()

@@ -127,7 +127,9 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def result_type(x: Any, y: Any) -> DType:
-    """Return the type of an arithmetic result of ``x`` and ``y`` (tiles, or a tile and a number) without ``dtype=``."""
+    """Return the type of an arithmetic result of ``x`` and ``y``, two tiles or a tile and a number, if the caller
+    passes no ``dtype``.
+    """
     if is_number(y):
         return promoted_with_number(x.dtype, y)
     if is_number(x):

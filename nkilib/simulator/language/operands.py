@@ -128,7 +128,9 @@ def promoted(first: DType, second: DType) -> DType:
 
 
 def promoted_with_number(dtype: DType, number: Any) -> DType:
-    """Return the type for a tile of ``dtype`` with a number: ``dtype``, but float32 for integers with a float."""
+    """Return the type of a result of a tile of type ``dtype`` and a number: ``dtype``, but float32 if ``dtype`` is an
+    integer type and the number a float.
+    """
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype
 

@@ -32,7 +32,8 @@ Axes = int | Sequence[int]
 
 
 def _first_reduced(x: NkiTensor, axis: Any) -> int:
-    """Return the first dimension of ``x`` that is reduced; all dimensions after it are reduced as well.
+    """Return the first of the dimensions ``axis`` of ``x`` over which a function reduces; they are all dimensions from
+    it on.
 
     Raises:
         NkiValidationError: unless ``axis`` names the last free dimensions, in any order.

@@ -81,7 +81,9 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the items of a nested value, by the text that is appended to its path for each item; None for a leaf."""
+    """Return the items of a nested value, each under the text that its path appends to the path of ``value``; None if
+    ``value`` is a leaf.
+    """
     if isinstance(value, tuple | list):
         return {f"[{number}]": item for number, item in enumerate(value)}
     if isinstance(value, dict):

@@ -63,7 +63,7 @@ def _instruction_by_instruction(
 
 @dataclass
 class _Runner:
-    """The holder of the function that decides how launches run.
+    """A holder of the function that decides how launches run, which :func:`run_launches_by` sets.
 
     Attributes:
         run: that function.

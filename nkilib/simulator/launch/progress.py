@@ -43,7 +43,7 @@ class _Task(NamedTuple):
 
 
 class _Display:
-    """The terminal line that shows the running tasks: the outermost task, followed by the tasks nested in it."""
+    """The terminal line that shows which tasks are running: the outermost one, and the tasks nested in it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

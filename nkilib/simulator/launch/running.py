@@ -53,7 +53,7 @@ _MOST_STARTS = 100
 
 
 class CoreRun:
-    """One core's execution of the kernel function.
+    """One core's run of the kernel function; calling the object runs it.
 
     Attributes:
         core: the core that runs.
@@ -272,7 +272,7 @@ class _ArgumentsLeftOut(Arguments):
 
 
 def _storages(value: Any) -> frozenset[int]:
-    """Return the numbers (``Storage.number``) of the storages of all tensors in a value."""
+    """Return ``Storage.number`` of each tensor in a nested value."""
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 

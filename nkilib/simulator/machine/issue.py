@@ -82,7 +82,9 @@ class Call(Issued):
         self.register = 0
 
     def keep(self, view: View) -> None:
-        """Record that the instruction leaves some elements of an output unchanged, so that their values are needed."""
+        """Record that the instruction leaves some elements of the output ``view`` unchanged, so that it needs their
+        previous values.
+        """
         self.reads.append(view)
 
 
@@ -247,7 +249,9 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
 
 
 def _public_signature(function: Callable[..., None]) -> inspect.Signature:
-    """Return the documented signature: without ``call``, and with ``name=None`` at the end."""
+    """Return the documented signature of an instruction whose function is ``function``: without ``call``, and with
+    ``name=None`` at the end.
+    """
     parameters = list(inspect.signature(function).parameters.values())[1:]
     name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     return inspect.Signature([*parameters, name])
@@ -401,7 +405,9 @@ def instruction(
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
-    """Notify the observers that ``instruction(*args)`` has run, although its work was not done by :func:`issue`."""
+    """Notify the observers that the instruction ``instruction(*args)`` has run, if other code than :func:`issue` has
+    done its work.
+    """
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:

@@ -62,7 +62,9 @@ class Issued:
 
 
 class Observer(Protocol):
-    """An observer of one core. It is notified only of the events for which it defines a method."""
+    """The interface of an observer of one core. An observer is notified only of the events for which it defines a
+    method.
+    """
 
     def allocated(self, storage: Storage) -> None:
         """Handle a new on-chip tensor of the kernel."""

@@ -30,7 +30,7 @@ _MOST_PAIRS = 1024
 
 
 def _is_same(target: Layout, source: Layout) -> bool:
-    """Return whether two layouts that begin at the same element have the same elements in the same order."""
+    """Return whether two layouts that begin at the same element select the same elements in the same order."""
     strides = reshape_strides(source.shape, source.strides, target.shape)
     if strides is None:
         return False

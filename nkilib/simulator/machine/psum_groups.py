@@ -313,7 +313,7 @@ class _Tile:
 
 
 class _Roles(NamedTuple):
-    """The positions of ``accumulate`` and ``is_transpose`` among the parameters of a matmul instruction."""
+    """Where a matmul instruction has ``accumulate`` and ``is_transpose`` among its parameters, as positions."""
 
     accumulate: int
     is_transpose: int | None

@@ -98,7 +98,7 @@ def _is_same(write: _Access, other: _Access | None) -> bool:
 
 
 class _Accesses:
-    """All reads, or all writes, of one core to one tensor, grouped by the accessed elements."""
+    """The reads, or the writes, of one core to one tensor since the last barrier, grouped by the accessed elements."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Shape, Shape, int, int, bytes], _Access] = {}
@@ -149,7 +149,7 @@ class _Accesses:
 
 @dataclass
 class Touched:
-    """The accesses of one core to one shared tensor since the last barrier on it."""
+    """The reads and the writes of one core to one shared tensor since the last barrier on that tensor."""
 
     reads: _Accesses = field(default_factory=_Accesses)
     writes: _Accesses = field(default_factory=_Accesses)
@@ -204,7 +204,7 @@ class SharedAccesses(Observer):
 
 
 class RaceWatch(Watcher):
-    """The watcher that finds races between the two cores of a launch."""
+    """The watcher that records the accesses of the two cores of a launch, and finds races between them."""
 
     def __init__(self, levels: RaceLevels) -> None:
         self._levels = levels
@@ -220,7 +220,7 @@ class RaceWatch(Watcher):
 
 
 def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
-    """Compare the accesses of cores 0 and 1 to every shared tensor.
+    """Compare the accesses of cores 0 and 1 to every shared tensor, and report races.
 
     Raises:
         RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
@@ -307,7 +307,7 @@ def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
 
 
 def check_races(first: Touched, second: Touched, levels: RaceLevels) -> None:
-    """Compare the accesses of cores 0 and 1 to a shared tensor.
+    """Compare the accesses of cores 0 and 1 to one shared tensor, and report races and identical writes.
 
     Raises:
         RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.

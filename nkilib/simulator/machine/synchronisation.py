@@ -81,7 +81,9 @@ class Waits:
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """End the given waits, because their condition holds, and wake their threads."""
+        """Remove the given waits from the record, because the condition that their threads wait for holds, and wake the
+        threads.
+        """
         self.withdraw(waits)
         self.changed.notify_all()
 
@@ -106,8 +108,9 @@ class Waits:
         return all(number in self._ended for number in range(min(self._failed)))
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has
-        failed.
+        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has failed:
+        until all threads with lower numbers have ended, and at most ``ALLOWANCE`` instructions further than the failed
+        one.
         """
         return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
 
@@ -284,8 +287,8 @@ class CoreBarrier:
             self._waits.finish(number, failed_after)
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a core that has issued ``issued`` instructions may run on, although another core has
-        failed.
+        """Return whether a core that has issued ``issued`` instructions may run on, although another core has failed;
+        see :meth:`Waits.may_go_on`.
         """
         with self._changed:
             return self._waits.may_go_on(issued)

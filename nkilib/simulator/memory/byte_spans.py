@@ -25,8 +25,8 @@ class Spans(NamedTuple):
 
 
 def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Return the starts and ends of all byte ranges in ``spans``, and for each range the index of its element of
-    ``spans``.
+    """Return the starts and the ends of all byte ranges in a sequence of :class:`Spans`, and for each range the index
+    of the element that it comes from.
     """
     starts = np.concatenate([item.starts for item in spans])
     counts = [item.starts.size for item in spans]
@@ -35,7 +35,8 @@ def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """Return a byte that lies in spans of both sequences, with the index of these spans in ``first`` and in ``second``.
+    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of these two
+    elements.
 
     The result is None if there is no such byte.
     """

@@ -221,7 +221,9 @@ class CertainUse:
         return self._enter(life)
 
     def restart(self, life: LiveRange, number: int) -> bool:
-        """Record that instruction ``number`` overwrites a whole tensor; the result is that of :meth:`touch`."""
+        """Record that instruction ``number`` overwrites a whole tensor, whose lifetime begins anew; return the same as
+        :meth:`touch`.
+        """
         is_inside, is_counted = life.window == self.window, life.last == number
         if is_inside:
             self._ended.append(_uncounted(life))

@@ -90,7 +90,7 @@ _ON_CHIP_POOL = BytePool()
 
 
 def sentinel(dtype: DType) -> float:
-    """Return the value of an element of ``dtype`` that was never written."""
+    """Return the value that an element of ``dtype`` has if it was never written."""
     if dtype.is_packed:
         return _PACKED_SENTINELS[dtype]
     return INTEGER_SENTINEL if dtype.is_integer else np.nan
@@ -429,7 +429,7 @@ class Storage:
             content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
 
     def _place_of(self, part: Part) -> int | None:
-        """Return the index of a part in ``parts``; None if it was computed."""
+        """Return the index of ``part`` in ``parts``; None if it is no longer there, because it was computed."""
         return next((place for place, candidate in enumerate(self.parts) if candidate is part), None)
 
     def _must_have_memory(self) -> None:
@@ -454,7 +454,7 @@ def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 class DeferredLoads:
-    """The tiles of one core whose contents come from HBM and may still be deferred; see deferred.py."""
+    """The tiles of one core that may have deferred contents which come from HBM; see deferred.py."""
 
     def __init__(self) -> None:
         self._storages: WeakSet[Storage] = WeakSet()

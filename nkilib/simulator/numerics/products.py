@@ -64,7 +64,9 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """The callers that currently want one thread: their number, and the number of threads before the first of them."""
+    """The number of callers inside :func:`one_thread`, and the number of threads that was set before the first of
+    them.
+    """
 
     count: int = 0
     threads_before: int = 1
@@ -100,7 +102,9 @@ def one_thread() -> Iterator[None]:
 
 
 def has_one_thread() -> bool:
-    """Return whether products of any size stay on the calling thread now, because some caller wants it."""
+    """Return whether products of any size are computed on the calling thread, because some caller is inside
+    :func:`one_thread`.
+    """
     return _USERS.count > 0
 
 
@@ -138,7 +142,7 @@ def _stacks(size: int, part: int) -> list[slice]:
 
 
 def _stacked(matrix: Matrix, width: int) -> Matrix:
-    """Return a view of a matrix as a stack of matrices of ``width`` columns each."""
+    """Return a view of a matrix as a stack of matrices, each of ``width`` adjacent columns."""
     rows, columns = matrix.shape
     return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)
 

@@ -56,7 +56,9 @@ class Xorwow:
         self.seed(*entropy)
 
     def seed(self, *entropy: int) -> None:
-        """Derive all states from ``entropy`` by numpy's ``SeedSequence``, so that the lanes differ from each other."""
+        """Set the states of all lanes from ``entropy``, by numpy's ``SeedSequence``, so that each lane gives other
+        numbers.
+        """
         count = PARTITIONS * self._streams * WORDS
         words: npt.NDArray[Any] = np.random.SeedSequence(entropy).generate_state(count, np.uint32)
         self.words = words.reshape(PARTITIONS, self._streams * WORDS)

@@ -60,7 +60,9 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether the span may extend over one or more whole rows of the tensor."""
+        """Whether the span is so long that it may contain a whole row of the tensor between those in which it begins
+        and ends.
+        """
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -173,9 +175,7 @@ class DataDependent(NamedTuple):
 
     @property
     def all(self) -> frozenset[PlaceholderStorage]:
-        """The tensors whose instructions run as in a normal launch: those that are watched, and those that are
-        unwritten.
-        """
+        """The tensors on which instructions run as in a normal launch: :attr:`watched` and :attr:`unwritten`."""
         return self.watched | self.unwritten
 
 
@@ -222,7 +222,7 @@ def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
 
 
 def _has_all_rows(view: View) -> bool:
-    """Tell whether all rows that the data may choose are marked as written."""
+    """Tell whether all rows that the index of a gather may choose are marked as written."""
     assert isinstance(view, NkiTensor) and view.indirect_access is not None
     rows, storage = row_space(view, view.indirect_access), placeholder_of(view)
     return storage.written.is_written(rows.layout, storage.width_of(rows.dtype))

@@ -235,7 +235,7 @@ class Entry:
         self.waiting = [*self.waiting[-1:], recorded.stream]
 
     def check_failures(self) -> None:
-        """Stop planning this key if no plan was valid for too many launches in a row."""
+        """Stop planning this key if for too many launches in a row no plan was valid."""
         if self.failures_in_a_row >= MOST_FAILURES and not self.reason:
             self.give_up("values that decide what it does differ from launch to launch")
 

@@ -73,10 +73,10 @@ class Candidate(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The answer for a launch that is neither recorded nor replayed.
+    """The answer, in place of a key, for a launch that can be neither recorded nor replayed.
 
     Attributes:
-        reason: the reason why it is not.
+        reason: the reason why it cannot.
     """
 
     reason: str
@@ -247,7 +247,7 @@ class _Collected:
         self._add_mapping(kind, vars(value), self.add)
 
     def _add_constant(self, value: Any) -> None:
-        """Add a value inside an object that a launch passes to the kernel without conversion."""
+        """Add a value inside an object that a launch passes to the kernel as it is, without converting arrays."""
         kind = type(value)
         if kind in _PLAIN:
             self.parts += (kind, value)
@@ -286,7 +286,9 @@ class _Collected:
             raise _Unkeyable(f"holds a {kind.__module__}.{kind.__qualname__}, which has no value to compare")
 
     def _add_code(self, value: Callable[..., Any]) -> None:
-        """Add a function or class among the arguments; it must be replayable, because what it reads may change."""
+        """Add a function or class among the arguments, by identity. It must be marked as replayable, because values
+        that its code reads may change.
+        """
         if not self._trusts_all and not is_replayable(value):
             raise _Unkeyable(f"holds {value.__qualname__}, which does not state that it is nkilib.nki.replayable")
         self.add_identity(value)

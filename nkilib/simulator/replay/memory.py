@@ -91,7 +91,7 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Life:
-    """The lifetime of a tile: the numbers of the first and the last group of work that access it."""
+    """The lifetime of a tile: the numbers of the first and of the last group of work that accesses the tile."""
 
     storage: PlaceholderStorage
     first: int

@@ -102,7 +102,7 @@ def _run_collective(core: Core, meeting: Meeting) -> None:
 
 
 def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
-    """Run the instruction at which both cores synchronise.
+    """Run the instruction at which both cores synchronise; ``meetings`` has it as recorded on each core.
 
     An exchange swaps their tiles, a collective runs on the first core, and a barrier is only reported to the observers.
     """
@@ -195,7 +195,7 @@ class _Round:
     """The work of the cores between two barriers or exchanges.
 
     Args:
-        segments: the segment of each core.
+        segments: the steps of each core in this round.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:

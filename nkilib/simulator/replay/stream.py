@@ -107,7 +107,9 @@ class PlaceholderStorage(Storage):
         self._accumulated = self._make_map(False)
 
     def count_as_written(self) -> None:
-        """Mark all elements as written: the recorded launch read no unwritten ones, and neither do its replays."""
+        """Mark all elements as written, because the recorded launch read no unwritten ones, and replays read the same
+        elements.
+        """
         self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, True)
 
 
@@ -265,12 +267,14 @@ class RecordedCall:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is a collective operation of ranks; in a launch without other ranks, one of this rank alone."""
+        """Whether the call is an operation among ranks; a recorded launch has no other ranks, so that it involves this
+        rank alone.
+        """
         return self.definition.module != "nisa"
 
     @property
     def is_meeting(self) -> bool:
-        """Whether the two cores of a launch wait for each other in this instruction."""
+        """Whether the two cores of a launch wait for each other in this call."""
         return self.definition.name in _MEETINGS or self.is_collective
 
     @property

@@ -109,8 +109,8 @@ class Axis:
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from one cell (tile or block) to the next; None if it is not the same
-        for all.
+        """The number of elements of the dimension from the start of one cell (tile or block) to that of the next; None
+        if these distances differ.
         """
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
@@ -121,23 +121,25 @@ class Axis:
         return steps.pop() * self.tile if len(steps) == 1 else None
 
     def one(self, cell: int) -> Axis:
-        """Return the axis with only cell (tile or block) number ``cell``, counted from 0, selected by an integer
-        index.
+        """Return the axis with only cell (tile or block) number ``cell``, from 0; an integer index has selected it, so
+        that the axis cannot be indexed again.
         """
         tiles = self.tiles[cell * self.group : (cell + 1) * self.group]
         # Without replace(), which takes three times as long: kernels ask for tiles in their innermost loops.
         return Axis(self.size, self.tile, tiles, self.inner, self.outer, self.group, self.is_tiled, True)
 
     def some(self, cells: range) -> Axis:
-        """Return the axis with only the given cells (tiles or blocks), in ascending order, selected by a slice."""
+        """Return the axis with only the cells (tiles or blocks) ``cells``, which are in ascending order; a slice has
+        selected them.
+        """
         if self.group == 1:
             return replace(self, tiles=_as_range(self.tiles[cells.start : cells.stop : cells.step]))
         chosen = [self.tiles[cell * self.group : (cell + 1) * self.group] for cell in cells]
         return replace(self, tiles=_as_range([tile for group in chosen for tile in group]))
 
     def regrouped(self, group: int) -> Axis:
-        """Return the axis with the same tiles in blocks of ``group`` tiles; an integer or a slice can index it
-        again.
+        """Return the axis with the same tiles, grouped into blocks of ``group`` tiles; integers and slices can index
+        these again.
         """
         return replace(self, group=group, is_consumed=False)
 
@@ -234,7 +236,9 @@ class NkiGrid:
 
     @classmethod
     def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
-        """Return a grid over the storage of ``tensor``; element 0 of every axis is at ``offset``. For the simulator."""
+        """Return a grid over the storage of ``tensor`` with the axes ``axes``; the element at index 0 of all axes is at
+        ``offset``. For the simulator.
+        """
         grid = cls.__new__(cls)
         grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
         return grid

@@ -406,7 +406,7 @@ class IndexedViews(View):
         return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
 
     def _step(self, dim: int, dtype: DType) -> int:
-        """Return the stride of dimension ``dim`` of this tensor, in elements of ``dtype``."""
+        """Return the stride of dimension ``dim`` of this tensor, counted in elements of ``dtype``."""
         step = self.strides[dim] * self.dtype.itemsize
         if step % dtype.itemsize:
             raise NkiValidationError(

@@ -454,18 +454,20 @@ class NkiTensor(AccessPatterns, PythonOperators):
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
-        """Record that a function of ``nki.language`` computed this tensor, so that ``if tensor:`` is an error about its
-        values.
+        """Record that a function of ``nki.language`` computed this tensor. ``if tensor:`` is then an error, because it
+        would test the values.
         """
         self.is_computed = True
 
     def mark_comparison(self) -> None:
-        """Record that these are results of a comparison; ``assert tensor`` then checks that it holds everywhere."""
+        """Record that this tensor holds results of a comparison. ``assert tensor`` then checks that the comparison
+        holds everywhere.
+        """
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Record that ``rows`` rows of a grid of tiles lie side by side in these partitions, instead of one below the
-        other.
+        """Record that this tensor holds ``rows`` rows of a grid of tiles side by side in the same partitions, instead
+        of one below the other.
         """
         self.rows_of_tiles = rows
 

@@ -109,7 +109,7 @@ class View(NKIObject):
         dtype: DType | None = None,
         indirect: Indirect | None = None,
     ) -> Self:
-        """Return another view of the same storage, with the given properties in place of this view's."""
+        """Return another view of the same storage; properties that are not passed are those of this view."""
         view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
         view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self.indirect_access)
@@ -158,7 +158,9 @@ class View(NKIObject):
 
     @property
     def flat_rows(self) -> npt.NDArray[Any] | None:
-        """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
+        """The elements as a numpy view (partitions, elements per partition); None if the elements of a partition are
+        not contiguous.
+        """
         storage = self.storage
         if storage.parts:
             storage.settle(storage.block_of(self.layout, self.dtype))
@@ -320,7 +322,9 @@ class Indirect:
 
 
 def partition_elements(tensor: View) -> int:
-    """Return the stride of the storage's partitions, in elements of the view's type."""
+    """Return how many elements of the view's type one partition of the storage holds: the distance between
+    partitions.
+    """
     storage = tensor.storage
     if tensor.dtype is storage.dtype:  # most are
         return storage.partition_elements
@@ -328,7 +332,7 @@ def partition_elements(tensor: View) -> int:
 
 
 def partition_in_storage(tensor: View) -> int:
-    """Return the partition of the tensor's own storage in which an on-chip view starts."""
+    """Return the partition, counted from the first one of the tensor's storage, in which an on-chip view starts."""
     return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 

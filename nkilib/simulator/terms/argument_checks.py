@@ -62,7 +62,8 @@ def as_integers(what: str, values: Any) -> tuple[int, ...]:
 
 
 def wrong_value(function: str, arguments: Mapping[str, Any]) -> ArgumentTypeError | None:
-    """Return the error about the first of some named arguments that is no value of NKI, or None.
+    """Return the error about the first argument in ``arguments``, a mapping from names, that is no value of NKI; None
+    if all are.
 
     Its message begins with the name of the ``function``, unless that is empty.
     """

@@ -114,7 +114,9 @@ def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
 
 @lru_cache(maxsize=_MOST_SHAPES)
 def has_repeats(shape: Shape, strides: Shape) -> bool:
-    """Return whether a layout of this shape holds an element at two indices, as with a stride of 0."""
+    """Return whether two indices of a layout with this shape and these strides lead to the same element, as with a
+    stride of 0.
+    """
     if 0 in shape:
         return False
     steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)

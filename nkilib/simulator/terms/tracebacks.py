@@ -101,7 +101,9 @@ def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether an exception arose in the simulator's code and is none of the simulator's own errors."""
+    """Return whether an exception was raised in the simulator's own code without being one of the simulator's errors:
+    it is a fault of the simulator.
+    """
     if isinstance(error, _MEANT):
         return False
     entries = _entries(error.__traceback__)

@@ -183,7 +183,9 @@ def exponential(call: CostInputs) -> float:
 
 
 def selected(call: CostInputs) -> float:
-    """Return the cost of ``select_reduce``, for which nothing is published."""
+    """Return the cost of ``select_reduce``, which is assumed (``ModelParameters.select_reduce_cycles``), because
+    nothing is published.
+    """
     return max(LEAST_CYCLES, call.elements("on_true") * call.parameters.select_reduce_cycles)
 
 

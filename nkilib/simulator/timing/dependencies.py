@@ -202,8 +202,8 @@ class HbmAccess:
 
 
 class _Index:
-    """An index of the accesses to a tensor, grouped by extent and sorted by first byte, to find those that overlap a
-    part.
+    """An index of the accesses to a tensor, by which those are found that overlap a part; it groups accesses by their
+    extent, and sorts them by their first byte.
     """
 
     __slots__ = ("_known", "_levels", "_unsorted")

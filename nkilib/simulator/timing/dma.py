@@ -55,7 +55,9 @@ _SOFTWARE_QUEUES = frozenset({_GPSIMD_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """The source of the address of a transfer: it is known, a register holds it, or a vector names the rows."""
+    """How the address of a transfer is given: it is known before the launch, a register holds it, or a vector of
+    indices names the rows.
+    """
 
     known = "known"
     register = "register"
@@ -186,7 +188,9 @@ def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
 
 
 def _whole_blocks(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a transpose's result, filled up to blocks of 128 partitions x 16 elements."""
+    """Return the number of elements that a transpose moves for a result of this shape, if it is padded to blocks of 128
+    partitions x 16 elements.
+    """
     partitions, columns = _TRANSPOSED_BLOCK
     return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
 
@@ -252,7 +256,9 @@ class BusyIntervals(NamedTuple):
     ends: list[float]
 
     def since(self, begin_ns: float) -> list[tuple[float, float]]:
-        """Return the pairs (start, end) of the intervals after ``begin_ns``, the first one cut off there."""
+        """Return the intervals after ``begin_ns`` as pairs (start, end); an interval that contains ``begin_ns`` starts
+        there.
+        """
         first = bisect_right(self.ends, begin_ns + SAME_NS)
         return [(max(start, begin_ns), end) for start, end in zip(self.starts[first:], self.ends[first:], strict=True)]
 
@@ -321,7 +327,9 @@ class BusyTimes:
                 self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
-        """Return a copy, for another engine that has been busy at the same times so far."""
+        """Return a copy of these busy times, for another engine that shared them so far and is now busy at other
+        times.
+        """
         copied = BusyTimes()
         copied._starts, copied._ends, copied.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
         return copied
@@ -366,7 +374,7 @@ class DmaWork(NamedTuple):
 
     @property
     def longest_ns(self) -> float:
-        """The longest time that any of the engines works on the transfer."""
+        """The time that the engine which works longest on the transfer takes for it, in nanoseconds."""
         return max((time for _, time in self.times), default=0.0)
 
 

@@ -139,7 +139,7 @@ class ModelParameters:
     chooses_engines: bool = True
 
     def __post_init__(self) -> None:
-        """Check the choice of descriptors.
+        """Check ``software_descriptors``.
 
         Raises:
             ValueError: if ``software_descriptors`` is none of its choices.

@@ -273,7 +273,7 @@ class Recording:
         return steps
 
     def _actions(self) -> list[Action]:
-        """Return the action of each instruction that ran; equal ones are one object."""
+        """Return the action of each instruction that ran, in order; equal actions are one object."""
         footprints = list(self._footprints)
         accesses: dict[tuple[int, int], Access] = {}
         known: dict[tuple[int, tuple[Access, ...]], Action] = {}
@@ -307,7 +307,9 @@ class Recording:
 
 
 def _named(definition: Definition, places: tuple[int, ...], constants: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
-    """Return the parameters of an instruction that are no tensors, by name; empty for most instructions."""
+    """Return the parameters of an instruction that are no tensors, as pairs (name, value); empty unless a pass or a
+    change needs them (:data:`CONSTANTS_OF`).
+    """
     if definition.name not in CONSTANTS_OF:
         return ()
     tensors = {at for at, place in zip(roles_of(definition).tensors, places, strict=True) if place == _OPERAND}

@@ -74,7 +74,9 @@ def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, 
 
 
 def _step(access: TensorAccess, another: TensorAccess) -> int | None:
-    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
+    """Return by how many elements ``access`` lies behind ``another`` in the same tensor, one period earlier; None if
+    they are not equal views of one tensor.
+    """
     (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
     if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
         return None

@@ -58,7 +58,9 @@ class _Vacated:
         self.storage = uses[0].storage
 
     def last_write(self, by: Engine) -> Done:
-        """Return the same as :meth:`last_access`: even a read of the new tile waits until its place is free."""
+        """Return the last access to any of the tiles: even a read of the new tile has to wait until its place is
+        free.
+        """
         return self.last_access(by)[0]
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
@@ -264,7 +266,7 @@ class Settling:
         return engines[ends.index(min(ends))]
 
     def _dropped(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Return the kind and the span, without time, of an instruction that the device does not run."""
+        """Return the kind and the span of an instruction that the device does not run; it takes no time."""
         forms = [None if access is None else _footprint(access).form for access in instruction.operands]
         kind = self._kinds.kind(instruction.definition, instruction.engine, forms, instruction.deciding)
         kind = kind._replace(cycles=0.0, table="", dropped_by=instruction.dropped_by)

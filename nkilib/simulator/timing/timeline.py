@@ -82,7 +82,7 @@ _REUSE, _TRIGGER, _MEETING, _LOOP = Waited.reuse, Waited.trigger, Waited.meeting
 
 
 class Span(NamedTuple):
-    """The start and end of an engine's work on an instruction in nanoseconds, and the cause of the start time."""
+    """The start and the end of an engine's work on an instruction, in nanoseconds, and the cause of the start time."""
 
     start_ns: float
     end_ns: float
@@ -338,7 +338,7 @@ class Timeline:
     def drain(self, after_us: float, register: int = 0) -> None:
         """Let all engines and queues wait until everything that was issued is done, and ``after_us`` longer.
 
-        They also wait for the register that instruction ``register`` loads; 0 stands for none.
+        They also wait until instruction ``register`` has loaded its register; 0 stands for no register.
         """
         loaded = self._registers.get(register, NOTHING).other_ns
         self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * NS_PER_US

@@ -182,7 +182,9 @@ class Trace(Observer):
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all recorded instructions on the timeline; no pass may look ahead beyond this point."""
+        """Put all recorded instructions on the timeline, including those in the window, so that no pass can change them
+        any more.
+        """
         self._settle()
         self.settled.add(self._window.flush())
 
@@ -194,7 +196,7 @@ class Trace(Observer):
             del self._known[number], self._kept[number]
 
     def arrives(self, call: Issued) -> float:
-        """Return when this core arrives at a barrier, or is ready to swap tiles with the other core, in nanoseconds."""
+        """Return when this core arrives at the barrier or exchange ``call``, in nanoseconds."""
         self.settle()
         roles = roles_of(call.definition)
         accesses = [self._access(call.values[at]) for at in roles.tensors]

@@ -108,7 +108,9 @@ def _take_weights(of_group: WindowStatistics) -> None:
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """Compute d, the sum of s_k exp(m_k - m); the module explains the symbols."""
+    """Compute d of each column in ``row_sum_sbuf``, the sum over its segments of s_k exp(m_k - m); the module explains
+    the symbols.
+    """
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
@@ -228,7 +230,7 @@ class ForwardArithmetic:
         )
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the result of an item into ``dst_sbuf``, which may be the item's own tile."""
+        """Compute the result of an item into ``dst_sbuf``, which may be the tile that holds the item's input."""
         of_window = self._of_window(item.window)
         columns, size, strip = item.strip.columns, item.segment.size, item.strip.number
         if self.kind is Kind.LOG_SOFTMAX:

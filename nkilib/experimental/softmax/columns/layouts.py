@@ -144,7 +144,9 @@ class Source(Protocol):
     ring: LoadRing
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item, [columns, elements of the segment], for pass number ``visit``."""
+        """Return an item as a view [columns, elements of the segment] for pass number ``visit``; its part must have
+        been loaded.
+        """
 
 
 @dataclass
@@ -222,7 +224,8 @@ def natural_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class TensorTransposedSource:
-    """Natural tiles (:func:`natural_shape`) whose items the Tensor engine transposes one by one.
+    """The source (:class:`Source`) that loads natural tiles (:func:`natural_shape`), whose items the Tensor engine
+    transposes one by one.
 
     Attributes:
         ring: the ring buffer of natural tiles.
@@ -278,7 +281,8 @@ class TensorTransposedSource:
 
 @dataclass
 class DmaTransposedSource:
-    """Tiles [columns, strips, elements of the part] that the DMA engines fill with transposed columns.
+    """The source (:class:`Source`) of the layout in which the DMA engines transpose columns on their way into tiles
+    [columns, strips, elements of the part].
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -336,7 +340,7 @@ class Results(Protocol):
 
 @dataclass
 class TransposedResults:
-    """Results that the Tensor engine transposes back.
+    """The destination (:class:`Results`) of results that the Tensor engine transposes back.
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
@@ -447,7 +451,8 @@ def _strided_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class StridedSource:
-    """Tiles that hold a window with one outer index on each partition, [outer, elements of a column, inner].
+    """The source (:class:`Source`) of the strided layout: a tile holds a window with one outer index on each partition,
+    [outer, elements of a column, inner].
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -474,7 +479,7 @@ class StridedSource:
 
 @dataclass
 class StridedResults:
-    """Results that are already in the layout in which they are stored.
+    """The destination (:class:`Results`) of results that are computed in the layout in which they are stored.
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].

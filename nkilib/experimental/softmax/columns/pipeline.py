@@ -222,7 +222,9 @@ class Arithmetic(Protocol):
 
 
 class ViewKey(NamedTuple):
-    """The key of a view of an item: the index of the reader, the number of the pass, and ``id`` of the item."""
+    """The key of a view of an item: the index of the reader that gave it, the number of the pass, and ``id`` of the
+    item.
+    """
 
     reader: int
     visit: int
@@ -415,7 +417,9 @@ class Pipeline:
             self.stored.append((self.taken, item))
 
     def _release_stored(self, steps: int) -> None:
-        """Release the buffer slots whose stores were issued at least ``steps`` steps ago."""
+        """Release the buffer slots of results whose stores were issued at least ``steps`` steps ago, and so are
+        done.
+        """
         reader = self.readers[0]
         while self.stored and self.stored[0][0] + steps <= self.taken:
             _, item = self.stored.pop(0)

@@ -105,7 +105,9 @@ class Segment:
 
     @property
     def rest(self) -> int:
-        """The number of elements in the partition after the full ones; 0 if there is no such partition."""
+        """The number of elements in the partition that follows the full ones; 0 if all elements are in full
+        partitions.
+        """
         return self.size % self.lines
 
     def partitions(self, line: int) -> int:
@@ -113,7 +115,7 @@ class Segment:
         return self.full + (1 if line < self.rest else 0)
 
     def blocks(self) -> list[Block]:
-        """Divide the lines into one or two blocks, in each of which every partition has an element of every line."""
+        """Divide the lines into one or two blocks. Within a block, all lines have equally many elements."""
         blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
         return [block for block in blocks if block.partitions > 0 and block.first < block.end]
 
@@ -344,7 +346,9 @@ def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -
 
 
 def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
-    """Return the maximum number of elements of a segment, which depends on types and ``chunk_size`` only."""
+    """Return the maximum number of elements of a segment. It depends on types and ``chunk_size`` only, because the
+    rounding of results depends on it.
+    """
     is_wide = nl.float32 in (*tensors.read, tensors.written)
     longest = _SEGMENT_FLOAT32 if is_wide else _SEGMENT_16_BIT
     return longest if chunk_size is None else min(longest, chunk_size)

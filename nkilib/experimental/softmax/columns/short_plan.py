@@ -128,7 +128,7 @@ class ShortWindow:
             unit += count
 
     def pieces(self, columns: int) -> list[ShortPiece]:
-        """Divide the units into pieces with at most ``columns`` columns of each unit."""
+        """Divide the window's units into pieces that have at most ``columns`` columns of each unit."""
         band = self.band
         outer_each = min(band.outer_each, max(1, columns // band.width))
         width = div_ceil(band.width, div_ceil(band.width, columns))

@@ -236,7 +236,9 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
 
 
 def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    """Return the shapes and types of tensors as values on which all ranks must agree."""
+    """Return the shapes and types of tensors as properties on which all ranks must agree; ``name`` names the tensors in
+    errors.
+    """
     return tuple(
         AgreedProperty(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}")
         for number, tensor in enumerate(tensors)
@@ -328,7 +330,7 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
 
 
 def perform(call: Call, operation: Operation) -> None:
-    """Run an operation on this core.
+    """Run a collective operation on this core: exchange data with the other ranks, and store this rank's share.
 
     Raises:
         BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.

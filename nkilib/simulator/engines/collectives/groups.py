@@ -121,7 +121,7 @@ class RankPosition:
 
 
 def rank_of(core: Core) -> int:
-    """Return the rank of a core; it is 0 in a launch by itself."""
+    """Return the rank of the launch that a core belongs to; 0 if the launch runs by itself."""
     return 0 if core.launch.seat is None else core.launch.seat.rank
 
 

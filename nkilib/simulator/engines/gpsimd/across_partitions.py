@@ -56,10 +56,10 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of the elements after the first ``elements`` ones of all snakes (see the module), in their last
-    column.
+    """Return the layout of the rest of the last column of each snake (see the module): of the elements after the first
+    ``elements`` ones.
 
-    It is None if the column is full.
+    It is None if these elements fill their last column.
     """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:

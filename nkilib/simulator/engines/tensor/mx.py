@@ -116,7 +116,9 @@ def _check_partitions(name: str, tile: NkiTensor) -> None:
 
 
 def _place(tile: NkiTensor) -> int | None:
-    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
+    """Return the partition of SBUF in which a tile starts; None if that is not known, because the compiler chooses
+    it.
+    """
     if tile.storage.shape[0] == PARTITIONS:
         return partition_in_storage(tile)
     return placed_partition(tile)
@@ -254,7 +256,9 @@ class _Matrix:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
 
     def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
+        """Return the values of the matrix, with four rows for each partition, one for each of the four elements of a
+        word.
+        """
         blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
         values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
         return values.swapaxes(1, 2).reshape(-1, self._columns)

@@ -42,7 +42,9 @@ class _Fill:
         self.overwritten: list[OccupiedBytes] = []
 
     def overwrite(self, part: OccupiedBytes) -> bool:
-        """Record a write to ``part``, and tell whether all of the filled bytes have been overwritten by now."""
+        """Record a write to ``part`` of the tile, and return whether all bytes that the ``memset`` filled have been
+        overwritten by now.
+        """
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):

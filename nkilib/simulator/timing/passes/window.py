@@ -20,7 +20,7 @@ LOOKAHEAD = 256
 
 
 class Pass(Protocol):
-    """A pass that changes instructions in the window because of what follows them.
+    """The interface of a pass, which changes instructions in the window because of what precedes or follows them.
 
     Attributes:
         constants_of: the names of the instructions of which it needs the parameters that are no tensors.
@@ -77,7 +77,9 @@ class Window:
 
 
 def accessed_part(access: TensorAccess) -> OccupiedBytes | None:
-    """Return the part of its storage that a tensor occupies, or may occupy; None if it has no elements."""
+    """Return the part of its storage that the tensor ``access`` occupies, or may occupy if an index chooses it; None if
+    it has no elements.
+    """
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part
 
