@@ -371,8 +371,9 @@ class RowBatch:
     Attributes:
         plan: the plan of the rows.
         matrix: the index of the matrix that the rows belong to.
-        first: the first row; the others follow it.
-        lines: the number of rows or, if a partition holds several rows, the number of partitions.
+        first: the index of the batch's first row in the matrix; its other rows follow.
+        lines: the number of rows if each takes one or more partitions; if a partition holds several rows, the number of
+            partitions.
         rows_each: the number of rows per partition.
     """
 
@@ -442,9 +443,11 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
 
 
 def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: int) -> list[RowBatch]:
-    """Return the batches of a core, which processes consecutive rows of each of ``matrices`` matrices of ``rows`` rows.
+    """Return the batches of a core, which processes a consecutive share of the rows of each of ``matrices`` matrices
+    with ``rows`` rows.
 
-    Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions.
+    The first batches of a share use all partitions. The rows that are left have fewer rows per partition, and at last
+    fewer partitions.
     """
     batches = []
     share = div_ceil(rows, cores)

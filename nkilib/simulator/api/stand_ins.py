@@ -118,9 +118,9 @@ _CALLED |= {name: name for name in ("nki", "nki.collectives", "nki.compiler")}
 
 
 def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-    """Register the public names of a module of NKI, and the module's contents, from which hints are made.
+    """Register a module of NKI for the hints in error messages: its public names, and its contents ``namespace``.
 
-    A hint follows the error for a name that is misspelt, or that another module has.
+    A hint suggests a name where a kernel asks for one that is misspelt, or that another module has.
     """
     _OFFERED[module] = names
     PUBLIC_NAMES.offer(_CALLED[module], names, namespace)

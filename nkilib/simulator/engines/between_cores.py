@@ -212,7 +212,7 @@ def sendrecv(
     pipe_id: int,
     dma_engine: DmaEngine = DmaEngine.dma,
 ) -> None:
-    """Swap tiles with the other core: its ``src`` goes to ``dst`` here, and ``src`` from here to its ``dst``.
+    """Swap tiles with the other core: the ``src`` of each core is copied to the ``dst`` of the other one.
 
     Both cores call it with the same ``pipe_id``, and neither continues before both have called it. All four tiles
     have one shape and type. ``dma_engine=gpsimd_dma`` takes up to 256 elements a partition.

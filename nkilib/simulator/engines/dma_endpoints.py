@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
     Attributes:
         base: the view; a row is an index of its dimension 0.
-        numbers: the indices of the rows.
+        numbers: the indices of the rows in ``base``.
         in_range: for each row, whether it exists; ``read`` and ``write`` require that all of them do.
     """
 
@@ -176,7 +176,7 @@ def _base(end: End) -> NkiTensor:
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
-    """Return the ends of a transfer, by operand name, restricted to the rows that exist at all ends.
+    """Return the ends of a transfer (``ends`` has them by operand name), restricted to the rows that exist at all ends.
 
     Row p of one end belongs to row p of another.
 

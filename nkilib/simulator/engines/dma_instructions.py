@@ -143,7 +143,7 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check, before the tiles of a grid on chip are copied at once, that the other tensor has them in the same order.
+    """Check, before a whole grid of tiles on chip is copied, that the other tensor has the tiles in the same order.
 
     A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
     """

@@ -128,7 +128,7 @@ class SourceRows:
 
 
 class ResultRows:
-    """The place for the float32 results of some rows of an instruction.
+    """The memory into which an instruction computes its float32 results, some rows at a time.
 
     It is the tensor itself if that is dense float32, else the scratch buffer ``slot``, from which :meth:`store` casts
     the results into the tensor.
@@ -374,7 +374,7 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 
 
 class _Results:
-    """The deferred results of an instruction.
+    """The results of an instruction that are computed when they are read.
 
     If all of them are computed twice, once to be reduced and once to be read, the launch defers no results afterwards.
 

@@ -54,7 +54,8 @@ def _apply_function(
 ) -> None:
     """Apply ``steps`` to ``data``, each rounded to float32, then the activation function ``key``; store the results.
 
-    ``accumulation`` reduces the results into the registers. The function is called with ``parameter`` if it has one.
+    ``accumulation`` reduces the results into the accumulator registers. The function is called with ``parameter`` if it
+    has one.
     """
     functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
     columns = [step.operand for step in steps]

@@ -40,7 +40,7 @@ _TENSOR_ENGINE_GROUP = 32
 
 
 class Indirection(NamedTuple):
-    """The documented support of an instruction for views of ``NkiTensor.indirect``.
+    """The operands for which an instruction accepts views of ``NkiTensor.indirect``, according to the documentation.
 
     Attributes:
         operands: the operands that may be indirect: first the output, then the inputs. If the output is indirect, its

@@ -228,7 +228,8 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Copy the elements that a view of ``indirect`` chooses to a new tensor, and return both as an operand.
+    """Copy the elements that ``view``, a view of ``NkiTensor.indirect``, chooses to a new tensor; return an operand
+    with the view and this tensor.
 
     Raises:
         OutOfRangeError: if an offset lies outside of the partition.

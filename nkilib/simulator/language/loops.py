@@ -293,7 +293,7 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
 
 
 class _Condition:
-    """The condition of ``nl.while_loop``.
+    """The condition of a running ``nl.while_loop``.
 
     Attributes:
         loop: the loop.

@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 400
 
 
 def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
-    """Check that two cores, which have both ended, have made equally many tensors in shared HBM.
+    """Check that the two cores, which have both ended, have made the same number of tensors in shared HBM.
 
     Each tensor that both have made was compared when the second core made it.
 

@@ -306,10 +306,12 @@ def is_array(value: Any) -> bool:
 
 
 def note_written(arrays: Iterable[Any]) -> None:
-    """Count a launch that has written ``arrays`` as an in-place operation on those that are tensors of PyTorch.
+    """Tell PyTorch that a launch has written those of ``arrays`` that are its tensors: it counts as an in-place
+    operation on them.
 
-    Autograd compares these counts (``Tensor._version``): a backward pass for which it has saved such a tensor raises
-    PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be saved either.
+    Autograd compares counts of such operations (``Tensor._version``): a backward pass for which it has saved such a
+    tensor raises PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be
+    saved either.
     """
     tensors = [array for array in arrays if is_torch(array)]
     if tensors:

@@ -114,7 +114,7 @@ def raise_first_error(running: Iterable[CoreRun]) -> None:
 
 
 def run_cores(running: Sequence[CoreRun]) -> None:
-    """Run all cores and raise the error of the lowest core that failed.
+    """Run all cores of a launch to their end; if some failed, raise the error of the lowest one.
 
     Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own threads.
     """

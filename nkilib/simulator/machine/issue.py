@@ -143,10 +143,11 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
 
 
 def _resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
-    """Return the tensor that an indirect view refers to, or the view itself if the instruction resolves it.
+    """Return the static view to which a view with a run-time address points now; the view itself if the instruction
+    reads the address on its own.
 
     Raises:
-        OutOfRangeError: if it points outside the tensor.
+        OutOfRangeError: if the address leads outside the tensor.
         NkiValidationError: if the instruction does not accept a view of this kind, or the index does not exist here.
     """
     indirect = view.indirect_access

@@ -58,11 +58,11 @@ def _box_of(storage: Storage, layout: Layout, width: int) -> _Box:
 
 
 class PartialWrites(Observer):
-    """The writes of one core to tensors that had unwritten elements left afterwards.
+    """A record of one core's writes after which the written tensor still had unwritten elements.
 
     Args:
-        seen: for each storage, by its number, the written boxes, each with its line, in the order in which they
-            were last written. The cores of a launch share it: one may read what the other one did not write.
+        seen: for each storage, by its number, the written boxes, each with its line, in the order in which they were
+            last written. The cores of a launch share ``seen``, because one may read what the other one did not write.
     """
 
     def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:

@@ -57,7 +57,7 @@ class Start(NamedTuple):
         top, bottom: the partitions of PSUM that it wrote; ``bottom`` is exclusive.
         label: the name of the instruction.
         code, line: the kernel's code, if that is known, and the line in it.
-        piece: the elements that it wrote.
+        piece: the elements of the PSUM tensor that it wrote.
     """
 
     number: int
@@ -80,8 +80,8 @@ class Bank:
     Attributes:
         number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
         latest: the number of the last matmul that started a group there; 0 if none did.
-        starts: the last start in each partition; it may also contain older ones whose partitions later ones cover only
-            together.
+        starts: for each partition, the last matmul that started a group there; older ones may remain if several later
+            ones together cover their partitions.
     """
 
     __slots__ = ("latest", "number", "starts")
@@ -283,7 +283,7 @@ class Pieces:
 
 
 class _Tile:
-    """The known state of one PSUM tensor.
+    """What :class:`PsumGroups` knows of one PSUM tensor.
 
     Attributes:
         pieces: the views of it that were written.

@@ -60,7 +60,7 @@ def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, 
     """Return the byte ranges of an array of elements of ``width`` bytes: their starts and their common length.
 
     Args:
-        dimensions: size and stride (in elements) of each dimension; the starts count from the first element.
+        dimensions: size and stride (in elements) of each dimension. The starts are relative to the first element.
         width: the bytes of an element.
     """
     starts, length = np.zeros(1, np.int64), width

@@ -164,8 +164,8 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 class _Uncounted(NamedTuple):
     """The part of a tensor's lifetime that :class:`CertainUse` has not counted yet.
 
-    It goes from the instruction after number ``before`` to number ``last``; ``area`` is the space that the tensor takes
-    (see :class:`LiveRange`).
+    The part goes from the instruction after number ``before`` to the one with number ``last``; ``area`` is the space
+    that the tensor takes (see :class:`LiveRange`).
     """
 
     last: int

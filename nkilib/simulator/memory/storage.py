@@ -415,10 +415,10 @@ class Storage:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Compute the rest of a deferred content, one of ``parts``.
+        """Compute the elements of ``part``, one of ``parts``.
 
-        It stays in ``parts`` until it is written: contents that depend on the old memory are computed first, and some
-        of them (sums of products) read this content and thereby compute it.
+        The part stays in ``parts`` until its elements are in the storage's memory: contents that depend on the old
+        memory are computed first, and some of them (sums of products) read this content and thereby compute it.
         """
         content = part.content
         if content.reads_itself:

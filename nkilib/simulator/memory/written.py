@@ -87,9 +87,10 @@ class WrittenBlocks:
         )
 
     def covers_each(self, layout: Layout, itemsize: int, indices: npt.NDArray[np.int64]) -> bool:
-        """Return whether recorded ranges of columns contain the elements of ``layout`` at these indices of dimension 0.
+        """Return whether the elements of ``layout`` at these indices of dimension 0 lie in recorded ranges of columns,
+        so that they are written.
 
-        The elements at one index must lie in a single range; if False, the elements may still be written.
+        The elements at one index must lie in a single range. False may also mean that this is not known.
         """
         if not is_dense(layout.shape[1:], layout.strides[1:]):
             return False

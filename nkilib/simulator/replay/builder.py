@@ -278,7 +278,8 @@ class _SumBuilder:
 
 @dataclass
 class Segment:
-    """The steps of a core between two synchronisations with the other core.
+    """The steps of a core between two synchronisations with the other core, and the instruction at which the second one
+    happens.
 
     Attributes:
         steps: the steps.

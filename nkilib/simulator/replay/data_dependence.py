@@ -229,7 +229,8 @@ def _has_all_rows(view: View) -> bool:
 
 
 def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
-    """Return the tensors that a core gathers from before instructions have written all rows that the data may choose.
+    """Return the tensors of ``gathered`` from which a core gathers rows before instructions have written all rows that
+    the data may choose.
 
     Rows that the other core writes before the next synchronisation count as written, because reading them is a race
     anyway.

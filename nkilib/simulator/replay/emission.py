@@ -75,7 +75,7 @@ def check_all_written(ref: Ref) -> None:
 
 
 class _Emission:
-    """The emitter of a core, which collects the work of its instructions; see machine/core.py.
+    """The emitter of a core (``Emitter`` of machine/core.py), which collects the work of the core's instructions.
 
     Attributes:
         works: the emitted work.
@@ -207,8 +207,8 @@ def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -
 
 
 def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
-    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as in a normal
-    launch.
+    """Return the work of each core. An instruction on a tensor in which the data decide what is accessed is one piece
+    of work (:class:`.work.Whole`), which runs as in a normal launch.
 
     Raises:
         Unplannable: if an instruction reads elements that no instruction has written.

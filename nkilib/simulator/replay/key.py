@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
     Attributes:
         key: a value that is equal for launches whose instructions may be the same.
         arrays: each array among the arguments once, in order of first appearance; they share the caller's memory.
-        originals: the caller's objects for these arrays.
+        originals: the objects that the caller passed for these arrays.
         kept: the objects that the key names by ``id``, the kernel's function first; the key is valid while they live.
     """
 

@@ -94,7 +94,7 @@ def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
 
 
 class Replay:
-    """A plan, and the value that its launch returns.
+    """A plan of a launch (:class:`.plan.Plan`), with the function that makes the value that the launch returns.
 
     Args:
         stream: a recorded launch.
@@ -219,7 +219,7 @@ def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
     Args:
         kernel: the kernel.
         options: the options in force.
-        free: options that are known not to prevent it.
+        free: options that an earlier call has found not to prevent replay; None if there are none.
     """
     if not options.replay or is_unreplayed():
         return "replay is off"

@@ -67,8 +67,8 @@ ARENAS = Arenas()
 
 
 class _Piece:
-    """The part of a core's arena that one plan uses, from its beginning; the plan allocates more memory if the arena is
-    too small.
+    """The memory that one plan uses of a core's arena, from the beginning of the arena on; the plan allocates more
+    memory if the arena is too small.
 
     Attributes:
         own_bytes: the bytes that the plan allocated besides the arena.
@@ -238,7 +238,8 @@ class Memory:
         return self._pieces[core].take(nbytes)
 
     def array(self, ref: Ref, rows: slice | None = None, layout: Layout | None = None) -> Operand:
-        """Return the elements of ``ref`` in some rows, as an array or as a slot for one.
+        """Return the elements of ``ref`` in the rows ``rows``: an array or, if they are in an array of the launch, a
+        slot for it.
 
         Args:
             ref: the elements.

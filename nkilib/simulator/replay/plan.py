@@ -204,7 +204,7 @@ class _Round:
         self._ways = _Ways(len(segments) > 1 and is_large)
 
     def run(self, cores: Sequence[Core], *, enters: bool) -> None:
-        """Run the segments of the cores, and the barrier or exchange at their end.
+        """Run the steps of all cores in this round, and then the barrier or exchange at its end.
 
         Args:
             cores: the cores of the plan.

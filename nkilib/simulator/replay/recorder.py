@@ -201,7 +201,8 @@ class Recorder(Watcher):
 
         Args:
             cores: the cores that ran.
-            result: the value that the kernel returned, as a function that applies a function to its leaves.
+            result: a function that applies its argument, a function, to each leaf of the value that the kernel
+                returned, and returns the new value.
         """
         launch = cores[0].launch
         for position, storage in enumerate(launch.shared):

@@ -155,8 +155,8 @@ def key_of(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class Guarded:
-    """Elements from which a register, a scalar or an address was loaded; a plan is valid only for launches where they
-    are the same.
+    """Elements from which a register, a scalar or an address was loaded. A plan is valid only for launches in which
+    these elements have the same values.
 
     Attributes:
         view: the tensor.

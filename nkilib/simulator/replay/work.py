@@ -114,8 +114,8 @@ class Work:
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
-        chosen: the elements of ``reads`` from which the data choose. If they may include unwritten ones, the work
-            raises an error when it reads those.
+        chosen: the elements of ``reads`` among which the data decide what is read. If some of them are unwritten, the
+            work raises an error when it reads one.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)

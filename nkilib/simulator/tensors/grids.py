@@ -361,7 +361,7 @@ class NkiGrid:
         """Return this grid without the coordinates that integers have removed from another grid.
 
         Args:
-            other: the grid whose coordinates were removed.
+            other: the grid from which coordinates were removed.
             order: the dimension of ``other`` that corresponds to each dimension of this grid.
         """
         axes = [

@@ -186,7 +186,8 @@ def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_pr
 
 
 def _values_text(tensor: View) -> str:
-    """Return the elements as numpy prints them, shortened by the same ``np.set_printoptions``; never an error.
+    """Return the elements of a tensor as text, as numpy prints an array, shortened as ``np.set_printoptions`` says.
+    This never raises an error.
 
     Unwritten elements are ``--``. Only the elements that are shown are read. For an indirect view the index is shown,
     since only an instruction follows it.
@@ -495,7 +496,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
         )
 
     def _holds_everywhere(self) -> bool:
-        """Return True if a comparison, which examples of ``nki.language`` assert, holds everywhere; else raise.
+        """Return True if the comparison whose result this tensor is holds everywhere; else raise an error. Examples of
+        ``nki.language`` assert comparisons.
 
         On the device every tensor is true; a kernel that continued with False would behave differently there.
         Without values, the result is True.

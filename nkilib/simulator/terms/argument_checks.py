@@ -83,7 +83,8 @@ PLAIN_ERRORS = (TypeError, ValueError, AttributeError)
 def wrong_argument(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ArgumentTypeError | None:
-    """Return the error about the first argument that is no value of NKI, such as an array or a class; None without one.
+    """Return the error about the first argument that is no value of NKI, such as an array or a class; None if all are
+    values of NKI.
 
     Functions call this when Python has raised one of :data:`PLAIN_ERRORS`. If every argument is a value of NKI, the
     exception is a fault of the simulator.

@@ -33,7 +33,7 @@ EXPONENTIAL_BF16_CYCLES = 0.25
 
 
 class CostInputs(NamedTuple):
-    """An instruction with the properties that its cost depends on.
+    """The properties of a call of an instruction that its cost depends on.
 
     Attributes:
         engine: the engine that runs it.

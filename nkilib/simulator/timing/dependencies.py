@@ -29,7 +29,7 @@ class Done:
 
     Attributes:
         by: the engine that ran the instruction.
-        own_ns: the time from which on the engine ``by`` itself need not wait any more.
+        own_ns: the time from which the engine ``by`` itself need not wait for the completion any more.
         other_ns: the same time for the other engines, which notice the completion later.
         number: the number of the instruction on its core, from 1; 0 if nothing was done.
     """
@@ -106,9 +106,9 @@ class RegisterPlace:
 
 
 class TilePlace:
-    """A part of a tile, with its last write, the reads since then, and the other parts that overlap it.
+    """A part of a tile, with its last write, the reads since that write, and the other parts that overlap it.
 
-    Earlier accesses need not be kept: an access that waits for the last write has also waited for them.
+    Accesses before the last write are not kept: whatever waits for that write has also waited for them.
     """
 
     __slots__ = ("_reads", "_write", "others", "part", "storage")

@@ -248,7 +248,7 @@ class BusyIntervals(NamedTuple):
 
     Attributes:
         total_ns: the total busy time since the start of the kernel.
-        starts, ends: the starts and ends of the latest intervals, in order.
+        starts, ends: the starts and ends of the latest intervals, in order; earlier ones may have been dropped.
     """
 
     total_ns: float

@@ -49,10 +49,10 @@ class Group:
 
 
 class Phase(IntEnum):
-    """The four phases of an item: two halves of the first pass, then two halves of the second pass.
+    """The four phases of an item: the two halves of the first pass over it, then the two halves of the second pass.
 
-    Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step that follows
-    the first half, or in a later step if its load is missing.
+    Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step after the
+    first half, or in a later step if the data that it needs have no buffer slot yet.
     """
 
     BEGIN = 0
@@ -233,7 +233,7 @@ class ViewKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """A source of items, and the passes that read them.
+    """A source of items, with the passes of the loop that read it.
 
     Attributes:
         source: the source that gives the items.

@@ -223,7 +223,7 @@ class Item:
 
     Attributes:
         window, part, strip, segment: the window, part, strip and segment of the item.
-        ends_part: whether the item is the last one of its window, in each pass, that needs the part.
+        ends_part: whether no later item of the window, in the same pass, needs the part.
     """
 
     window: Window

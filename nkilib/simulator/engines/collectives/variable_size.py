@@ -247,7 +247,8 @@ def _store_piece(core: Core, prepared: Prepared, metadata: _Metadata, position: 
 
 
 def run(call: Call, prepared: Prepared) -> None:
-    """Move the shares of a prepared call, and report the received counts if the call asks for them.
+    """Exchange the data of a prepared call with the other ranks; write the counts of received elements if the call asks
+    for them.
 
     Raises:
         NkiValidationError: if a share does not fit its source or its slot.
