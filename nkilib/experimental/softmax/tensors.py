@@ -45,7 +45,7 @@ class Matrices:
     tensors: tuple[nl.NkiTensor, ...]
 
     def squeezed(self) -> Matrices:
-        """Return the views without their last dimension: [O, C, 1] as [O, C]."""
+        """Return the views with the shape [O, C], without the last dimension of [O, C, 1]."""
         return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
 
 

@@ -135,7 +135,8 @@ def run_cores(running: Sequence[CoreRun]) -> None:
 
 
 class _ArgumentOrigin(NamedTuple):
-    """The ``origin`` of an argument's :class:`Storage`; a launch that needs the values finds the argument by it.
+    """The attribute ``origin`` of an argument's :class:`Storage`, by which a launch finds the argument whose values it
+    needs.
 
     Attributes:
         argument: the name of the argument.

@@ -106,7 +106,8 @@ class LeftOut:
         return origins - (self._without_values - self.wanted)
 
     def run(self, call: Issued) -> None:
-        """Run an instruction: completely if it writes a storage with memory, else up to where it would compute.
+        """Run an instruction: completely if it writes a storage with memory, else only its checks, up to the point
+        where it would compute.
 
         Raises:
             ValuesWanted: if values are needed that were left out.

@@ -112,7 +112,7 @@ class Loops:
         self._no_reorder_regions = 0
 
     def check_may_start(self, what: str) -> None:
-        """Check that the documentation allows the dynamic loop ``what`` here.
+        """Check that a dynamic loop may start now; ``what`` is the name of its function.
 
         Raises:
             NkiValidationError: within ``nl.no_reorder``.

@@ -134,7 +134,7 @@ class Watcher(Protocol):
         """Return a new observer of core number ``number``; ``observers`` are those that the core already has."""
 
     def exchanged(self, given: Set[int], returned: Set[int]) -> None:
-        """Handle the end of all cores, when the tensors that go back to the caller are known.
+        """Handle the end of all cores. This is called when it is known which tensors go back to the caller.
 
         Args:
             given: the numbers of the storages that the caller passed to the kernel.
@@ -143,7 +143,7 @@ class Watcher(Protocol):
         return
 
     def conclude(self, has_ended: bool) -> None:
-        """Handle the end of the launch; ``has_ended`` is True if all cores ended without an error."""
+        """Handle the end of the launch. ``has_ended`` is True if all cores have ended without an error."""
 
 
 _EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "repeated", "left")

@@ -329,7 +329,8 @@ def _described(piece: Piece, bank: Bank) -> str:
 
 
 class PsumGroups(Observer):
-    """The accumulation groups of one core.
+    """The observer that follows the accumulation groups of one core, and reports groups that go on after they have
+    ended.
 
     Args:
         level: the reaction to a group that is continued after another one has started.

@@ -125,7 +125,9 @@ class _Collected:
         self._trusts_all = trusts_all
 
     def add(self, value: Any) -> None:
-        """Add an argument, or an item of a container among the arguments, to the key."""
+        """Add an argument, or an item of a container among the arguments, to the key; arrays are collected in
+        :attr:`arrays`.
+        """
         kind = type(value)
         if kind is np.ndarray:
             self._add_array(value)

@@ -276,7 +276,9 @@ def _returned(result: Any) -> list[PlaceholderStorage]:
 
 
 def _views_of(work: Work) -> list[View]:
-    """Return the views that ``work`` needs as tensors with memory, because it does not get their elements as arrays."""
+    """Return the views of tensors that ``work`` accesses as tensors, for which they need memory; the elements of other
+    tensors are passed to it as arrays.
+    """
     if isinstance(work, Elementwise):
         return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
     if not isinstance(work, Whole):

@@ -358,7 +358,7 @@ class NkiGrid:
         return NkiBlockGrid.of(self._tensor, axes, self._offset)
 
     def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
-        """Return this grid without the coordinates that integers have removed from another grid.
+        """Return this grid without those coordinates that integer indices have removed from the grid ``other``.
 
         Args:
             other: the grid from which coordinates were removed.

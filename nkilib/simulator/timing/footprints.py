@@ -226,7 +226,9 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """The end of a transfer (:class:`~.dma.Side`) that this view would be."""
+        """The view as an end of a transfer: the properties (:class:`~.dma.Side`) on which the time of a transfer from
+        or to it depends.
+        """
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:

@@ -164,7 +164,9 @@ class Settling:
             self.recording.add(instruction, kind, choices)
 
     def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
-        """Let the engines wait for each other at a device loop, or delay each; see :class:`.recording.Drain`."""
+        """Let all engines wait for each other at a device loop or, if ``is_wait`` is False, only delay each engine; the
+        arguments are fields of :class:`.recording.Drain`.
+        """
         wait = self.timeline.drain if is_wait else self.timeline.hold_up
         wait(after_us, register)
         self.recording.drain(after_us, register, is_between=is_between, is_wait=is_wait)
@@ -232,7 +234,9 @@ class Settling:
         return self._kinds.kind(instruction.definition, engine, forms, instruction.deciding, indirect=indirect)
 
     def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
-        """Put an instruction that works on a register or a scalar on the timeline, as one of the sequencer."""
+        """Put an instruction that works on a register or a scalar on the timeline. The sequencer runs it, which runs
+        such instructions one after the other.
+        """
         parameters = self._parameters
         is_load = instruction.definition.name in LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US
@@ -276,7 +280,7 @@ class Settling:
     def _untimed(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
         """Put an instruction whose time is not modelled on the timeline.
 
-        It takes no time, but later accesses to its tensors wait for the accesses before it.
+        The instruction takes no time, but later accesses to its tensors wait for the accesses before it.
         """
         places: Places = []
         for access in instruction.operands:

@@ -126,7 +126,7 @@ class Finding:
 
     @property
     def is_advice(self) -> bool:
-        """Whether it is a change to make, with a saving that the model confirms; else it states a fact."""
+        """Whether the finding is a change to make, with a saving that the model confirms; else it states a fact."""
         return self.saved_us > 0.0
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ class Facts:
         return self.of(self.links[-1])
 
     def of(self, link: Link) -> AnalysedCore:
-        """Return the core that a link of the critical path is on."""
+        """Return the core whose time a link of the critical path is."""
         return next(core for core in self.launch.cores if core.number == link.core)
 
     def share(self, duration_ns: float) -> float:
@@ -215,7 +215,9 @@ class Facts:
         return summed((self.line_of(link), link.duration_ns) for link in links)
 
     def short(self, place: str) -> str:
-        """Return ``file:line`` without directories, except one that tells files of the same name apart."""
+        """Return the text ``file:line`` without the file's directories; one directory stays if files of the same name
+        would look alike.
+        """
         path, _, line = place.rpartition(":")
         return f"{self._short_files.get(path, path)}:{line}"
 

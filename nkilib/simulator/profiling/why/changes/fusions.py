@@ -105,7 +105,7 @@ def is_square(call: OldCall) -> bool:
 
 
 def scalar_then_tile(pair: Pair) -> Iterator[Calls]:
-    """Yield the call that does both, if a tile is combined with a number for each partition, and the result with
+    """Yield the call that does both steps, if a tile is combined with a number for each partition, and the result with
     another tile.
     """
     first, second, roles, is_kept = pair
@@ -125,8 +125,8 @@ def scalar_then_tile(pair: Pair) -> Iterator[Calls]:
 
 
 def tile_then_scalar(pair: Pair) -> Iterator[Calls]:
-    """Yield the call that does both, if two tiles are multiplied or added, and the result is multiplied by, or added
-    to, a number.
+    """Yield the call that does both steps, if two tiles are multiplied or added, and the result is multiplied by, or
+    added to, a number.
     """
     first, second, roles, is_kept = pair
     if is_kept or roles != _DATA or first.name != "tensor_tensor" or not _is_one_step(second):
@@ -138,7 +138,9 @@ def tile_then_scalar(pair: Pair) -> Iterator[Calls]:
 
 
 def two_scalars(pair: Pair) -> Iterator[Calls]:
-    """Yield the call that does both, if a tile is combined with two numbers for each partition, one after the other."""
+    """Yield the call that does both steps, if a tile is combined with two numbers for each partition, one after the
+    other.
+    """
     first, second, roles, is_kept = pair
     if is_kept or roles != _DATA or not (_is_one_step(first) and _is_one_step(second)):
         return
@@ -150,8 +152,8 @@ def two_scalars(pair: Pair) -> Iterator[Calls]:
 
 
 def into_activation(pair: Pair) -> Iterator[Calls]:
-    """Yield the calls that do both, if the data of an activation are first multiplied by, or added to, a number for
-    each partition.
+    """Yield the calls that do both steps, if the data of an activation are first multiplied by, or added to, a number
+    for each partition.
     """
     first, second, roles, is_kept = pair
     is_reduced = second.name == "activation_reduce"
