@@ -48,7 +48,7 @@ class _Loop(NamedTuple):
 
 
 def _loops(program: CoreProgram) -> list[_Loop]:
-    """Return the stretches of a program in which calls repeat, the longest iterations first, without overlaps."""
+    """Return the stretches of a program in which the same calls repeat, without overlaps."""
     sites = [step.site if isinstance(step, Step) else None for step in program.steps]
     last: dict[Site, int] = {}
     loops: list[_Loop] = []
@@ -77,7 +77,7 @@ _Key = Callable[[int, int], tuple[int, ...]]
 
 
 def _positions(program: CoreProgram, loop: _Loop, key: _Key) -> list[int]:
-    """Return the position of each step in the new order."""
+    """Return, for each step of a program, its position after the steps of ``loop`` are sorted by ``key``."""
     order = sorted(range(loop.length * loop.times), key=lambda number: key(*divmod(number, loop.length)))
     positions = list(range(len(program.steps)))
     for place, number in enumerate(order):
@@ -86,7 +86,9 @@ def _positions(program: CoreProgram, loop: _Loop, key: _Key) -> list[int]:
 
 
 def _is_legal(study: Study, program: CoreProgram, loop: _Loop, positions: Sequence[int]) -> bool:
-    """Tell whether each value is still written before it is read, and no step depends on the order otherwise."""
+    """Tell whether the steps of a loop may have these positions: each value is still written before it is read, and
+    nothing else depends on the order.
+    """
     flow = study.flow(program)
     read: set[int] = set()
     written: set[int] = set()
@@ -113,7 +115,9 @@ _Operand = tuple[Site, int]
 
 
 class _Use(NamedTuple):
-    """A use of a tile: from the first write of data to their last read, in the old order and in the new one."""
+    """A use of a tile, from the first write of data to the last read of these data; ``old_first`` is its start in the
+    old order, ``first`` and ``last`` are its ends in the new one.
+    """
 
     storage: int
     old_first: int
@@ -124,7 +128,9 @@ class _Use(NamedTuple):
 def _uses(
     study: Study, program: CoreProgram, loop: _Loop, positions: Sequence[int]
 ) -> Mapping[_Operand, list[_Use]] | None:
-    """Return the uses of the tiles that a loop writes, by the operand of a call that begins them, if in order."""
+    """Return the uses of the tiles that a loop writes, grouped by the call and operand with which a use begins; None if
+    a use would not begin with the same step in the new order.
+    """
     flow = study.flow(program)
     storages = {value.access.storage for at in range(loop.first, loop.end) for value in flow.written.get(at, ())}
     by_operand: dict[_Operand, list[_Use]] = {}
@@ -146,9 +152,10 @@ def _uses(
 
 
 def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use, by its own storage and first step, and the number of tiles.
+    """Return the storage that each use gets in the new order, keyed by the use's own storage and first step, and the
+    number of storages that are needed.
 
-    They are at least ``most``, used round-robin, and more where all of them are in use.
+    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time.
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
@@ -168,7 +175,9 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use, and the number of tiles of a kind: the most that a call of the loop needs."""
+    """Return the storage that each use gets, as in :func:`_held`, and the number of tiles of each kind: the largest
+    number that any operand needs.
+    """
     # A call that writes a new tile each time needs no more.
     reusing = [uses for uses in by_operand.values() if len({use.storage for use in uses}) < len(uses)]
     most = max((_held(uses, 1)[1] for uses in reusing), default=1)
@@ -179,7 +188,9 @@ def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, i
 
 
 def _in_order(study: Study, program: CoreProgram, loop: _Loop, key: _Key) -> tuple[CoreProgram, int] | None:
-    """Return a program in which the steps of a loop are sorted by a key, and how many tiles of a kind that takes."""
+    """Return a program in which the steps of a loop are sorted by ``key``, and the number of tiles of each kind that it
+    needs; None if the order is not possible.
+    """
     positions = _positions(program, loop, key)
     uses = _uses(study, program, loop, positions) if _is_legal(study, program, loop, positions) else None
     if uses is None:
@@ -195,12 +206,16 @@ def _together(count: int) -> _Key:
 
 
 def _divided(division: int) -> _Key:
-    """Return the key of an order in which an iteration from a position on comes after the start of the next one."""
+    """Return the key of an order in which the steps of an iteration from position ``division`` on come after the first
+    steps of the next iteration.
+    """
     return lambda iteration, position: (iteration + (position >= division), position >= division, position)
 
 
 def _divisions(study: Study, loop: _Loop) -> list[int]:
-    """Return the positions in an iteration whose instructions wait longest for results, on the core done last."""
+    """Return the positions in an iteration of ``loop`` whose instructions wait longest for results, on the core that is
+    done last.
+    """
     facts = study.facts
     numbers = {}
     for at in range(loop.first, loop.end):
@@ -219,7 +234,9 @@ def _largest(loops: Sequence[_Loop]) -> _Loop | None:
 
 
 def _sorted(study: Study, length: int, key: _Key, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the steps of its longest loop are sorted by a key, if its iterations have a length."""
+    """Return a program in which the steps of its longest loop are sorted by ``key``; None if the loop's iterations do
+    not have ``length`` steps, or if the order is not possible.
+    """
     own = _largest(_loops(program))
     found = None if own is None or own.length != length else _in_order(study, program, own, key)
     return None if found is None else found[0]
