@@ -19,6 +19,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown arguments here, where the command is known, with the option that is meant."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            likely = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
+            guess = f"; did you mean {likely[0]}?" if likely else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        return known, []
 
     def error(self, message: str) -> NoReturn:
         """Print the error on stderr and end the process with 2.

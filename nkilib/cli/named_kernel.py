@@ -125,10 +125,11 @@ def kernel_of(source: str) -> Kernel:
     from nkilib.simulator.launch.kernel import Kernel
 
     where, _, name = source.rpartition(":")
-    if not where:
-        raise SourceRefusedError(f"must be file.py:kernel or package.module:kernel, got {source!r}")
     with suppress(RuntimeError):  # where a real nki is installed, the file has to import nkilib.nki
         install()
+    if not where:
+        there_is = f"; {_what_there_is(_imported(source))}" if Path(source).is_file() else ""
+        raise SourceRefusedError(f"must be file.py:kernel or package.module:kernel, got {source!r}{there_is}")
     module = _imported(where)
     value: Any = module
     for attribute in name.split("."):

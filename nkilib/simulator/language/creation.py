@@ -56,7 +56,9 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     try:
         sizes = tuple(map(index, shape))
     except TypeError:
-        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
+        divided = isinstance(shape, Sequence) and any(isinstance(size, float) and size % 1 == 0 for size in shape)
+        advice = "; divide with //, which gives an integer" if divided else ""
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}{advice}") from None
     # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
     return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,13 @@ class PythonOperators(NKIObject):
             return function._implementation(*args, **kwargs)
         except TensorTypeError:
             raise self._no_operation(function.__name__) from None
+
+    if not TYPE_CHECKING:  # else every attribute would exist for type checkers
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError; that of a method of numpy's or PyTorch's, such as ``sum``, says what to use."""
+            advice = "" if name.startswith("_") else f"; to compute, use {NUMPY_NAMES.get(name, _ELSE)}"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def _no_operation(self, name: str) -> TensorTypeError:
         """Return the error that says that numpy's function ``name`` does not work on tensors."""

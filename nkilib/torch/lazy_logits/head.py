@@ -374,6 +374,12 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     return [layer for layer in layers if _sizes_of(layer)[0] == classes]
 
 
+def _likely_head(model: nn.Module) -> str:
+    """Return a sentence that names the linear layer with most results, for an error; empty if there is none."""
+    sizes = {name: layer.out_features for name, layer in model.named_modules() if name and isinstance(layer, nn.Linear)}
+    return f"; its widest linear layer is {max(sizes, key=lambda name: sizes[name])!r}" if sizes else ""
+
+
 def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Return the innermost model that knows its output layer, and this layer.
 
@@ -389,7 +395,7 @@ def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     if len(found) != 1:
         raise ValueError(
             f"{FUSE}: model must have one output layer, which get_output_embeddings() returns, got {len(found)} in "
-            f"{type(model).__name__}; {_HEAD_REMEDY}"
+            f"{type(model).__name__}; {_HEAD_REMEDY}{_likely_head(model)}"
         )
     ((layer, owner),) = found.items()
     return owner, layer
@@ -408,7 +414,9 @@ def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[
         try:
             return model, model.get_submodule(head)
         except AttributeError as error:
-            raise ValueError(f"{FUSE}: head must be the path of a module, got {head!r}: {error}") from None
+            raise ValueError(
+                f"{FUSE}: head must be the path of a module, got {head!r}: {error}{_likely_head(model)}"
+            ) from None
     if not isinstance(head, nn.Module):
         raise TypeError(f"{FUSE}: argument 'head' must be str or torch.nn.Module, not {type(head).__name__}")
     if not any(module is head for module in model.modules()):
