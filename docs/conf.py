@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "api_pages",
     "docstrings",
+    "live_report",
     "navigation",
     "page_body",
 ]

@@ -43,7 +43,7 @@ _SIMULATOR_PARTS: Final = ("nkilib.simulator.api.nki", "nkilib.simulator.api.isa
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The chosen NKI, and the reason.
+    """The NKI that was chosen for the kernels, the real one or the simulator, and the reason for the choice.
 
     Attributes:
         name: "neuron" for the real NKI, "simulator" for nkilib's own.
@@ -55,11 +55,13 @@ class BackendChoice:
 
 
 class _NoRealNkiError(Exception):
-    """The real NKI is absent; the message is a clause that gives the evidence."""
+    """Raised if the real NKI is absent; the message is a clause that gives the evidence."""
 
 
 class _UnfitNkiError(Exception):
-    """The real NKI is installed, but kernels do not run on it; the message ends with a remedy, without a full stop."""
+    """Raised if the real NKI is installed, but kernels do not run on it; the message ends with a remedy, without a full
+    stop.
+    """
 
 
 def _is_simulator(module: ModuleType) -> bool:
@@ -83,7 +85,8 @@ def _find_package() -> ModuleSpec:
 
 
 def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
-    """Tell whether the package is a stub that only raises `error` on import, as the package on the public index does.
+    """Tell whether the package is a stub, whose import does nothing but raise ``error``; the public index has such a
+    package.
 
     A real NKI that lacks a dependency looks different: it has an `isa`, or the import system named the missing module.
     """
@@ -92,7 +95,7 @@ def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
 
 
 def _version_of(package: ModuleType) -> str | None:
-    """Return the version of the imported `nki`, from the module or else from the record of its installation."""
+    """Return the version of the imported `nki`: the module's own, or else that in the metadata of its installation."""
     version = getattr(package, "__version__", None)
     if isinstance(version, str):
         return version

@@ -424,8 +424,10 @@ def test_the_wheel_has_the_package_its_path_files_and_the_licence_and_no_test(bu
     assert [name for name in names if re.search(r"(^|/)(tests?|conftest|test_\w+)(/|\.py$)", name)] == []
     assert "nkilib-packages/nkilib/py.typed" in names
     shipped = {name.removeprefix("nkilib-packages/") for name in names if name.startswith("nkilib-packages/")}
-    sources = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "nkilib").rglob("*.py")}
-    assert sources <= shipped
+    kinds = (".py", ".html", ".css", ".js")
+    files = [path for path in (CHECKOUT / "nkilib").rglob("*") if path.suffix in kinds]
+    assert {path.suffix for path in files} == set(kinds)
+    assert {str(path.relative_to(CHECKOUT)) for path in files} <= shipped
 
 
 def test_every_shipped_source_names_its_licence(builds: list[Path]) -> None:

@@ -146,7 +146,8 @@ def check_docstrings(path: Path) -> Iterator[Finding]:
     for documented in docstrings(path.read_text(encoding="utf-8")):
         first = documented.text.splitlines()[0]
         if documented.is_public and is_fragment(documented.text):
-            yield Finding(path, documented.line, f"docstring is a fragment; start with a verb or a noun: {first!r}")
+            advice = f"start with a verb or a noun, in at least {FEWEST_WORDS} words"
+            yield Finding(path, documented.line, f"docstring is a fragment; {advice}: {first!r}")
         if documented.is_public:
             yield from _check_entries(path, documented)
         yield from _check_phrases(path, documented.line, documented.text)

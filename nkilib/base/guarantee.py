@@ -20,7 +20,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def of_each_unit(function: str) -> str:
-    """Return the words for what an activation function adds to a bound, which counts its error up to u / 2 already."""
+    """Return the words for how much a bound grows with the error of an activation function, beyond the u / 2 that it
+    includes.
+    """
     return f"for each u of error of {function} beyond u / 2"
 
 
@@ -48,7 +50,7 @@ class TermError:
 
     @property
     def figure(self) -> str:
-        """The bound as a text: ``"1.5"``, or ``"1.5 + 0.5 n"``."""
+        """The bound as a text, such as ``"1.5"``, or ``"1.5 + 0.5 n"`` for sums of n numbers."""
         factor = "" if self.additions == 1.0 else f"{self.additions:g} "
         return f"{self.own:g} + {factor}n" if self.additions else f"{self.own:g}"
 

@@ -31,7 +31,9 @@ _INIT: Final = "nkilib/__init__.py"
 
 
 def extra_remedy(extra: str) -> str:
-    """Return the instruction to install nkilib with an extra, such as ``"torch"``. No package index has nkilib."""
+    """Return the instruction to install nkilib with an extra, such as ``"torch"``, from a checkout: no package index
+    has nkilib.
+    """
     return (
         f"install nkilib with its extra {extra!r}: pip install '.[{extra}]' in a checkout, or "
         f"'./nkilib-VERSION-py3-none-any.whl[{extra}]'"
@@ -39,7 +41,9 @@ def extra_remedy(extra: str) -> str:
 
 
 def visible_devices(root: str = "/") -> list[str]:
-    """Return the Neuron devices that can be opened, ``/dev/neuron0`` and on; ``root`` is for tests."""
+    """Return the paths of the Neuron devices that can be opened, ``/dev/neuron0`` and so on; tests pass another
+    ``root``.
+    """
     return sorted(glob.glob(f"{root}dev/neuron[0-9]*"))
 
 
@@ -56,8 +60,9 @@ class Copy(NamedTuple):
 
 
 def _is_ours(package: object) -> bool:
-    """Return whether the imported nkilib has this package's mark; another package may have overwritten
-    ``nkilib/__init__.py``.
+    """Return whether the imported package nkilib has the mark of this one.
+
+    It lacks the mark if another package has overwritten ``nkilib/__init__.py``.
     """
     return getattr(package, "_IS_BUNDLED", None) is False
 
@@ -84,7 +89,9 @@ def _message(name: str, origin: str | None) -> str:
 
 
 def mixture() -> str | None:
-    """Return a message that names the mixed packages and the remedy; None if all of the imported nkilib is this one."""
+    """Return a message for an imported nkilib that is a mixture of packages, with their names and the remedy; None if
+    all of it is this package.
+    """
     paths: dict[str, Sequence[str]] = {"": sys.path}
     for name in _SHARED:
         module = sys.modules.get(name)
@@ -112,7 +119,9 @@ def refuse_mixture() -> None:
 
 
 def _owners() -> Iterator[tuple[str, str]]:
-    """Yield directory and name of each distribution that installed an ``nkilib/__init__.py``."""
+    """Yield, for each distribution that installed an ``nkilib/__init__.py``, the directory of that package, and name
+    and version of the distribution.
+    """
     from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
 
     for distribution in metadata.distributions():

@@ -67,14 +67,12 @@ _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
 
 
 class CoresDisagreeError(ValueError):
-    """Raised if a kernel would be made for another number of cores than the one that the compiler, or the runtime,
-    works with.
-    """
+    """Raised if a kernel would be made for another number of cores than the compiler, or the runtime, works with."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A number of cores, and its source.
+    """A number of cores, and the setting that it comes from.
 
     Attributes:
         cores: the number of cores of a logical NeuronCore, 1 or 2.
@@ -114,7 +112,7 @@ def of_variable() -> Choice | None:
 
 
 def _options(flags: str) -> Iterator[tuple[str, str]]:
-    """Yield each option for the number of cores in the compiler's flags, with its value.
+    """Yield name and value of each option in the compiler's flags that sets the number of cores.
 
     The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
     """
@@ -160,7 +158,7 @@ class LncSettings:
 
     @classmethod
     def now(cls) -> LncSettings:
-        """Read the environment.
+        """Return the settings that the environment has now.
 
         Raises:
             ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
@@ -203,15 +201,18 @@ class LncSettings:
         return chosen.cores
 
     def library_grid(self) -> int | None:
-        """Return the grid with which this library launches its own kernels; None for a launch without brackets."""
+        """Return n if this library launches its kernels as ``kernel[n]`` with these settings; None for a launch without
+        brackets.
+        """
         if self.variable is not None:
             return None
         choice = self.of_compiler()
         return None if choice is None else choice.cores
 
     def _cure(self, grid: int | None) -> str:
-        """Return the remedy that makes all settings agree on one number: that of the grid, else of a setting, else the
-        default.
+        """Return the remedy for settings that disagree, by which all of them give one number.
+
+        It is the number of the grid, else that of a setting, else the compiler's default.
         """
         variable, flags = self.variable, self.flags
         choice = variable or flags
@@ -280,7 +281,9 @@ def library_grid() -> int | None:
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _library_grid(name: str, variable: str, flags: str) -> int | None:
-    """Return the grid of a launch with these values of the environment variables."""
+    """Return the grid of a launch of the kernel ``name``, computed once for each pair of values of the environment
+    variables.
+    """
     settings = LncSettings(_of_variable(variable), _of_flags(flags))
     grid = settings.library_grid()
     settings.launch_cores(name, grid)
@@ -288,7 +291,7 @@ def _library_grid(name: str, variable: str, flags: str) -> int | None:
 
 
 def library_launch(name: str, kernel: Any) -> Any:
-    """Return one of this library's kernels in the form in which a wrapper should call it. It is ``kernel`` if
+    """Return one of this library's kernels in the form in which a wrapper should call it: ``kernel`` if
     ``NEURON_LOGICAL_NC_CONFIG`` gives the cores of launches without brackets, else ``kernel[cores]``.
 
     Args:

@@ -23,12 +23,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _discard_output() -> None:
-    """Redirect the standard output to nowhere, so that flushing the rest of it cannot fail."""
+    """Redirect the standard output to nowhere, so that Python's last flush of what is still buffered cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _output_fails() -> bool:
-    """Return whether the standard output cannot be written, so that an error concerns it and not a file of the
+    """Return whether writing to the standard output fails; if not, an error that was caught concerns a file of the
     user's.
     """
     try:
@@ -40,7 +40,9 @@ def _output_fails() -> bool:
 
 
 def _reader_is_gone() -> bool:
-    """Return whether a BrokenPipeError came from the standard output, not from a connection of the user's script."""
+    """Return whether nobody reads the standard output any more; if not, a BrokenPipeError comes from a connection of
+    the user's script.
+    """
     try:
         sys.stdout.flush()
     except BrokenPipeError:

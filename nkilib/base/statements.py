@@ -134,7 +134,9 @@ def replayable(function: Function) -> Function:
 
 
 def is_replayable(function: Callable[..., Any]) -> bool:
-    """Return whether a function itself, and not only one that it wraps, is stated to be :func:`replayable`."""
+    """Return whether :func:`replayable` was applied to the function itself; it does not count if it was only applied to
+    a function that this one wraps.
+    """
     try:
         return function in _REPLAYABLE
     except TypeError:  # a callable without a hash
@@ -143,9 +145,7 @@ def is_replayable(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def unreplayed() -> Iterator[None]:
-    """Turn off replay in the whole process for the ``with`` block, in which constants of kernels may have other
-    values.
-    """
+    """Turn off replay in the whole process for the ``with`` block, for code that changes constants of kernels in it."""
     _UNREPLAYED.append(None)
     try:
         yield

@@ -19,6 +19,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,12 +58,21 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints an error with a hint at ``--help``. argparse would print the usage, which has 20 lines
-    here.
+    """The parser of a command, which prints an error with a hint at ``--help`` in place of the usage, which has 20
+    lines here.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown arguments here, where the command is known, with the option that is meant."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            likely = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
+            guess = f"; did you mean {likely[0]}?" if likely else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        return known, []
 
     def error(self, message: str) -> NoReturn:
         """Print the error on stderr and end the process with 2.
@@ -74,15 +84,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def dtype_name(text: str) -> str:
-    """Return the full name of a type for its name or short name, with or without ``nl.``; return other texts
-    unchanged.
+    """Return the full name of a type, such as ``"bfloat16"``, for its name or short name, with or without ``nl.``.
+
+    Any other text is returned unchanged.
     """
     name = text.removeprefix("nl.")
     return SHORT_DTYPES.get(name, name)
 
 
 def positive(text: str) -> int:
-    """Parse a positive integer of the command line."""
+    """Return the integer that an argument of the command line gives, which must be positive."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
@@ -131,7 +142,7 @@ def reason_against_profiles() -> str | None:
 
 
 def fail(command: str, message: str) -> int:
-    """Print an error of a command, and return the exit code with which it ends."""
+    """Print the error message of a command on stderr, and return the exit code with which the command ends."""
     print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
     return 1
 
@@ -173,7 +184,7 @@ def output_file(text: str) -> str:
 
 
 def picture_formats() -> list[str]:
-    """Return matplotlib's picture formats by suffix; none without matplotlib."""
+    """Return the suffixes of files that matplotlib can write as pictures; none without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
@@ -182,7 +193,9 @@ def picture_formats() -> list[str]:
 
 
 def picture_file(text: str) -> str:
-    """Check the name of an output file whose suffix is a picture format of matplotlib, and return it."""
+    """Check that an output file can be written and has the suffix of a picture format of matplotlib; return its
+    name.
+    """
     output_file(text)
     formats = picture_formats()
     suffix = Path(text).suffix[1:]

@@ -67,7 +67,7 @@ _REPLAYED = {
 
 
 class Finding(NamedTuple):
-    """A line of the report.
+    """One line of the doctor's report.
 
     Attributes:
         what: the subject of the line.
@@ -81,7 +81,7 @@ class Finding(NamedTuple):
 
 
 def _print_guarantees() -> int:
-    """Print the guarantees; return 0, or 1 if the kernels cannot be imported here."""
+    """Print the guarantees of all kernels; return the exit code: 0, or 1 if the kernels cannot be imported here."""
     wrong = mixture()
     if wrong is not None:
         return fail("doctor", wrong)
@@ -94,7 +94,9 @@ def _print_guarantees() -> int:
 
 
 def _packages() -> Iterator[Finding]:
-    """Yield this nkilib, and other packages of that name on the import path: the Neuron compiler installs one."""
+    """Yield a line for this nkilib, and one for each other package of that name on the import path, such as the Neuron
+    compiler's.
+    """
     wrong = mixture()
     if wrong is None:
         yield Finding("nkilib", f"{importlib.import_module('nkilib').__version__}, {HOME}")
@@ -115,7 +117,9 @@ def _packages() -> Iterator[Finding]:
 
 
 def _backend() -> Iterator[Finding]:
-    """Yield the NKI that kernels run on, the real one or the simulator, and the simulator's target."""
+    """Yield lines about the NKI that kernels run on, the real one or the simulator, and about the simulator's
+    target.
+    """
     if mixture() is not None:
         yield Finding("nki", "cannot be used: see nkilib", is_wrong=True)
         return
@@ -136,8 +140,9 @@ def _backend() -> Iterator[Finding]:
 
 
 def _torch_operators() -> Iterator[Finding]:
-    """Yield the way in which operators are registered for the native device, ``nki_op`` or ``torch.library``, if
-    torch-neuronx is installed or the user chose one.
+    """Yield a line that says how operators are registered for the native device, by ``nki_op`` or ``torch.library``.
+
+    There is none unless torch-neuronx is installed or the user chose one of the two.
     """
     if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
         return
@@ -153,7 +158,9 @@ def _torch_operators() -> Iterator[Finding]:
 
 
 def _cores_of_a_launch() -> Finding:
-    """Return the number of cores that kernels are launched on, or the reason why none can be launched."""
+    """Return the line with the number of cores that kernels are launched on, or with the reason why none can be
+    launched.
+    """
     try:
         return Finding("cores of a launch", lnc.explanation())
     except ValueError as error:
@@ -161,7 +168,9 @@ def _cores_of_a_launch() -> Finding:
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:
-    """Yield the Neuron devices that can be opened, and the cores that the driver shows of all devices."""
+    """Yield lines about the Neuron devices that can be opened, and about the cores that the driver shows for all
+    devices.
+    """
     yield Finding("Neuron devices", ", ".join(visible_devices(root)) or "none visible (/dev/neuron*)")
     # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
     cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")
@@ -177,7 +186,7 @@ def _installed(distribution: str) -> str:
 
 
 def _importable(module: str, distribution: str) -> str:
-    """Return the version of an optional package, and the error if its import fails.
+    """Return the version of an optional package as text, with the error if importing its module fails.
 
     The import of a placeholder package from the public index fails, for instance.
     """
@@ -193,7 +202,7 @@ def _importable(module: str, distribution: str) -> str:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield the lines of the report, in order."""
+    """Yield the findings of the doctor, in the order of the report."""
     yield from _packages()
     yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
     for name in ("numpy", "ml_dtypes"):
@@ -210,7 +219,7 @@ def examine() -> Iterator[Finding]:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the report; return 0, or 1 if kernels cannot run here."""
+    """Print the report; return the exit code: 0, or 1 if kernels cannot run here."""
     if options.kernels:
         return _print_guarantees()
     findings = list(examine())
@@ -221,7 +230,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib doctor`` to the parser of this command."""
     command.add_argument(
         "--kernels",
         action="store_true",

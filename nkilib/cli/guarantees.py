@@ -36,12 +36,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape underscores and stars outside code, pairs of which would format the text."""
+    """Put a backslash before each underscore and star outside of code, because Markdown would take pairs of them for
+    formatting.
+    """
     return re.sub(r"`[^`]*`|[_*]", lambda found: found[0] if found[0].startswith("`") else f"\\{found[0]}", text)
 
 
 def clauses(text: str) -> list[str]:
-    """Return the clauses of a text, which semicolons separate; empty for an empty text."""
+    """Return the clauses of a text, which are separated by semicolons; none for an empty text."""
     return text.split("; ") if text else []
 
 
@@ -80,7 +82,7 @@ def wrapped(text: str, indent: str) -> str:
 
 
 def yes_or_no(holds: bool) -> str:
-    """Return "yes" or "no"."""
+    """Return "yes" for True and "no" for False, as a cell of a table."""
     return "yes" if holds else "no"
 
 

@@ -57,12 +57,14 @@ def _guarantees_of(kind: Loss) -> tuple[Guarantee, Guarantee]:
 
 
 def _notes(kind: Loss) -> list[str]:
-    """Return the further notes of the guarantees of both kernels, each once."""
+    """Return the notes in the guarantees of a loss's two kernels, each note once."""
     return list(dict.fromkeys(note for guarantee in _guarantees_of(kind) for note in clauses(guarantee.notes)))
 
 
 def _errors(kind: Loss, shared: set[str]) -> Iterator[str]:
-    """Yield the items on the errors of a loss."""
+    """Yield the list items about the errors of a loss, and its notes except those in ``shared``, which a page lists
+    once.
+    """
     forward, backward = _guarantees_of(kind)
     yield item("Largest error of the loss", forward.error)
     yield item("Largest error of the gradients", backward.error)
@@ -99,7 +101,7 @@ def entries(family: Family) -> str:
 
 
 def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
-    """Return the modelled time of a launch in microseconds, and its ratio to the lower bound."""
+    """Return the modelled time of a loss's launch in microseconds, and its ratio to the lower bound."""
     from nkilib.simulator import profile, using
 
     kernel: Any = kind.forward if launch.forward else kind.backward
@@ -130,12 +132,12 @@ def times() -> str:
 
 
 def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
-    """Return the ratio of a launch's modelled time to its lower bound."""
+    """Return the ratio of the modelled time of a loss's launch, in the type ``dtype``, to its lower bound."""
     return _modelled(kind, launch, dtype)[1]
 
 
 def as_parts() -> Sequence[str]:
-    """Return all parts of the pages."""
+    """Return the parts of the documentation's pages that are made from the registry of losses."""
     return overview(), *map(entries, Family), times()
 
 

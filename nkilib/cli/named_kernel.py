@@ -41,15 +41,17 @@ _PLACE = "nkilib value"
 
 
 class SourceRefusedError(ValueError):
-    """There is no such kernel, its module cannot be imported, or it cannot take the arguments; the message says why."""
+    """Raised if there is no such kernel, its module cannot be imported, or it cannot take the arguments; the message
+    says why.
+    """
 
 
 class ValueRefusedError(ValueError):
-    """A value has no valid form; the message says why, and which forms there are."""
+    """Raised if the text of a value has no valid form; the message says why, and which forms there are."""
 
 
 def _run(path: Path) -> ModuleType:
-    """Import a file as a module. Like a script, it can import its neighbours."""
+    """Import the Python file at a path as a module, which can import files of its folder, as a script can."""
     sys.path.insert(0, str(path.resolve().parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -123,10 +125,11 @@ def kernel_of(source: str) -> Kernel:
     from nkilib.simulator.launch.kernel import Kernel
 
     where, _, name = source.rpartition(":")
-    if not where:
-        raise SourceRefusedError(f"must be file.py:kernel or package.module:kernel, got {source!r}")
     with suppress(RuntimeError):  # where a real nki is installed, the file has to import nkilib.nki
         install()
+    if not where:
+        there_is = f"; {_what_there_is(_imported(source))}" if Path(source).is_file() else ""
+        raise SourceRefusedError(f"must be file.py:kernel or package.module:kernel, got {source!r}{there_is}")
     module = _imported(where)
     value: Any = module
     for attribute in name.split("."):
@@ -195,7 +198,8 @@ def _named(path: str) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """Return the value that a text stands for.
+    """Return the Python value that the text of an argument stands for: a tensor's specification, an object of NKI, or
+    JSON of these.
 
     Raises:
         ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.

@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nkilib.base.installation import extra_remedy
@@ -43,12 +44,13 @@ _OF_THE_LIBRARY = (
 
 
 class _RefusedError(Exception):
-    """No profile can be made; the message says why."""
+    """Raised if no profile can be made; the message says why."""
 
 
 def _check_form(options: argparse.Namespace) -> None:
-    """End the process if the arguments mix the two forms of the command (a kernel of a file, or one of this library),
-    or lack required ones.
+    """End the process with an error if the arguments lack required ones, or mix the two forms of the command.
+
+    One form names a kernel of a file; the other selects a kernel of this library.
     """
     library_options = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
     if options.kernel:
@@ -68,14 +70,16 @@ def _check_form(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of ``--arg`` and ``--trips``."""
+    """The values of the options ``--arg``, by name, and ``--trips``."""
 
     arguments: dict[str, Any]
     trips: AskedTrips | None
 
 
 def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
-    """Return the argument for ``nkilib.simulator.profile(trips=)``, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
+    """Return the argument ``trips`` of :func:`nkilib.simulator.profile` that the texts of ``--trips`` stand for.
+
+    A text is ``N``, ``none``, ``all`` or ``LOOP=N``.
 
     Raises:
         ValueRefusedError: if a text has another form, or there are several and not all name a loop.
@@ -96,7 +100,7 @@ def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
 
 
 def _values(options: argparse.Namespace) -> _Values:
-    """Parse the values of ``--arg`` and ``--trips``; end the process if one is not valid."""
+    """Return the values of ``--arg`` and ``--trips``; end the process with an error if one is not valid."""
     refuse: Callable[[str], NoReturn] = options.refuse
     try:
         return _Values(arguments_of(options.arg), _trips_of(options.trips))
@@ -104,13 +108,13 @@ def _values(options: argparse.Namespace) -> _Values:
         refuse(str(error))
 
 
-def _profile_of_file(options: argparse.Namespace, values: _Values) -> Profile:
-    """Profile the kernel that the command line names."""
+def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -> Profile:
+    """Return the profile of the kernel of a user's file or module that the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
     from nkilib.simulator.profiling.profile import TripsRefusedError
 
     try:
-        kernel = kernel_of(options.kernel)
+        kernel = kernel_of(named)
         args, kwargs = bound_arguments(kernel, values.arguments)
         if options.cores:
             kernel = kernel[options.cores]
@@ -119,11 +123,11 @@ def _profile_of_file(options: argparse.Namespace, values: _Values) -> Profile:
     except (SourceRefusedError, TripsRefusedError, NkiValidationError) as error:
         raise _RefusedError(str(error)) from error
     except Exception as error:  # any exception of a user's kernel
-        raise _RefusedError(f"{options.kernel} raised {described(error)}") from error
+        raise _RefusedError(f"{named} raised {described(error)}") from error
 
 
 def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile:
-    """Profile a kernel of this library, and print its tiling."""
+    """Return the profile of the kernel of this library that the options select, and print its tiling."""
     from nkilib.simulator import NkiValidationError
 
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
@@ -139,6 +143,45 @@ def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile
     return result
 
 
+def _is_report(other: str) -> bool:
+    return Path(other).suffix.lower() in (".html", ".htm")
+
+
+def _check_comparison(options: argparse.Namespace) -> None:
+    """End the process if ``--against`` stands alone, or names another kernel beside one of this library."""
+    other = options.against
+    if other is None:
+        return
+    if not options.html:
+        options.refuse("--against compares two profiles in a report: add --html FILE.html")
+    if not _is_report(other) and not options.kernel:
+        options.refuse(
+            f"argument --against: beside a kernel of this library it must be a report that --html wrote, FILE.html, "
+            f"got {other!r}"
+        )
+
+
+def _check_report(options: argparse.Namespace) -> None:
+    """Check the report that ``--against`` names, before the profile, which may take a while.
+
+    Raises:
+        _RefusedError: if it cannot be read.
+    """
+    if options.against and _is_report(options.against):
+        from nkilib.simulator.profiling.page.writer import content_in
+
+        try:
+            content_in(options.against)
+        except (OSError, ValueError) as error:
+            raise _RefusedError(f"--against: {error}") from error
+
+
+def _other_profile(options: argparse.Namespace, values: _Values) -> Profile | str | None:
+    """Return what ``--against`` names: a report to read, or the profile of another kernel with the same arguments."""
+    other: str | None = options.against
+    return other if other is None or _is_report(other) else _profile_of_file(options, values, other)
+
+
 def _has_matplotlib() -> bool:
     try:
         import matplotlib  # noqa: F401
@@ -148,8 +191,9 @@ def _has_matplotlib() -> bool:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the profile and write the requested files; return 0, or 1 if that cannot be done."""
+    """Print the profile and write the requested files; return the exit code: 0, or 1 if that cannot be done."""
     _check_form(options)
+    _check_comparison(options)
     reason = reason_against_profiles()
     if reason:
         return fail("profile", reason)
@@ -157,7 +201,10 @@ def main(options: argparse.Namespace) -> int:
         return fail("profile", f"--plot needs matplotlib, and there is none; {extra_remedy('plot')}")
     values = _values(options)
     try:
-        result = _profile_of_file(options, values) if options.kernel else _profile_of_library(options, values)
+        _check_report(options)
+        named = options.kernel
+        result = _profile_of_file(options, values, named) if named else _profile_of_library(options, values)
+        against = _other_profile(options, values)
     except _RefusedError as error:
         return fail("profile", str(error))
     print(result)
@@ -166,13 +213,15 @@ def main(options: argparse.Namespace) -> int:
             result.to_perfetto(options.trace)
         if options.plot:
             result.plot(options.plot)
+        if options.html:
+            result.to_html(options.html, against)
     except (OSError, ValueError) as error:
         return fail("profile", f"cannot write: {error}")
     return 0
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib profile`` to the parser of this command."""
     command.add_argument(
         "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
     )
@@ -202,6 +251,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_family_arguments(command, several=False)
     command.add_argument(
         "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
+    )
+    command.add_argument(
+        "--html",
+        type=output_file,
+        metavar="FILE.html",
+        help="write a page to look at: timeline, source, on-chip memory; one file, which needs no network",
+    )
+    command.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="with --html, compare: with a report that --html wrote (FILE.html), or with another kernel "
+        "(FILE.py:KERNEL), which gets the same --arg, --cores and --target",
     )
     command.add_argument("--plot", type=picture_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
     command.set_defaults(run=main, refuse=command.error)

@@ -26,7 +26,9 @@ _LEAST_WIDTH = 10
 
 
 class TriedTiling(NamedTuple):
-    """A tiling, its modelled time, and the ratio of this time to the lower bound of the launch."""
+    """A tiling that the kernel accepts, the modelled time of its launch, and the ratio of this time to the lower
+    bound.
+    """
 
     tiling: Any
     time_us: float
@@ -39,7 +41,7 @@ def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
 
 
 def _folded(name: str) -> list[str]:
-    """Return a name in lines that end in underscores, no longer than ``_HEAD_WIDTH`` if its words are shorter."""
+    """Break the name of a size after underscores into lines that fit a column's width, as far as its words allow."""
     lines = [""]
     for word in re.findall(r"[^_]+_?", name):
         if lines[-1] and len(lines[-1] + word) > _HEAD_WIDTH:
@@ -49,7 +51,9 @@ def _folded(name: str) -> list[str]:
 
 
 def _heads(names: Sequence[str], chooser: str) -> list[list[str]]:
-    """Return the lines of the head of each column with sizes: one, if the longest line of the table fits."""
+    """Return, for each column of sizes, the lines of its head: the name itself if the table's longest line fits, else
+    the folded name.
+    """
     longest = f"{_columns(names, map(len, names))} {'us':>12} {'times bound':>11}  {chooser}"
     return [[name] if len(longest) <= MOST_COLUMNS else _folded(name) for name in names]
 
@@ -57,8 +61,13 @@ def _heads(names: Sequence[str], chooser: str) -> list[list[str]]:
 def _profiles(
     kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
 ) -> Iterator[TriedTiling]:
-    """Yield the tilings that the kernel accepts, with modelled times; the kernel's reasons against the others are added
-    to ``refused``.
+    """Yield each of ``tilings`` that the kernel accepts, with its modelled time.
+
+    Args:
+        kernels: the family of the kernel.
+        arguments: the options of the kernel.
+        tilings: the tilings to try.
+        refused: a list to which the kernel's reasons against the other tilings are added.
     """
     from nkilib.simulator import NkiValidationError
     from nkilib.simulator.launch.progress import doing
@@ -76,7 +85,7 @@ def _profiles(
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the tilings; return 0, or 1 if the kernel accepts none of them."""
+    """Print the modelled tilings; return the exit code: 0, or 1 if the kernel accepts none of them."""
     refuse: Callable[[str], NoReturn] = options.refuse
     kernels = kernels_of(options)
     if options.arg and not kernels.takes_options:
@@ -123,7 +132,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib tune`` to the parser of this command."""
     add_launch_arguments(command)
     add_family_arguments(command, several=True)
     command.add_argument(

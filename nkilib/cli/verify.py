@@ -51,10 +51,10 @@ _MINUTE, _HOUR = 60.0, 3600.0
 
 
 def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
-    """Return the chosen steps, by kind of step.
+    """Return the steps that the options of the command line select, by kind.
 
     Raises:
-        CannotRunError: there is none.
+        CannotRunError: the options select none.
     """
     from nkilib.verify.registry import all_steps
     from nkilib.verify.runner import CannotRunError
@@ -88,7 +88,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _sources() -> str:
-    """Return a digest of the code of nkilib: a checkout changes without a new version."""
+    """Return a digest of nkilib's code, because the code of a checkout may change without a new version number."""
     digest = hashlib.sha256()
     for path in sorted(Path(HOME).rglob("*.py")):
         digest.update(path.relative_to(HOME).as_posix().encode())
@@ -97,7 +97,7 @@ def _sources() -> str:
 
 
 def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
-    """Return the facts that identify a run: place, target, devices and versions."""
+    """Return the facts that identify a run in its report, such as place, target, devices, and versions of packages."""
     from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
 
     return {
@@ -114,7 +114,10 @@ def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
 
 
 def _opened(options: argparse.Namespace, place: LaunchPlace) -> tuple[Report, str]:
-    """Return the report of a new run, or of the run that goes on; and why a run starts anew beside a report, if so.
+    """Return the report to write, and a note for the user.
+
+    It is the report of a run that goes on, or a new one. The note says why a new run starts beside an old report, else
+    it is empty.
 
     Raises:
         ReportError: the file is no report or cannot be written, or ``--resume`` is given and there is no run to go on
@@ -163,7 +166,7 @@ def _counted(number: int) -> str:
 
 
 def _rest(rest: Remaining) -> str:
-    """Return what remains, with the time if it is known."""
+    """Return the number of steps that are left, and their time if it is known, as text."""
     about = "" if rest.seconds is None else f", about {_duration(rest.seconds)}"
     return f"{rest.steps} left{about}"
 
@@ -182,11 +185,11 @@ class _Printer:
         self._is_terminal = sys.stderr.isatty()
 
     def begin(self, name: str, rest: Remaining) -> None:
-        """Show the step that begins, on a terminal."""
+        """Show on a terminal which step begins."""
         self._show(f"{_rest(rest)}; now: {name} ...")
 
     def end(self, name: str, entry: Entry, rest: Remaining) -> None:
-        """Print the result of a step: its line, and its findings below."""
+        """Print the result of a step: one line, and below it what it found."""
         self.clear()
         text = f"{name} ({entry.seconds:.1f} s; {_rest(rest) if rest.steps else 'the last one'})"
         print(folded(text, f"{entry.status.value:<{_INDENT - 1}} "))
@@ -199,7 +202,7 @@ class _Printer:
         sys.stdout.flush()
 
     def clear(self) -> None:
-        """Remove the line of the step that runs."""
+        """Remove the terminal's line about the step that runs now."""
         self._show("")
 
     def _show(self, text: str) -> None:
@@ -220,7 +223,7 @@ def _same_command(options: argparse.Namespace) -> str:
 
 
 def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report: Report) -> _Printer:
-    """Print what will run and what remains of it, and return the printer of its steps."""
+    """Print which steps will run and which are left, and return the printer for their results."""
     from nkilib.verify.runner import remaining
 
     every = [step for steps_of_kind in steps.values() for step in steps_of_kind]
@@ -243,8 +246,10 @@ def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report:
 
 @contextmanager
 def _ending_as_by_ctrl_c() -> Iterator[None]:
-    """Let a request to end, or a terminal that is closed, interrupt this process like Ctrl-C: the step that runs is
-    ended, and the device is released.
+    """Let a request to end, or a terminal that is closed, interrupt this process like Ctrl-C, within the ``with``
+    block.
+
+    The step that runs is then ended, and the device is released.
     """
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
@@ -287,7 +292,7 @@ def _cannot(message: str) -> int:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the steps; return 0, 1 if a result is not as expected, 2 if nothing can run."""
+    """Run the chosen steps; return the exit code: 0, 1 if a result is not as expected, or 2 if nothing can run."""
     from nkilib.verify.runner import CannotRunError, ReportError, chosen_place, writing_alone
 
     with ExitStack() as stack:
@@ -308,7 +313,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Parse a positive number of the command line."""
+    """Return the seconds that an argument of the command line gives, which must be a positive number."""
     try:
         seconds = float(text)
     except ValueError:
@@ -319,7 +324,7 @@ def _seconds(text: str) -> float:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the arguments of ``python -m nkilib verify`` to the parser of this command."""
     kinds = f"kinds of steps: {', '.join(_KINDS)} (default: all)"
     command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, metavar="KIND", help=kinds)
     command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this text")

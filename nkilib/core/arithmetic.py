@@ -30,7 +30,9 @@ def transform(
     op1: Operator | None = None,
     operand1: float | None = None,
 ) -> None:
-    """Compute ``(data op0 operand0) op1 operand1`` with numbers, on Vector."""
+    """Compute ``(data op0 operand0) op1 operand1`` on Vector, where both operands are numbers; ``op1`` None leaves the
+    second step out.
+    """
     nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
 
 
@@ -42,7 +44,9 @@ def combine(
     op1: Operator,
     operand1_sbuf: nl.NkiTensor,
 ) -> None:
-    """Compute ``(data op0 operand0) op1 operand1`` with a number and a tile, on Vector."""
+    """Compute ``(data op0 operand0) op1 operand1`` on Vector, where ``operand0`` is a number and ``operand1`` a
+    tile.
+    """
     nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1_sbuf)
 
 
@@ -81,14 +85,15 @@ def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiT
 
 
 def subtract_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left - right of piece ``number``: on Vector for some numbers and on GpSimd for the others, so that both
-    engines take about the same time.
+    """Compute left - right for piece ``number`` of some work that is done piece by piece.
+
+    One piece in a fixed number goes to Vector and the others to GpSimd, so that both engines take about the same time.
     """
     subtract = subtract_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else difference
     subtract(dst_sbuf, left_sbuf, right_sbuf)
 
 
 def multiply_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left * right of a piece, on GpSimd or on Vector; see :func:`subtract_in_turns`."""
+    """Compute left * right for piece ``number``, on Vector or on GpSimd as in :func:`subtract_in_turns`."""
     multiply = multiply_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else product
     multiply(dst_sbuf, left_sbuf, right_sbuf)

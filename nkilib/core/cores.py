@@ -26,34 +26,32 @@ LEAF = 32
 
 
 def positions_of_core(num_positions: int, cores: int, core: int) -> int:
-    """Return how many of ``num_positions`` positions core number ``core`` processes; 0 if there are fewer positions
-    than cores.
-    """
+    """Return how many of ``num_positions`` positions core number ``core`` of ``cores`` processes; it may be 0."""
     if num_positions <= core:
         return 0
     return div_ceil(num_positions - core, cores)
 
 
 def row_span(rows: int, cores: int) -> int:
-    """Return the number of matrix rows that ``rows`` rows with stride ``cores`` span, from the first to the last
-    one.
-    """
+    """Return how many rows of a matrix lie from the first to the last one of ``rows`` rows that are ``cores`` apart."""
     return (rows - 1) * cores + 1
 
 
 def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) -> nl.NkiTensor:
-    """Return a view of ``rows`` rows of a tensor: ``first``, ``first + cores``, ..."""
+    """Return a view of ``rows`` rows of a matrix in HBM that are ``cores`` apart: ``first``, ``first + cores``, ..."""
     return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
 
 
 def synchronise(tensor_hbm: nl.NkiTensor) -> None:
-    """Synchronise the cores at a barrier: wait until both are done with a tensor."""
+    """Let every core wait at a barrier until all cores are done with a tensor."""
     if nl.num_programs() > 1:
         nisa.core_barrier(tensor_hbm, tuple(range(nl.num_programs())))
 
 
 def levels(parts: int) -> int:
-    """Return how many rounds of summing ``LEAF`` numbers at a time leave one number in each partition."""
+    """Return how many rounds turn ``parts`` numbers in each partition into one, if a round sums ``LEAF`` numbers at a
+    time.
+    """
     count = 0
     while parts > 1:
         parts, count = div_ceil(parts, LEAF), count + 1
@@ -61,9 +59,10 @@ def levels(parts: int) -> int:
 
 
 def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum ``LEAF`` neighbouring columns at a time, or all if there are fewer.
+    """Return the sums of ``LEAF`` neighbouring columns at a time, one column for each sum; of all columns, if there are
+    fewer.
 
-    More than ``LEAF`` sums are padded with zeros to a multiple of ``LEAF``.
+    If there are more than ``LEAF`` sums, columns of zeros follow them, up to a multiple of ``LEAF``.
     """
     rows, columns = numbers_sbuf.shape
     leaf = min(LEAF, columns)
@@ -89,14 +88,14 @@ class PartialSums:
 
     @classmethod
     def make(cls, parts: int) -> PartialSums:
-        """Allocate the sums for ``parts`` parts and set them to zero."""
+        """Return sums for ``parts`` parts of the work, in new memory that is set to zero."""
         columns = div_ceil(parts, LEAF) * LEAF
         sums_sbuf = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0)
         return cls(sums_sbuf)
 
     def of_part(self, part: int, rows: int) -> nl.NkiTensor:
-        """Return the view that takes the numbers of a part, [rows, 1]."""
+        """Return the view [rows, 1] to which a part of the work writes its numbers."""
         return self.sums_sbuf[0:rows, part : part + 1]
 
     def total(self, pipe: int) -> nl.NkiTensor:

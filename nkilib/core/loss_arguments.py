@@ -22,7 +22,9 @@ UPSTREAM = "grad_loss"
 
 
 def require_float_tensor(function: str, name: str, dtype: nl.DType) -> None:
-    """Check that a type is one of the three that tensors may have: bfloat16, float16 or float32."""
+    """Check that the argument ``name`` of a kernel has one of the three types that tensors may have: bfloat16, float16
+    or float32.
+    """
     require(
         dtype in FLOATS,
         f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
@@ -30,13 +32,15 @@ def require_float_tensor(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_reduction(function: str, reduction: str, further: tuple[str, ...] = ()) -> None:
-    """Check that a reduction is one of the usual ones or of ``further``."""
+    """Check that a reduction is ``"mean"``, ``"sum"``, ``"none"`` or one of ``further``."""
     known = (*REDUCTIONS, *further)
     require(reduction in known, f"{function}: reduction must be one of {', '.join(known)}, got {reduction}")
 
 
 def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
-    """Check the upstream gradient: one for each loss, or one float32 for their sum."""
+    """Check the upstream gradient of a kernel: of ``shape``, with one number for each loss, if ``is_each``; else one
+    float32 for the reduced loss.
+    """
     if is_each:
         require(
             tuple(grad_hbm.shape) == shape,
@@ -53,7 +57,7 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
 
 
 def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one float32 number into each partition: [128, 1]."""
+    """Load one float32 number from HBM into every partition, and return the tile [128, 1]."""
     partitions = nl.tile_size.pmax
     number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
@@ -62,7 +66,7 @@ def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The upstream gradients of a launch.
+    """The upstream gradients of a launch: one for each loss, or one for the sum of the losses.
 
     Attributes:
         grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.
@@ -75,16 +79,21 @@ class Upstream:
 
     @property
     def is_of_each(self) -> bool:
-        """Whether each loss has its own gradient, so that the gradients are streamed."""
+        """Whether each loss has its own upstream gradient, so that the kernel streams the gradients with the other
+        tensors.
+        """
         return self.factor is None
 
     def with_tensors(self, tensors_hbm: dict[str, nl.NkiTensor], names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:
-        """Return the tensors that are streamed: the named ones, and the gradients where there is one for each loss."""
+        """Return the tensors that a kernel streams, by name: those in ``names``, and the upstream gradients if each
+        loss has one.
+        """
         streamed = {name: tensors_hbm[name] for name in names}
         return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
 
     def scale(self, factor: float) -> nl.NkiTensor:
-        """Return the gradient that each loss gets from their sum, times ``factor``: float32 [128, 1], all equal.
+        """Return a tile, float32 [128, 1], with the same number in each partition: the upstream gradient of the sum
+        times ``factor``.
 
         The host reads no values.
         """

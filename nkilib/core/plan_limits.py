@@ -74,13 +74,14 @@ _in_force = [_USUAL]
 
 
 def limits_in_force() -> PlanLimits:
-    """Return the limits that plans obey now. Caches of plans need them as a part of their keys."""
+    """Return the limits that plans obey now; caches of plans have to include them in their keys."""
     return _in_force[-1]
 
 
 @contextmanager
 def shrunk(limits: PlanLimits) -> Iterator[None]:
-    """Let all plans of this process obey smaller limits, for the ``with`` block, in which no launch is replayed.
+    """Let all plans of this process obey smaller limits in the ``with`` block; launches in it are not replayed from a
+    record.
 
     Example::
 
@@ -106,58 +107,68 @@ def usable_sbuf_bytes() -> int:
 
 
 def limited_sbuf_bytes(usual: int) -> int:
-    """Return the usual bytes of a partition, or the limit in force where that is less."""
+    """Return ``usual``, the usual bytes of a partition of SBUF, or the limit in force where that is less."""
     return _least(usual, limits_in_force().sbuf_bytes)
 
 
 def limited_instructions(usual: int) -> int:
-    """Return the usual number of instructions of a program, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of instructions of a program, or the limit in force where that is less."""
     return _least(usual, limits_in_force().program_instructions)
 
 
 def limited_resident_features(usual: int) -> int:
-    """Return the usual largest number of features at which W^T of a block of classes stays in SBUF, or the limit in
-    force where that is less.
+    """Return ``usual``, the usual largest number of features at which W^T of a block of classes stays in SBUF, or the
+    limit in force where that is less.
     """
     return _least(usual, limits_in_force().resident_features)
 
 
 def limited_batches(usual: int) -> int:
-    """Return the usual number of batches of a core, or the limit in force where that is less."""
+    """Return ``usual``, the usual most batches of a core from which rows are collected for recomputation, or the limit
+    in force where that is less.
+    """
     return _least(usual, limits_in_force().batches)
 
 
 def limited_parts(usual: int) -> int:
-    """Return the usual number of sums that a partition keeps, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of sums that a partition keeps for an input of few classes, or the limit in
+    force where that is less.
+    """
     return _least(usual, limits_in_force().parts)
 
 
 def limited_piece_columns(usual: int) -> int:
-    """Return the usual number of columns that an instruction of elementwise and row-wise losses processes, or the limit
-    in force where that is less.
+    """Return ``usual``, the usual number of columns that an instruction of elementwise and row-wise losses processes,
+    or the limit in force where that is less.
     """
     return _least(usual, limits_in_force().piece_columns)
 
 
 def limited_shift_columns(usual: int) -> int:
-    """Return the usual number of columns from which on a shift in place of maxima saves time, or the limit in force if
-    that is less.
+    """Return ``usual``, the usual least number of columns at which subtracting a shift instead of maxima saves time, or
+    the limit in force where that is less.
     """
     return _least(usual, limits_in_force().shift_columns)
 
 
 def limited_weight_tiles(usual: int) -> int:
-    """Return the usual number of tiles of the weight gradient dW, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of tiles of dW that are accumulated at a time, or the limit in force where
+    that is less.
+    """
     return _least(usual, limits_in_force().weight_tiles)
 
 
 def limited_piece_tiles(usual: int) -> int:
-    """Return the usual number of tiles of positions of a piece, or the limit in force where that is less."""
+    """Return ``usual``, the usual number of tiles of positions of X that are loaded at a time, or the limit in force
+    where that is less.
+    """
     return _least(usual, limits_in_force().piece_tiles)
 
 
 def limited_positions(usual: int) -> int:
-    """Return the usual number of positions of a launch that is not split, or the limit in force where that is less."""
+    """Return ``usual``, the usual largest number of positions that linear kernels process in one part, or the limit in
+    force where that is less.
+    """
     return _least(usual, limits_in_force().positions)
 
 

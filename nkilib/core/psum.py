@@ -36,13 +36,13 @@ class PsumPiece:
     tile_psum: nl.NkiTensor
 
     def of(self, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of the piece in a tile of the chunk's size, as a view."""
+        """Return a view of the columns of this piece in a tile that has the columns of the whole chunk."""
         return chunk_sbuf[:, self.start : self.end]
 
 
 @dataclass(frozen=True)
 class PsumRing:
-    """A ring buffer of PSUM tiles for pieces.
+    """A ring buffer of PSUM tiles, which successive pieces of chunks use one after the other.
 
     Attributes:
         tiles_psum: the tiles, float32 [rows, columns of a piece].
@@ -66,7 +66,12 @@ class PsumRing:
         return cls(tiles, div_ceil(chunk_size, size))
 
     def pieces(self, load: int, chunk_sbuf: nl.NkiTensor) -> list[PsumPiece]:
-        """Divide chunk number ``load`` of the core into pieces; ``chunk_sbuf`` gives the size of the chunk."""
+        """Divide a chunk into pieces, each with the next tile of the ring.
+
+        Args:
+            load: the number of the chunk among all chunks of the core, which decides the first tile.
+            chunk_sbuf: a tile of the chunk's size.
+        """
         rows, columns = chunk_sbuf.shape
         pieces: list[PsumPiece] = []
         start = 0

@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _OnArrays:
-    """A function in the form that ``jax.pure_callback`` calls."""
+    """A function of numpy arrays as ``jax.pure_callback`` calls it: with JAX arrays, and returning its results."""
 
     function: Function
 
@@ -74,7 +74,9 @@ class _OnArrays:
 
 @dataclass(frozen=True)
 class _OnBuffers:
-    """A function in the form that ``buffer_callback`` calls: with memory for the results, to which it writes them."""
+    """A function of numpy arrays as JAX's ``buffer_callback`` calls it: with memory for the results, to which they are
+    copied.
+    """
 
     function: Function
 
@@ -87,7 +89,7 @@ class _OnBuffers:
 
 
 def _varying_as(operands: Sequence[jax.Array], result: jax.Array) -> jax.Array:
-    """Return the result with a type that says, in ``jax.shard_map``, that it varies over the mesh axes of the operands.
+    """Return ``result`` with a type that says, in ``jax.shard_map``, that it varies over the mesh axes of the operands.
 
     The results of callbacks lack this information, and the API that sets it changes from release to release.
     ``jnp.where`` between the result and itself, with a condition that varies over these axes, adds it, and the compiler
@@ -187,7 +189,7 @@ def launch(
 
 
 def is_known(array: Any) -> bool:
-    """Tell whether an array is a JAX array with values, not one that is being traced."""
+    """Tell whether an array is a JAX array whose values exist, not one that is being traced."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 

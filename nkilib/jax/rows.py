@@ -25,7 +25,7 @@ RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """Return the axis along which rows lie, counted from the front. It needs no JAX, only the shape."""
+    """Return ``axis``, along which rows lie, counted from the front. It needs no JAX, only the shape."""
     return axis % len(shape)
 
 
@@ -57,7 +57,10 @@ def required(arrays: Arrays, name: str) -> jax.Array:
 
 
 def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
-    """Join an array of rows of all examples to one array; if it is the same for all examples, it is repeated."""
+    """Join an array with rows for each of ``size`` examples into one array of all rows.
+
+    ``is_batched`` tells whether the array differs between examples; if not, it is repeated for each of them.
+    """
     if array is None:
         return None
     whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
@@ -71,8 +74,13 @@ def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any
 def _for_each(
     mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
 ) -> dict[str, jax.Array]:
-    """Return the results of every example, stacked, with one launch per example. ``rows_of_each`` and
-    ``shared_of_each`` are the arrays that differ between the examples.
+    """Call a function of rows for each example of ``jax.vmap``, which launches once per example, and return the stacked
+    results.
+
+    Args:
+        mapped: the function.
+        rows_of_each, shared_of_each: the arrays that differ between the examples.
+        rows, shared: the arrays that all examples have in common.
     """
 
     def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
@@ -106,7 +114,7 @@ def batched_by_rows(function: RowsFunction) -> RowsFunction:
 
 
 def batched_by_example(function: RowsFunction) -> RowsFunction:
-    """Wrap a function so that ``jax.vmap`` calls it for each example.
+    """Wrap a function so that ``jax.vmap`` calls it once for each example.
 
     This is for functions with a result that is a sum over the rows of one example.
     """

@@ -25,7 +25,7 @@ _AXIS: Final = "positions"
 
 
 class AbsentError(Exception):
-    """A prerequisite of a call is missing on this machine; the message is a clause that names it."""
+    """Raised if something that a call needs is missing on this machine; the message is a clause that names it."""
 
 
 def _loss_and_gradient(loss_of: Callable[..., Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
@@ -39,13 +39,15 @@ def _check(is_device: bool) -> None:
 
 
 def jitted(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Compute the mean loss and the gradient under ``jax.jit``."""
+    """Return the mean loss and its gradient, computed under ``jax.jit``."""
     _check(is_device)
     return _loss_and_gradient(cross_entropy, logits, targets)
 
 
 def sharded(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Compute the mean loss and the gradient under ``jax.shard_map``, over the positions of one device."""
+    """Return the mean loss and its gradient, computed under ``jax.shard_map`` on a mesh of one device that shards the
+    positions.
+    """
     _check(is_device)
     mesh = Mesh(np.array(jax.devices()[:1]), (_AXIS,))
     make_spec: Any = PartitionSpec  # has no types

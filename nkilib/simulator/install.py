@@ -14,7 +14,7 @@ from .terms.dtypes import register_packed_types
 
 
 def _place_of(package: str, part: str) -> str:
-    """Return the path of a package that has a module ``part``; an empty string if no such package is installed.
+    """Return the path at which ``package`` is installed, if it has a module ``part``; else an empty string.
 
     A stub on the public index has a package's name but not the module.
     """

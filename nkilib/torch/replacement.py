@@ -27,7 +27,7 @@ _DEVICES: Final = (NATIVE_DEVICE, "xla", "cpu")
 
 @dataclass(frozen=True)
 class Replacement:
-    """One attribute of another package that is replaced by nkilib's.
+    """One attribute of another package, such as a function of a module, and nkilib's replacement for it.
 
     Attributes:
         owner: the module or class that has the name.
@@ -92,7 +92,7 @@ def replace(package: str, replacements: tuple[Replacement, ...]) -> Undo:
 
 
 def arguments_of(function: Callable[..., Any]) -> str:
-    """Return the arguments of a function with their defaults, without annotations."""
+    """Return the argument list of a function as text, with defaults and without annotations."""
     signature = inspect.signature(function)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

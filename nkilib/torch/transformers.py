@@ -34,7 +34,10 @@ _NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_
 
 
 def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
-    """Return the target of every position of logits [..., sequence, V], as a tensor [..., sequence] on their device.
+    """Return the class to predict at every position of logits [..., sequence, V], as a tensor [..., sequence] on their
+    device.
+
+    It is ``shift_labels`` if given; else the label of the next position, and ``ignore_index`` at the last one.
 
     Raises:
         ValueError: neither labels nor targets are given, or their number differs from the number of positions.
@@ -55,7 +58,8 @@ def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
 
 
 def _normalizer(num_items_in_batch: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """Return the divisor of the sum as a scalar tensor on ``device``; None without ``num_items_in_batch``.
+    """Return ``num_items_in_batch``, by which the sum of the losses is divided, as a scalar tensor on ``device``; None
+    stays None.
 
     A tensor of shape [1], which data parallelism may pass, is taken too.
 

@@ -67,7 +67,9 @@ def _loss_and_gradient(
 
 
 def eager(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return mean loss and gradient, and whether the operators are those expected for the device (1) or not (0)."""
+    """Return the mean loss, its gradient, and a flag: 1 if the loss ran on the operators meant for the device, else
+    0.
+    """
     device = device_of(is_device)
     results = _loss_and_gradient(cross_entropy, device, logits, targets)
     is_as_intended = registrar.name == "nki_op" or not is_device
@@ -75,14 +77,16 @@ def eager(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) 
 
 
 def library(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return mean loss and gradient, computed by operators of ``torch.library``: with ``NKILIB_TORCH_OPS=library``."""
+    """Return the mean loss and its gradient from the operators of ``torch.library``, which ``NKILIB_TORCH_OPS=library``
+    chooses.
+    """
     if registrar.name != "library":
         raise RuntimeError(f"the operators are those of {registrar.name}, because {registrar.reason}")
     return _loss_and_gradient(cross_entropy, device_of(is_device), logits, targets)
 
 
 def compiled(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return mean loss and gradient, each direction in a compiled graph."""
+    """Return the mean loss and its gradient, with forward and backward each compiled by ``torch.compile``."""
     device = device_of(is_device)
 
     @torch.compile(backend=_BACKENDS.get(device, _DEFAULT_BACKEND), fullgraph=True, dynamic=False)
@@ -93,7 +97,9 @@ def compiled(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any
 
 
 def in_place(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return the contents of the logits' memory after an in-place backward, and the gradient."""
+    """Return what the logits' memory holds after a backward with ``inplace=True``, and the gradient, which must be
+    equal.
+    """
     scores = torch.from_numpy(logits).to(device_of(is_device)).requires_grad_()
     overwritten = scores * 1.0
     torch.autograd.backward(cross_entropy(overwritten, torch.from_numpy(targets).to(scores.device), inplace=True))

@@ -37,11 +37,13 @@ _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape in which temperatures broadcast to the positions; None if their shape is none of verl's.
+    """Return the shape in which temperatures broadcast to the positions; None if verl passes no temperatures of that
+    shape.
 
     Args:
-        shape: the shape of the temperatures. Known are: one element; the shape of the positions; packed positions, [N]
-            or [1, N]; and [batch], one for each sample, for positions [batch, ...]. The last two may have a further
+        shape: the shape of the temperatures. The shapes that verl passes are: one element; the shape of the positions;
+            packed positions, [N]
+            or [1, N]; and [batch], one for each sample, for positions [batch, ...]. [N] and [batch] may have a further
             dimension of one element at the end, as temperatures that divide logits do.
         positions: the shape of the positions.
     """

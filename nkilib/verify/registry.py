@@ -73,7 +73,7 @@ KINDS: Final[dict[str, Callable[[], Sequence[Step]]]] = {
 
 
 def all_steps(kinds: Sequence[str] = tuple(KINDS), quick_only: bool = False) -> dict[str, list[Step]]:
-    """Return the steps of these kinds, by kind."""
+    """Return the steps by kind, of these kinds only, and with ``quick_only`` only the quick ones."""
     return {
         kind: [step for step in make() if step.is_quick or not quick_only]
         for kind, make in KINDS.items()

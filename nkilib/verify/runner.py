@@ -55,7 +55,7 @@ _GRACE: Final = 5.0
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a process and of everything that it has started.
+    """How a process and everything that it started have ended.
 
     Attributes:
         code: the exit code of the process, negative for a signal; None if it reached the time limit.
@@ -75,7 +75,7 @@ class Ended:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End the remaining processes of a session."""
+    """End what is left of a process and of all that it has started: ask them first, then kill them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -109,7 +109,7 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 class CannotRunError(Exception):
-    """Error if nothing can be launched; the message says why and what to do."""
+    """Raised if nothing can be launched; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class LaunchPlace:
 
     @property
     def name(self) -> str:
-        """``"device"`` or ``"simulator"``."""
+        """The name of the place in reports: ``"device"`` or ``"simulator"``."""
         return "device" if self.is_device else "simulator"
 
     @property
     def first_line(self) -> str:
-        """The first line of the report."""
+        """The first line that a run prints, which says where the steps are launched and why."""
         if self.is_device:
             return f"nkilib verify on a Neuron device: {self.reason}"
         return (
@@ -173,12 +173,12 @@ def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Launch
 
 
 class ReportError(Exception):
-    """Error for a file that is no report, or the report of another run; the message says what to do."""
+    """Raised for a file that is no report, or the report of another run; the message says what to do."""
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Turn errors of files inside the ``with`` block into ReportErrors."""
+    """Turn an error of a file inside the ``with`` block into a ReportError, whose message names the remedy."""
     try:
         yield
     except OSError as error:
@@ -208,7 +208,9 @@ class Entry:
 
 
 def _differing(name: str, before: Any, now: Any) -> Iterator[str]:
-    """Yield a clause for each difference of a fact of two runs."""
+    """Yield a clause for each part of the fact ``name``, such as versions by package, that was another one in an
+    earlier run.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             yield from _differing(key, before.get(key), now.get(key))
@@ -232,7 +234,7 @@ class Report:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def put(self, name: str, entry: Entry) -> None:
-        """Add or replace the entry of a step, and write the file."""
+        """Enter a step in the report, in place of an earlier entry of that name, and write the file."""
         self.entries[name] = entry
         self.save()
 
@@ -252,30 +254,34 @@ class Report:
             os.replace(beside, self.path)
 
     def drop(self, name: str) -> None:
-        """Remove the entry of a step, so that it runs again, and write the file."""
+        """Remove a step from the report, so that the next run runs it again, and write the file."""
         del self.entries[name]
         self.save()
 
     def counts(self, names: Collection[str] | None = None) -> dict[str, int]:
-        """Return the number of steps by status: of all steps, or of those named."""
+        """Return the number of steps with each status, of all steps in the report or of those in ``names``."""
         statuses = [entry.status for name, entry in self.entries.items() if names is None or name in names]
         return {status.value: statuses.count(status) for status in Status if status in statuses}
 
     def has(self, name: str) -> bool:
-        """Whether the step with this name has ended."""
+        """Return whether the step has ended, so that it need not run again."""
         return name in self.entries and self.entries[name].status is not Status.RUNNING
 
     def without_bad_ends(self) -> None:
-        """Remove the steps that gave no information, so that they run again."""
+        """Remove all steps that ended without information, such as by a crash, so that they run again."""
         self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
 
     def differences(self, header: Mapping[str, Any]) -> list[str]:
-        """Return a clause for each fact of this run that is another one in ``header``, such as a version."""
+        """Return a clause for each fact, such as a version, in which this report's run differs from the one with
+        ``header``.
+        """
         return [clause for name in _SAME for clause in _differing(name, self.header.get(name), header.get(name))]
 
     @classmethod
     def opened(cls, path: Path) -> Report:
-        """Return the report in a file. A step during which two runs have ended counts as crashed.
+        """Return the report that a file has, to go on with its run.
+
+        A step during which two runs have ended counts as crashed.
 
         Raises:
             ReportError: if the file cannot be read, or is no report.
@@ -353,7 +359,11 @@ class Settings:
     timeout: float
 
     def environment(self, step: Step, stage: Stage, directory: Path) -> dict[str, str]:
-        """Return the variables of a process: those of this process, and those that its stage needs."""
+        """Return the environment variables of the process that runs a stage of a step.
+
+        They are those of this process, those that choose cores, target and backend, and where the stage launches those
+        of the step.
+        """
         own = {
             lnc.VARIABLE: str(step.cores),
             TARGET: self.target,
@@ -389,14 +399,14 @@ def _verdict(step: Step, settings: Settings, directory: Path, until: float) -> V
 
 
 def _tail_of(log: Path) -> str:
-    """Return the last lines that the processes printed."""
+    """Return the last lines of a step's log, which has the output of its processes."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def _entry(kind: str, step: Step, settings: Settings) -> Entry:
-    """Run one step."""
+    """Run a step, and return its entry for the report."""
     start = time.monotonic()
     with TemporaryDirectory(prefix="nkilib-verify-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -406,7 +416,7 @@ def _entry(kind: str, step: Step, settings: Settings) -> Entry:
 
 
 class Remaining(NamedTuple):
-    """The rest of a run.
+    """The rest of a run: the number of steps that have not ended, and an estimate of their time.
 
     Attributes:
         steps: the number of steps that have not ended.
@@ -419,7 +429,7 @@ class Remaining(NamedTuple):
 
 
 def remaining(steps: Collection[str], report: Report) -> Remaining:
-    """Return what remains of a run of the steps with these names."""
+    """Return how many of these steps the report lacks, and how long they may take."""
     # A step that reached its limit says nothing about the others.
     took = [
         entry.seconds
@@ -431,7 +441,7 @@ def remaining(steps: Collection[str], report: Report) -> Remaining:
 
 
 class Watcher(Protocol):
-    """The methods that :func:`run_steps` calls, so that somebody sees how far a run is."""
+    """A protocol: the object that :func:`run_steps` tells of every step, so that somebody sees how far the run is."""
 
     def begin(self, name: str, rest: Remaining) -> None:
         """Take note that the step ``name`` begins; ``rest`` includes it."""

@@ -73,7 +73,9 @@ class Verdict:
 
 
 def _bits(array: Array) -> Array:
-    """Return the array, or its bits if numpy's files have no such type."""
+    """Return an array that numpy can store in a file: the array itself, or its bits as integers if the file format
+    lacks its type.
+    """
     array = np.ascontiguousarray(array)
     return array.view(_BITS[array.dtype.name][1]) if array.dtype.name in _BITS else array
 
@@ -93,11 +95,11 @@ class Observation:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def with_arrays(self, more: Mapping[str, Array]) -> Observation:
-        """Return a copy with further arrays."""
+        """Return a copy of the observation with further arrays, by name."""
         return replace(self, arrays={**self.arrays, **more})
 
     def with_notes(self, **more: Any) -> Observation:
-        """Return a copy with further notes."""
+        """Return a copy of the observation with further notes, by name."""
         return replace(self, notes={**self.notes, **more})
 
     def save(self, directory: Path) -> None:
@@ -134,7 +136,9 @@ def typed(array: Array, like: Array) -> Array:
 
 
 class Stage(str, Enum):
-    """The processes of a step, in their order. The value of each names it on the command line of the worker."""
+    """One process of a step, in the order in which they run; the value names the stage on the command line of the
+    worker.
+    """
 
     LAUNCH = "launch"  # on the real NKI
     MEASURE = "measure"  # with a profiler, once the process that launched is gone
@@ -148,7 +152,7 @@ ON_SIMULATOR: Final = (Stage.SELF_CHECK,)
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """A launch that finds something out, and the judgement of its outcome.
+    """A launch that answers a question about the device, and the judgement of its outcome.
 
     Attributes:
         name: a name that is unique among all steps.
@@ -160,7 +164,7 @@ class Step(ABC):
 
     @property
     def cores(self) -> int:
-        """The number of cores of the launch."""
+        """The number of cores on which the step launches its kernel."""
         return 1
 
     @property
@@ -170,40 +174,50 @@ class Step(ABC):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Environment variables that the launch needs in addition to those of every step."""
+        """The environment variables that the step's launch needs beside those that every step has."""
         return {}
 
     @property
     def stages_on_device(self) -> tuple[Stage, ...]:
-        """The stages of the step if there is a device."""
+        """The stages that the step goes through if there is a device."""
         return ON_DEVICE
 
     @property
     @abstractmethod
     def what(self) -> str:
-        """A line that says what the step finds out."""
+        """The question that the step answers, in one line of text."""
 
     @abstractmethod
     def observe(self, is_device: bool) -> Observation:
-        """Launch the kernel in this process."""
+        """Launch the step's kernel in this process, and return the outcome."""
 
     @abstractmethod
     def judge(self, observation: Observation, is_device: bool) -> Verdict:
-        """Judge the observation, on the simulator."""
+        """Return the verdict on an outcome; this runs where the simulator can compute the results to expect.
+
+        ``is_device`` tells whether the outcome came from a device.
+        """
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Return the observation, with the data of :attr:`Stage.MEASURE` added if the step has that stage."""
+        """Return the observation with data added in the stage :attr:`Stage.MEASURE`; unchanged, if the step does not
+        have that stage.
+
+        ``directory`` has the files that the launch left.
+        """
         return observation
 
 
 def on_cores(kernel: Any, cores: int) -> Any:
-    """Return the kernel to call: without brackets if ``NEURON_LOGICAL_NC_CONFIG`` states the number of cores."""
+    """Return the kernel in the form in which to call it for a launch on ``cores`` cores.
+
+    It is the kernel itself if ``NEURON_LOGICAL_NC_CONFIG`` states this number, else ``kernel[cores]``.
+    """
     setting = lnc.of_variable()
     return kernel if setting is not None and setting.cores == cores else kernel[cores]
 
 
 def argument_name(name: str) -> str:
-    """Return the name, in an observation, of the array that was passed as ``name``."""
+    """Return the name under which an observation has the argument ``name`` as the launch left it."""
     return f"argument {name}"
 
 

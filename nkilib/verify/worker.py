@@ -44,7 +44,7 @@ def main(stage: str, directory: str, name: str) -> None:
 
 
 def read_verdict(directory: Path) -> Verdict:
-    """Return the verdict of the last stage.
+    """Return the verdict that the last stage of a step left in ``directory``.
 
     Raises:
         OSError: if the last stage wrote nothing.
@@ -54,8 +54,8 @@ def read_verdict(directory: Path) -> Verdict:
 
 
 def end_with_parent() -> None:
-    """Let Linux end this process when its parent is killed: a process that stays would keep the device from the next
-    run.
+    """Ask Linux to end this process when its parent is killed, because a process that stays would keep the device from
+    the next run.
     """
     with suppress(OSError, AttributeError):  # of another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -68,7 +68,8 @@ def test_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), "python -m nkilib", "required: command"),
         (("profil",), "python -m nkilib", "invalid choice: 'profil'"),
-        (("doctor", "--x"), "python -m nkilib", "unrecognized"),
+        (("doctor", "--x"), "python -m nkilib doctor", "unrecognized"),
+        (("verify", "--quik"), "python -m nkilib verify", "unrecognized arguments: --quik; did you mean --quick?"),
         (("profile",), "python -m nkilib profile", "or a kernel as FILE.py:KERNEL"),
         (("tune", "--positions", "0"), "python -m nkilib tune", "must be a positive integer, got '0'"),
     ],

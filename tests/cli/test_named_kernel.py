@@ -184,7 +184,7 @@ def test_the_extended_kernels_of_the_library(capsys: pytest.CaptureFixture[str])
         pytest.param(":plain", ("--arg", "x=1", "--arg", "x=2"), 2, "--arg x: is given twice", id="twice"),
         pytest.param(":wrong", ("--arg", "x=bf16[4]"), 1, "raised IndexError: tuple index out of range (", id="raises"),
         pytest.param(":plain", ("--arg", "x=bf16[256,4]"), 1, "someones.py:22: ", id="refused by the simulator"),
-        pytest.param("", (), 1, "must be file.py:kernel", id="no name"),
+        pytest.param("", (), 1, "someones.py'; it has kernels: ", id="no name"),
         pytest.param(":plain", ("--vocab", "4"), 2, "--vocab is for this library's kernels; ", id="two forms"),
     ],
 )

@@ -76,21 +76,23 @@ class Family(ABC):
     @property
     @abstractmethod
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
 
     @property
     def takes_options(self) -> bool:
-        """Whether the kernel has options for ``--arg``."""
+        """Whether the kernel has options that the option ``--arg`` of the command can set."""
         return True
 
     @property
     def direction(self) -> str:
-        """The direction of the launch."""
+        """The direction of the launch: ``"forward"``, ``"backward"`` or ``"mixture"``."""
         return self.options.direction or "forward"
 
     @property
     def _no_mixture(self) -> str | None:
-        """The reason why there is no launch in the direction ``mixture``; None for another direction."""
+        """A message why the family has no launch in the direction ``mixture``; None if another direction is asked
+        for.
+        """
         if self.direction == "mixture":
             return (
                 "argument --direction: mixture is for distillation from hidden states only: "
@@ -100,14 +102,16 @@ class Family(ABC):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: add --features"
         return self._no_mixture
 
     @abstractmethod
     def chosen(self, **arguments: Any) -> Any:
-        """Return the default tiling, a named tuple; ``arguments`` are options of the kernel."""
+        """Return the tiling that the library chooses by default, a named tuple; ``arguments`` are options of the
+        kernel.
+        """
 
     def cut(self, asked: dict[str, int], **arguments: Any) -> Any:
         """Return the default tiling with the sizes that are asked for."""
@@ -115,28 +119,35 @@ class Family(ABC):
 
     @abstractmethod
     def tilings(self) -> Iterable[Any]:
-        """Return the tilings to try; none if there is nothing to choose."""
+        """Return the tilings that ``tune`` compares; none if the kernel has nothing to choose."""
 
     @abstractmethod
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch; ``arguments`` are options of the kernel."""
+        """Return the profile of a launch.
+
+        Args:
+            tiling: the tiling of the launch.
+            cores: the number of its cores.
+            trips: the iteration counts given by ``--trips``, for loops that only the device counts.
+            arguments: the options of the kernel.
+        """
 
     @property
     def dtype(self) -> str:
-        """The type of the large tensors."""
+        """The name of the type of the launch's large tensors."""
         return self.options.dtype or DTYPES[0]
 
     @property
     def target(self) -> str:
-        """The hardware generation."""
+        """The name of the hardware generation whose times are modelled."""
         return self.options.target or "trn2"
 
     @property
     def is_backward(self) -> bool:
-        """Whether the direction is backward."""
+        """Whether the launch is one of the backward kernel."""
         return self.direction == "backward"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the large tensors."""
+        """The shape of the launch's large tensors: positions and classes, or rows and columns."""
         return self.options.positions, self.options.vocab

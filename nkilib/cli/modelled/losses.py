@@ -57,13 +57,13 @@ class TensorSize(NamedTuple):
 
 
 class NoSizes(NamedTuple):
-    """The empty tiling of a kernel that has nothing to choose."""
+    """The tiling of a kernel that has no sizes to choose: a named tuple without fields."""
 
 
 @dataclass(frozen=True)
 class LossKernels(Family):
-    """The forward and backward kernels of a loss, modelled with the mean as reduction. Sizes that are None are the
-    kernel's choice; this base class has no sizes.
+    """The forward and backward kernels of a loss, modelled with the mean as reduction. A size that is None is chosen by
+    the kernel; this base class has no sizes.
 
     Attributes:
         ALWAYS: the names of optional tensors that are passed to the kernel in every launch.
@@ -77,12 +77,12 @@ class LossKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"{self.options.family}_{self.direction}"
 
     @property
     def row(self) -> Any:
-        """The registry entry of the loss, which gives the sizes of its tensors."""
+        """The entry of the loss in the registry, which gives the sizes of a launch's tensors."""
         from nkilib.experimental.loss.registry import LOSSES
 
         (row,) = (loss for loss in LOSSES if loss.name == self.options.family)
@@ -97,12 +97,14 @@ class LossKernels(Family):
         return ()
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return the size of a tensor in the registry entry; ``arguments`` are options of the kernel."""
+        """Return shape and type that the registry entry gives for a tensor of the launch; ``arguments`` are options of
+        the kernel.
+        """
         size = self.row.size_of(tensor, self.shape, arguments)
         return TensorSize(size.shape, size.dtype or self.dtype)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch without optional tensors, except those in ``ALWAYS`` and ``arguments``."""
+        """Return the profile of a launch whose only optional tensors are those in ``ALWAYS`` and ``arguments``."""
         from nkilib.experimental import loss
         from nkilib.simulator import profile, spec, using
 
@@ -121,7 +123,9 @@ class LossKernels(Family):
 
 
 class ElementwiseSizes(NamedTuple):
-    """The tiling of a launch, by the names of the kernel's arguments; None: the kernel's choice."""
+    """The sizes that tile a launch of an elementwise loss, named as the kernel's arguments; None leaves a size to the
+    kernel.
+    """
 
     columns: int | None = None
     buffers: int | None = None
@@ -129,7 +133,9 @@ class ElementwiseSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class ElementwiseKernels(LossKernels):
-    """Elementwise losses of tensors of one type; the backward computes the gradient of the first tensor."""
+    """The kernels of the elementwise losses, on tensors of one type; the backward computes the gradient of the first
+    tensor.
+    """
 
     NAMES: ClassVar[Sequence[str]] = _names_of_losses("ElementwiseLoss")
     SIZES: ClassVar[dict[str, str]] = {"columns": "C", "buffers": "B"}
@@ -139,17 +145,19 @@ class ElementwiseKernels(LossKernels):
     WHICH: ClassVar[str] = "with an elementwise or row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> ElementwiseSizes:
-        """Leave the tiling to the kernel."""
+        """Return a tiling of Nones, so that the kernel chooses its sizes itself."""
         return ElementwiseSizes()
 
     def tilings(self) -> set[ElementwiseSizes]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         sizes = product(self.options.columns or _COLUMNS, self.options.buffers or _BUFFERS)
         return {ElementwiseSizes(*size) for size in sizes}
 
 
 class RowwiseSizes(NamedTuple):
-    """The tiling of a launch, by the names of the kernel's arguments; None: the kernel's choice."""
+    """The sizes that tile a launch of a row-wise loss, named as the kernel's arguments; None leaves a size to the
+    kernel.
+    """
 
     columns: int | None = None
     each: int | None = None
@@ -158,7 +166,9 @@ class RowwiseSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class RowwiseKernels(LossKernels):
-    """Row-wise losses whose rows have one type; the backward computes the gradients that are computed by default."""
+    """The kernels of the row-wise losses, on rows of one type; the backward computes the gradients that are computed by
+    default.
+    """
 
     NAMES: ClassVar[Sequence[str]] = _names_of_losses("RowwiseLoss")
     SIZES: ClassVar[dict[str, str]] = {"columns": "C", "each": "R", "buffers": "B"}
@@ -168,11 +178,13 @@ class RowwiseKernels(LossKernels):
     WHICH: ClassVar[str] = "with a row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> RowwiseSizes:
-        """Leave the tiling to the kernel."""
+        """Return a tiling of Nones, so that the kernel chooses its sizes itself."""
         return RowwiseSizes()
 
     def tilings(self) -> set[RowwiseSizes]:
-        """Return the tilings to try: chunks of a row, or as many rows at a time as requested."""
+        """Return the tilings that ``tune`` compares: chunks of a row, or as many rows at a time as the command line
+        asks for.
+        """
         columns = self.options.columns or [size for size in _COLUMNS if size <= self.options.vocab]
         sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
         return {RowwiseSizes(*size) for size in sizes}
@@ -180,24 +192,24 @@ class RowwiseKernels(LossKernels):
 
 @dataclass(frozen=True)
 class InChunks(LossKernels):
-    """A loss whose kernels process rows in chunks of ``chunk_size`` elements."""
+    """The kernels of a loss that process rows in chunks of ``chunk_size`` elements."""
 
     SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
 
     @abstractmethod
     def chosen(self, **arguments: Any) -> Any:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
 
     def tilings(self) -> set[Any]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         chosen = self.chosen()
         return {chosen._replace(chunk_size=size) for size in self.options.chunk_size or _CHUNKS}
 
 
 @dataclass(frozen=True)
 class MultiMarginKernels(InChunks):
-    """A margin loss with one target per row."""
+    """The kernels of the margin loss with one target per row."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("multi_margin_loss",)
     CHOOSER: ClassVar[str] = "choose_multi_margin_tiling"
@@ -205,7 +217,7 @@ class MultiMarginKernels(InChunks):
     WHICH: ClassVar[str] = "with --family multi_margin_loss"
 
     def chosen(self, **arguments: Any) -> MultiMarginTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss.multi_margin.launch import choose_multi_margin_tiling
 
         return choose_multi_margin_tiling(self.options.vocab)
@@ -213,15 +225,15 @@ class MultiMarginKernels(InChunks):
 
 @dataclass(frozen=True)
 class MultilabelMarginKernels(LossKernels):
-    """A margin loss with at most as many targets per row as there are classes."""
+    """The kernels of the margin loss with several targets per row, at most as many as there are classes."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("multilabel_margin_loss",)
     WHICH: ClassVar[str] = "with --family multilabel_margin_loss"
 
 
 class NllForm(NamedTuple):
-    """The form of an NLL kernel: whether it streams the whole input or gradient, or only gathers and scatters the
-    elements at the targets.
+    """The tiling of an NLL kernel, which has one choice: to stream the whole input or gradient, or only to gather and
+    scatter the elements at the targets.
     """
 
     streamed: bool
@@ -229,7 +241,7 @@ class NllForm(NamedTuple):
 
 @dataclass(frozen=True)
 class NllLossKernels(LossKernels):
-    """Negative log-likelihood from log-probabilities."""
+    """The kernels of the negative log-likelihood, from log-probabilities."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("nll_loss",)
     CHOOSER: ClassVar[str] = "the default"
@@ -237,7 +249,7 @@ class NllLossKernels(LossKernels):
     ALWAYS: ClassVar[tuple[str, ...]] = ("total_weight",)
 
     def chosen(self, **arguments: Any) -> NllForm:
-        """Return the requested form, or the kernels' default form."""
+        """Return the form that the command line asks for, or the one that the kernels choose by default."""
         from nkilib.experimental.loss.nll.few_classes import is_streamed
         from nkilib.experimental.loss.skeletons.indexed import Shape
         from nkilib.nki import nl
@@ -249,17 +261,21 @@ class NllLossKernels(LossKernels):
         return NllForm(default if asked is None else asked)
 
     def tilings(self) -> Iterable[NllForm]:
-        """Return both forms. The kernel does not accept the streamed form for many classes."""
+        """Return both forms of :class:`NllForm` for ``tune`` to compare; for many classes the kernel rejects the
+        streamed one.
+        """
         return NllForm(False), NllForm(True)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch in the form of ``tiling``. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch in the form ``tiling``. The kernel has no loop for the option ``--trips``."""
         return super().profile(tiling, cores, **{**arguments, **tiling._asdict()})
 
 
 @dataclass(frozen=True)
 class CtcKernels(LossKernels):
-    """Connectionist temporal classification of a batch of sequences; ``--positions`` is the number of steps."""
+    """The kernels of connectionist temporal classification, on a batch of sequences; ``--positions`` is the number of
+    time steps.
+    """
 
     NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)
     OPTIONS: ClassVar[tuple[str, ...]] = ("sequences", "labels")
@@ -267,7 +283,9 @@ class CtcKernels(LossKernels):
     ALWAYS: ClassVar[tuple[str, ...]] = ("targets",)
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return the size in the registry entry, for log-probabilities [T, N, C]."""
+        """Return shape and type that the registry entry gives for a tensor of a launch on log-probabilities [T, N,
+        C].
+        """
         steps, classes = self.shape
         log_probs = (steps, int(self.options.sequences or SEQUENCES), classes)
         size = self.row.size_of(tensor, log_probs, {"labels": int(self.options.labels or LABELS)})
@@ -276,7 +294,9 @@ class CtcKernels(LossKernels):
 
 @dataclass(frozen=True)
 class DistillationKernels(InChunks):
-    """The divergence of a student's distribution from a teacher's, from the logits of both, which have one type."""
+    """The kernels of the divergence of a student's distribution from a teacher's, from the logits of both, which have
+    one type.
+    """
 
     NAMES: ClassVar[tuple[str, ...]] = ("distillation",)
     CHOOSER: ClassVar[str] = "choose_distillation_tiling"
@@ -293,7 +313,7 @@ class DistillationKernels(InChunks):
         return sizes
 
     def chosen(self, **arguments: Any) -> DistillationTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling
 
         of_pair = 2 * (4 if self.dtype == "float32" else 2)
@@ -301,5 +321,7 @@ class DistillationKernels(InChunks):
         return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch; ``trips`` are the iterations of the forward's loop over recomputed positions."""
+        """Return the profile of a launch; ``trips`` are the iterations of the forward's loop over recomputed
+        positions.
+        """
         return super().profile(tiling, cores, None if self.is_backward else trips, **arguments)

@@ -46,7 +46,7 @@ _CHOOSER_OPTIONS = ("beta", "memory_limit")
 
 @dataclass(frozen=True)
 class SoftmaxKernels(Family):
-    """Softmax and log-softmax of a matrix, along its last or its first axis."""
+    """The kernels of softmax and log-softmax of a matrix, along its last or its first axis."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax")
     SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C", "partitions_per_row": "F"}
@@ -57,11 +57,11 @@ class SoftmaxKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"{self.options.family}_{self.direction}"
 
     def chosen(self, **arguments: Any) -> SoftmaxTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.softmax import choose_softmax_tiling
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -69,7 +69,7 @@ class SoftmaxKernels(Family):
         return choose_softmax_tiling(self.shape, self._axis, self.dtype, self.direction, kind=kind)
 
     def tilings(self) -> set[SoftmaxTiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.softmax import SoftmaxTiling
 
@@ -82,7 +82,7 @@ class SoftmaxKernels(Family):
         return result
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.softmax.profiling import profile_softmax_launch
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -98,7 +98,7 @@ class SoftmaxKernels(Family):
 
 @dataclass(frozen=True)
 class LogitsKernels(Family):
-    """Cross-entropy from logits, plain and extended."""
+    """The kernels of cross-entropy from logits, plain and extended."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("cross_entropy",)
     SIZES: ClassVar[dict[str, str]] = {
@@ -114,16 +114,16 @@ class LogitsKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"{'extended_' if self.options.extended else ''}cross_entropy_{self.direction}"
 
     @property
     def takes_options(self) -> bool:
-        """Whether the kernel has options for ``--arg``."""
+        """Whether the kernel has options that the option ``--arg`` of the command can set."""
         return bool(self.options.extended)
 
     def chosen(self, **arguments: Any) -> Tiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_tiling
 
         return choose_tiling(*self._launch, self.target, extended=self.options.extended)
@@ -151,7 +151,7 @@ class LogitsKernels(Family):
         return {Tiling(*size) for size in sizes}
 
     def profile(self, tiling: Tiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch; ``arguments`` are options of the kernel."""
+        """Return the profile of a launch with a tiling; ``arguments`` are options of the kernel."""
         from nkilib.experimental.loss import Tiling
         from nkilib.experimental.loss.profiling import profile_launch
 
@@ -168,7 +168,7 @@ class LogitsKernels(Family):
 
 @dataclass(frozen=True)
 class LinearKernels(Family):
-    """Cross-entropy from hidden states and output weights."""
+    """The kernels of cross-entropy from hidden states and output weights."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_cross_entropy",)
     SIZES: ClassVar[dict[str, str]] = {"position_block": "P", "class_block": "C"}
@@ -179,24 +179,24 @@ class LinearKernels(Family):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if not self.options.features:
             return "argument --features: is required for linear_cross_entropy"
         return self._no_mixture
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"linear_cross_entropy_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout)
 
     def tilings(self) -> set[LinearTiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = _CLASS_BLOCKS.get(self.direction, _CLASS_BLOCKS["backward"])
@@ -204,7 +204,7 @@ class LinearKernels(Family):
         return {LinearTiling(*size) for size in sizes}
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_launch
 
@@ -225,7 +225,9 @@ class LinearKernels(Family):
 
 @dataclass(frozen=True)
 class TokenScoreKernels(LinearKernels):
-    """Log-probabilities of several target ids per position, from hidden states."""
+    """The kernels of the log-probabilities of several target ids per position, from hidden states and output
+    weights.
+    """
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_token_scores",)
     OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "ids")
@@ -233,7 +235,7 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         if not self.options.features:
@@ -242,17 +244,17 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"linear_token_scores_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_token_scores_launch
 
@@ -269,7 +271,9 @@ class TokenScoreKernels(LinearKernels):
 
 @dataclass(frozen=True)
 class LinearDistillationKernels(LinearKernels):
-    """Divergences from hidden states and output weights of both models, whose weights have the same layout."""
+    """The kernels of divergences from hidden states and output weights of both models, whose weights have the same
+    layout.
+    """
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_distillation",)
     OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "teacher_features")
@@ -278,7 +282,7 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the family has no launch for these options; None if it has one."""
+        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         for name in ("features", "teacher_features"):
@@ -288,11 +292,11 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel that the options of the command line select."""
         return f"linear_distillation_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the default tiling."""
+        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_distillation_tiling
 
         keywords = {name: arguments[name] for name in _CHOOSER_OPTIONS if name in arguments}
@@ -306,7 +310,7 @@ class LinearDistillationKernels(LinearKernels):
         )
 
     def tilings(self) -> set[LinearTiling]:
-        """Return the tilings to try."""
+        """Return the tilings that ``tune`` compares."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = self.options.class_block or _DISTILLATION_CLASS_BLOCKS[self.direction]
@@ -316,7 +320,7 @@ class LinearDistillationKernels(LinearKernels):
         }
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Profile a launch. It has no loop that ``--trips`` could name."""
+        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
 

@@ -38,7 +38,7 @@ CORRECTLY_ROUNDED: Final = 0.5
 
 
 class HalfUlp(NamedTuple):
-    """Half a unit of the last place.
+    """Half a unit in the last place of a floating-point type, the largest error of rounding to it.
 
     Attributes:
         relative: the relative error of a normal number.
@@ -57,7 +57,7 @@ HALF_ULP: Final = {
 
 
 def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return the largest change of each number by rounding it to a type."""
+    """Return how much rounding to the type ``dtype`` can change each number at most."""
     half = HALF_ULP[np.dtype(dtype).name]
     with np.errstate(all="ignore"):
         error: Float64Array = half.relative * np.abs(exact) + half.absolute
@@ -96,7 +96,7 @@ class FunctionErrors:
     sqrt: float = CORRECTLY_ROUNDED
 
     def further(self, function: str) -> float:
-        """Return the error of a function beyond correct rounding, in u."""
+        """Return by how much the error of an activation function exceeds that of correct rounding, in u."""
         error: float = getattr(self, function)
         return error - CORRECTLY_ROUNDED
 
@@ -116,7 +116,7 @@ GRANTED: Final = FunctionErrors(exp=3.0, log=4.0, reciprocal=4.0, rsqrt=4.0, sig
 
 
 class Exact(NamedTuple):
-    """The reference values, and the largest accepted error of each."""
+    """The reference values of a result, and for each value the largest error that a check accepts."""
 
     value: Float64Array
     error: Float64Array
@@ -149,7 +149,7 @@ class Derived(NamedTuple):
         functions: Mapping[str, Float64Array] | None = None,
         beside: Float64Array | float = 0.0,
     ) -> Derived:
-        """Return an instance from errors in units of u (2^-23), and from the terms of which the losses are sums.
+        """Return an instance from errors in units of u (2^-23), and from the terms that add up to each loss.
 
         Without terms, ``largest`` is the magnitude of the loss.
         """
@@ -160,7 +160,7 @@ class Derived(NamedTuple):
         return cls(value, largest, UNIT * own, further, UNIT * beside)
 
     def exact(self, functions: FunctionErrors = SIMULATED) -> Exact:
-        """Return the reference with the accepted error, for activation functions with the given errors."""
+        """Return the values with the largest accepted error of each, given the errors of the activation functions."""
         error = self.own + self.beside
         for name, per_unit in self.functions.items():
             error = error + functions.further(name) * per_unit

@@ -42,7 +42,7 @@ class Launchable(Protocol[Parameters, Results_co]):
     __name__: str
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Results_co:
-        """Launch the kernel; inside another kernel of the simulator, call it."""
+        """Launch the kernel; called by another kernel that runs in the simulator, run as a part of that kernel."""
 
     def __getitem__(self, grid: int | tuple[int]) -> Launchable[Parameters, Results_co]:
         """Return the same kernel for a launch on ``grid`` cores of a logical NeuronCore."""

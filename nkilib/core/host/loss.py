@@ -26,8 +26,8 @@ Shape = tuple[int, ...]
 
 
 class Sample(Enum):
-    """The distribution from which the numbers of a tensor are drawn, in checks, benchmarks and profiles with different
-    libraries.
+    """The kind of random numbers that a tensor gets in checks, benchmarks and profiles, whichever library draws
+    them.
     """
 
     NUMBERS = "normal numbers"
@@ -44,8 +44,10 @@ class Sample(Enum):
 
 
 class Family(Enum):
-    """The purpose of a loss. The values name the pages that list the losses, docs/reference/losses_regression.md and so
-    on; the losses of vocabularies are on the page of classification.
+    """The purpose of a loss, by which the documentation groups losses.
+
+    The values name the pages that list them, docs/reference/losses_regression.md and so on; the losses of vocabularies
+    are on the page of classification.
     """
 
     REGRESSION = "regression"
@@ -114,7 +116,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Form:
-    """A loss with certain options and optional tensors, as a check runs it.
+    """A loss with certain options and optional tensors: one case that a check runs.
 
     Attributes:
         reference: the float64 reference with the same options, an object of the type that the skeleton of the loss
@@ -157,7 +159,9 @@ def kernel_options(forward: Callable[..., Any], of_every_loss: tuple[str, ...]) 
 
 
 class TensorSize(NamedTuple):
-    """The shape of a tensor of a launch, and the name of its type; None stands for the type of the launch."""
+    """The shape of a tensor of a launch, and the name of its type; None stands for the type that the launch as a whole
+    has.
+    """
 
     shape: tuple[int, ...]
     dtype: str | None = None
@@ -222,7 +226,7 @@ def sized_launch(
     always: tuple[str, ...] = (),
     **options: Any,
 ) -> ModelledLaunch:
-    """Make a launch in bfloat16 and in float32.
+    """Return the description of one launch in bfloat16 and in float32, for the page of modelled times.
 
     Args:
         label: the name of the launch, such as ``"forward, mean"``; it begins with the direction.

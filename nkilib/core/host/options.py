@@ -42,13 +42,13 @@ from typing import (
 
 
 class Dataclass(Protocol):
-    """Any dataclass, as a protocol."""
+    """A protocol that the instances of every dataclass satisfy."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class Numbers(Protocol):
-    """A tensor or an array of numbers, of torch, jax or numpy."""
+    """A protocol that tensors and arrays of numbers satisfy, of torch, jax or numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,8 +74,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _element(value: Any) -> Any:
-    """Return the element of a tensor or array without dimensions; return a tensor that requires grad, or any other
-    value, unchanged.
+    """Return the number in a tensor or array without dimensions. A tensor that requires grad, or any other value, is
+    returned unchanged.
     """
     if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
         return value
@@ -225,7 +225,7 @@ def values_of(*groups: Dataclass) -> dict[str, Any]:
 
 
 def options_from(group: type[Group], values: Mapping[str, Any]) -> Group:
-    """Make an instance of ``group`` from those ``values`` that are its fields."""
+    """Return an instance of ``group``, filled with those of ``values`` that are its fields; others are ignored."""
     return group(**{field.name: values[field.name] for field in fields(group) if field.name in values})
 
 
@@ -270,7 +270,7 @@ def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], kn
 
 
 def numbers(caller: object, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
-    """Return the options of a public function, made from its keywords.
+    """Return the options of a public function as an instance of ``group``, made from its keywords.
 
     The keywords may be numbers of any kind that :func:`as_float` takes.
 

@@ -34,7 +34,9 @@ def checked_size(caller: str, name: str, value: Any, of: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the last part of a type's name, for a type of any library. None of the libraries has to be installed."""
+    """Return the name of a type of any library without its module, such as ``"bfloat16"``. None of the libraries has to
+    be installed.
+    """
     if isinstance(dtype, str):
         return str(dtype)
     return str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]

@@ -82,23 +82,23 @@ class RowPiece:
 
     @property
     def rows(self) -> int:
-        """The number of rows per partition."""
+        """The number of rows of the piece in each partition."""
         return self.end - self.first
 
     @property
     def columns(self) -> int:
-        """The number of columns of a row in a partition."""
+        """The number of columns of each row that are in one partition."""
         return self.stop - self.start
 
     @property
     def size(self) -> int:
-        """The number of elements per partition."""
+        """The number of elements of the piece in each partition."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The bytes that a loop keeps in a partition.
+    """The bytes of SBUF that a loop takes in a partition.
 
     Attributes:
         resident: the bytes for each element of a row, from its load to its store.
@@ -137,38 +137,42 @@ class RowPlan:
 
     @property
     def tail(self) -> int:
-        """The number of columns that only the last part has."""
+        """The number of columns that only the last part of a row has, because the parts cannot divide the row
+        evenly.
+        """
         return self.row_size - self.parts * self.width
 
     @property
     def columns(self) -> int:
-        """The number of columns of a partition, with padding."""
+        """The number of columns that a row takes in each of its partitions, padding included."""
         return self.width + self.tail
 
     @property
     def pieces_per_row(self) -> int:
-        """The number of pieces of a row in a partition."""
+        """The number of pieces into which the columns of a row in a partition are divided."""
         return div_ceil(self.columns, self.piece_size)
 
     @property
     def is_whole(self) -> bool:
-        """Whether a piece has all elements of a row, so that nothing is combined."""
+        """Whether one piece has all elements of a row, so that there are no statistics to combine."""
         return self.parts == 1 and self.pieces_per_row == 1
 
     @property
     def is_short(self) -> bool:
-        """Whether a partition has at most ``SHORT_ROW`` columns of a row, so that the fixed cost of an instruction for
-        each row matters.
+        """Whether a partition holds at most ``SHORT_ROW`` columns of a row, so that the fixed cost of an instruction
+        per row matters.
         """
         return self.columns <= SHORT_ROW
 
     @property
     def is_tiny(self) -> bool:
-        """Whether a partition has at most ``TINY_ROW`` columns of a row; then one instruction computes many rows."""
+        """Whether a partition holds at most ``TINY_ROW`` columns of a row, so that an instruction must process many
+        rows to be worth its fixed cost.
+        """
         return self.columns <= TINY_ROW
 
     def pieces(self, rows_each: int) -> list[RowPiece]:
-        """Return the pieces of a batch with ``rows_each`` rows per partition."""
+        """Return the pieces into which a batch with ``rows_each`` rows per partition is divided."""
         if self.pieces_per_row > 1:
             size = div_ceil(self.columns, self.pieces_per_row)
             starts = range(0, self.columns, size)
@@ -178,7 +182,9 @@ class RowPlan:
 
 
 def _parts(row_size: int, fitting: int) -> int:
-    """Return the number of partitions of a row: the fewest that hold it, or a few more if they divide its length."""
+    """Return the number of partitions that a row is spread over, each with at most ``fitting`` elements: the fewest
+    possible, or a few more if they divide the row's length evenly.
+    """
     least = div_ceil(row_size, fitting)
     if least == 1:
         return 1
@@ -193,8 +199,8 @@ def _parts(row_size: int, fitting: int) -> int:
 
 
 def largest_row(streams: Streams) -> int:
-    """Return the length of the longest row that stays on chip, as a single batch: its loads and stores overlap with
-    nothing.
+    """Return the length of the longest row that stays on chip. Such a row is the only batch on chip, so that its
+    transfers overlap with no computation.
     """
     on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
@@ -253,7 +259,9 @@ def row_plan(
 
 
 def _spread_piece(columns: int) -> int:
-    """Return the size of the pieces of few rows, of so many columns of a partition."""
+    """Return the number of elements of a piece where few rows are spread over partitions, each of which has ``columns``
+    columns of a row.
+    """
     return div_ceil(columns, max(1, min(_MOST_SPREAD_PIECES, columns // _LEAST_SPREAD_PIECE)))
 
 
@@ -292,7 +300,9 @@ def _fastest_kept_plan(row_size: int, streams: Streams, least_parts: int | None)
 
 
 def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> RowPlan | None:
-    """Return the plan with so many partitions of a row and pieces of that size, or None if it does not fit."""
+    """Return a plan that spreads a row over ``parts`` partitions in pieces of ``piece_size`` elements; None if it does
+    not fit.
+    """
     width = row_size // parts
     columns = row_size - (parts - 1) * width
     pieces = div_ceil(columns, piece_size)
@@ -307,7 +317,9 @@ def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> Ro
 
 
 def _kept_sizes(columns: int, streams: Streams) -> list[int]:
-    """Return the sizes of pieces to try, from the largest one."""
+    """Return the numbers of elements of a piece to try, the largest first, for rows with ``columns`` columns in a
+    partition.
+    """
     if columns * streams.element <= _LARGEST_KEPT_ROW_BYTES:
         return [columns]
     fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)
@@ -321,7 +333,7 @@ class _Transfer:
 
     Attributes:
         piece: the piece of a batch.
-        start, stop: the columns of a partition.
+        start, stop: the first column in a partition, and the last one plus one.
         is_tail: whether only the last part has these columns.
     """
 
@@ -331,18 +343,22 @@ class _Transfer:
     is_tail: bool
 
     def on_all_partitions(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return these columns on all partitions."""
+        """Return the transfer's columns in the tile of the piece, on all partitions, whether they have data there or
+        padding.
+        """
         return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
 
     def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
-        """Return the columns that are transferred, in the tile of the piece."""
+        """Return the elements of the tile of the piece that the transfer reads or writes: for a tail, only the last
+        partition of each row.
+        """
         columns_sbuf = self.on_all_partitions(piece_sbuf)
         if not self.is_tail:
             return columns_sbuf
         return columns_sbuf[plan.parts - 1 : columns_sbuf.shape[0] : plan.parts]
 
     def in_hbm(self, matrix_hbm: nl.NkiTensor, batch: RowBatch) -> nl.NkiTensor:
-        """Return the columns that are transferred, in a matrix [rows, C]."""
+        """Return the elements of a matrix [rows, C] in HBM that the transfer reads or writes."""
         plan, piece = batch.plan, self.piece
         if self.is_tail:
             skipped = (plan.parts - 1) * plan.width
@@ -361,8 +377,9 @@ class RowBatch:
     Attributes:
         plan: the plan of the rows.
         matrix: the index of the matrix that the rows belong to.
-        first: the first row; the others follow it.
-        lines: the number of rows or, if a partition holds several rows, the number of partitions.
+        first: the index of the batch's first row in the matrix; its other rows follow.
+        lines: the number of rows if each takes one or more partitions; if a partition holds several rows, the number of
+            partitions.
         rows_each: the number of rows per partition.
     """
 
@@ -374,12 +391,12 @@ class RowBatch:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions in use."""
+        """The number of partitions that hold rows of the batch."""
         return self.lines * self.plan.parts
 
     @cached_property
     def pieces(self) -> list[RowPiece]:
-        """The pieces in the order in which they are processed."""
+        """The pieces of the batch, in the order in which they are processed."""
         return self.plan.pieces(self.rows_each)
 
     @property
@@ -418,19 +435,21 @@ class RowBatch:
         return own_hbm.reshape_dim(0, (self.lines, self.rows_each))
 
     def tile_of(self, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the batch's view of a buffer [128, size]: [partitions, rows per partition, columns]."""
+        """Return the part of a buffer [128, size] that holds the batch, as a view [partitions, rows per partition,
+        columns].
+        """
         columns = self.plan.columns
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : self.rows_each * columns]
         return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
     def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: RowPiece) -> nl.NkiTensor:
-        """Return a piece's view of a scratch buffer [128, size]: [partitions, rows, columns]."""
+        """Return the part of a scratch buffer [128, size] for a piece, as a view [partitions, rows, columns]."""
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
     def load(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
-        """Load a piece of rows of a matrix into [partitions, rows, columns]. Columns that a partition's part of a row
-        lacks get the value ``padding``.
+        """Load a piece of rows from a matrix into ``piece_sbuf``, [partitions, rows, columns]. Columns for which a
+        partition has no data, because its part of a row is shorter, get the value ``padding``.
         """
         for transfer in self._transfers(piece):
             if transfer.is_tail:
@@ -438,7 +457,7 @@ class RowBatch:
             nisa.dma_copy(dst=transfer.on_chip(piece_sbuf, self.plan), src=transfer.in_hbm(matrix_hbm, self))
 
     def store(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
-        """Store a piece of rows, the reverse of :meth:`load`, and return the DMA instructions."""
+        """Store a piece of rows from [partitions, rows, columns] into a matrix; return the DMA instructions."""
         return [
             nisa.dma_copy(dst=transfer.in_hbm(matrix_hbm, self), src=transfer.on_chip(piece_sbuf, self.plan))
             for transfer in self._transfers(piece)
@@ -472,7 +491,7 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int, least_batches: 
 def batches_of_core(
     plan: RowPlan, matrices: int, rows: int, cores: int, core: int, least_batches: int = _LEAST_BATCHES
 ) -> list[RowBatch]:
-    """Return the batches of a core, which processes consecutive rows of each of ``matrices`` matrices of ``rows`` rows.
+    """Return the batches of a core, which processes a consecutive share of the rows of ``matrices`` matrices.
 
     Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions. Rows
     that are enough for ``least_batches`` batches of a piece each are divided into as many; 1 makes a single batch of

@@ -116,7 +116,7 @@ def log_softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: A
 
 
 def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
-    """Return ``x - m`` with m the maximum along the axis."""
+    """Return ``x - m`` in float64, with m the maximum along the axis."""
     exact = x.astype(np.float64)
     with np.errstate(all="ignore"):
         shifted: Float64Array = exact - exact.max(axis, keepdims=True)

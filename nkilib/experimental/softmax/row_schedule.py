@@ -25,7 +25,9 @@ LOADS_AGAIN_AHEAD = 4
 
 
 class Stages(Protocol):
-    """The stages of a loop over batches of rows, each divided into pieces. ``number`` is the number of a batch."""
+    """The interface of a loop over batches of rows, which are divided into pieces: one method issues each stage of the
+    work. ``number`` is the number of a batch.
+    """
 
     @property
     def batches(self) -> list[RowBatch]:
@@ -33,7 +35,9 @@ class Stages(Protocol):
 
     @property
     def batches_on_chip(self) -> int:
-        """The number of batches that have tiles: batch n takes the tiles of batch n - ``batches_on_chip``."""
+        """The number of batches that have tiles at one time: batch n uses the tiles of batch n -
+        ``batches_on_chip``.
+        """
 
     @property
     def combining_stages(self) -> int:
@@ -41,41 +45,43 @@ class Stages(Protocol):
 
     @property
     def most_taken(self) -> int | None:
-        """The maximum number of pieces between :meth:`take` and :meth:`finish`; None if there is none."""
+        """The maximum number of pieces that may be past :meth:`take` and not past :meth:`finish`; None for no
+        maximum.
+        """
 
     def load(self, number: int, piece: RowPiece) -> None:
-        """Issue the load of a piece."""
+        """Issue the load of a piece from HBM into its tile."""
 
     @property
     def loads_again(self) -> bool:
-        """Whether something is loaded for the second pass."""
+        """Whether the second pass over a piece needs data that :meth:`load_again` loads."""
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Issue the load of the further data that the second pass over a piece needs."""
+        """Issue the load of the data that only the second pass over a piece needs."""
 
     def prepare(self, number: int, piece: RowPiece) -> None:
-        """Issue the work that precedes the statistics of a piece, two steps before most of them."""
+        """Issue work on a piece that its statistics need, two steps before :meth:`take`."""
 
     def open(self, number: int, piece: RowPiece) -> None:
-        """Compute those statistics of a piece on which the others depend, one step before :meth:`take`."""
+        """Compute those statistics of a piece that :meth:`take` needs, such as its maxima, one step before it."""
 
     def take(self, number: int, piece: RowPiece) -> None:
-        """Compute the other statistics of a piece, after :meth:`open`."""
+        """Compute the other statistics of a piece, one step after :meth:`open`."""
 
     def combine(self, number: int, stage: int) -> None:
-        """Issue stage 0, 1, ... of the combination of a batch's statistics."""
+        """Issue stage number ``stage``, from 0, of the work that combines the statistics of a batch's pieces."""
 
     def finish(self, number: int, piece: RowPiece) -> None:
-        """Compute the results of a piece."""
+        """Compute the results of a piece, after the statistics of its batch are combined."""
 
     def store(self, number: int, piece: RowPiece) -> None:
-        """Issue the store of a piece."""
+        """Issue the store of a piece's results to HBM."""
 
 
 @dataclass(frozen=True)
 class _Due:
-    """Work that must not be issued before step number ``step``: a stage of a batch's combination, or the end or the
-    store of a piece.
+    """Work that must not be issued before step number ``step``: a stage that combines the statistics of a batch, or the
+    results or the store of a piece.
     """
 
     step: int
@@ -85,7 +91,9 @@ class _Due:
 
 
 class _Run:
-    """The state of a loop: the number of pieces for which each stage has been issued, and the work that waits."""
+    """The state of a loop: for each stage, the number of pieces for which it has been issued, and the work that waits
+    for a later step.
+    """
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
@@ -113,7 +121,7 @@ class _Run:
             self.step += 1
 
     def _load(self) -> None:
-        """Load pieces ahead, into tiles that are free."""
+        """Issue loads of the next pieces, as far ahead as allowed and as long as their tiles are free."""
         while self.loaded < len(self.pieces) and self.loaded <= self.taken + LOADS_AHEAD:
             number, piece = self.pieces[self.loaded]
             if not self._is_free(number, piece):
@@ -168,7 +176,9 @@ class _Run:
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
     def _is_free(self, number: int, piece: RowPiece) -> bool:
-        """Return whether the former contents of a piece's buffer slot have been stored."""
+        """Return whether the tile of a piece is free: whether the results of the batch that used it before have been
+        stored there.
+        """
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
             return True

@@ -42,7 +42,8 @@ def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None
 
 @dataclass
 class Lines:
-    """The statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
+    """The statistics of rows that lie on several partitions, brought to a single partition to be combined: float32 [1,
+    rows, parts] or [1, rows].
 
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
@@ -64,39 +65,43 @@ class Lines:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
-        """Bring -m and d (see the module) of partitions, [partitions, 1], to one partition."""
+        """Bring -m and d (see the module), each for a partition's part of a row, from all partitions, [partitions, 1],
+        to one partition.
+        """
         shape = (1, batch.lines, batch.plan.parts)
         neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
         row = (1, batch.lines)
         return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
 
     def take_distances(self) -> None:
-        """Compute -m of rows, and the distances (m of a partition) - (m of its row) in the tile of the weights."""
+        """Compute -m of each row and, in the tile of the weights, the distances (m of a partition) - (m of its row)."""
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
         nisa.tensor_tensor(dst=self.weights_sbuf, data1=broadcast_sbuf, data2=self.neg_max_psum, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """Compute the weights, the exponentials of the distances."""
+        """Compute the weights, exp of the distances, in their tile."""
         nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
 
     def sum_parts(self) -> None:
-        """Compute d, the sums of exponentials, of rows."""
+        """Compute d of each row, the sum of the partitions' sums d times their weights."""
         products_sbuf = _float32(self.weights_sbuf.shape)
         nisa.tensor_tensor(dst=products_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
         nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=products_sbuf, axis=2)
 
     def divide(self) -> None:
-        """Compute log d, or 1 / d for softmax, of rows, from their sums d of exponentials."""
+        """Replace d of each row by the divisor: log d for log-softmax, 1 / d for softmax."""
         _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
 
     def spread(self) -> None:
-        """Bring -m and the divisor back to the partitions of each row."""
+        """Copy -m and the divisor of each row back to all partitions of the row."""
         parts = self.weights_sbuf.shape[2]
         self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
 
     def spread_scale(self) -> None:
-        """Bring exp(m of a partition - m of its row) times the divisor to each partition, as its factor."""
+        """Copy to each partition of a row its factor, exp(m of the partition - m of the row) times the divisor of the
+        row.
+        """
         _, rows, parts = self.weights_sbuf.shape
         scales_sbuf, divisor_sbuf = self.weights_sbuf, self.divisor_sbuf.expand_dim(2).broadcast(2, parts)
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
@@ -106,8 +111,8 @@ class Lines:
 
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
-    """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
-    one.
+    """Return the stages that combine the statistics of a batch, in the order of issue. Within a stage, only the Tensor
+    engine waits for another engine.
     """
     if plan.is_whole:
         return [RowStatistics.divide]
@@ -125,13 +130,13 @@ def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
 
 
 def num_stages(plan: RowPlan) -> int:
-    """Return the number of stages that combine the statistics of a row."""
+    """Return the number of stages that combine the statistics of a batch."""
     return len(_stages(plan))
 
 
 @dataclass
 class RowStatistics:
-    """The statistics of the rows of a batch, float32, with the symbols of the module.
+    """The statistics of the rows of a batch, float32; the module defines m_k, s_k, m and d.
 
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
@@ -156,7 +161,7 @@ class RowStatistics:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> RowStatistics:
-        """Allocate the tiles of a batch, uninitialised."""
+        """Allocate the tiles for the statistics of a batch, without setting them."""
         rows = (batch.partitions, batch.rows_each)
         pieces = (*rows, batch.plan.pieces_per_row)
         neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
@@ -165,44 +170,46 @@ class RowStatistics:
         return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
 
     def neg_max_of(self, piece: RowPiece) -> nl.NkiTensor:
-        """Return the view for -m_k of a piece, [partitions, rows, 1]."""
+        """Return the part of :attr:`neg_max_sbuf` for -m_k of a piece, [partitions, rows, 1]."""
         return self.neg_max_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sums_of(self, piece: RowPiece) -> nl.NkiTensor:
-        """Return the view for s_k of a piece, [partitions, rows, 1]."""
+        """Return the part of :attr:`sums_sbuf` for s_k of a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def combine(self, stage: int) -> None:
-        """Issue stage number ``stage`` of those that combine the statistics.
+        """Issue stage number ``stage``, from 0, of the stages that combine the statistics of the batch.
 
         No engine has to wait for the results of another one if the stages are issued in different steps.
         """
         _stages(self.batch.plan)[stage](self)
 
     def divide(self) -> None:
-        """Compute log d, or 1 / d for softmax, from the sums d of exponentials."""
+        """Compute the divisor of each row from its sum d of exponentials: log d for log-softmax, 1 / d for softmax."""
         _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
     def take_distances(self) -> None:
-        """Compute -m of the partition, and m_k - m in place of -m_k; the module explains the symbols."""
+        """Compute -m of the rows in each partition, and replace -m_k by m_k - m; the module explains the symbols."""
         neg_max_sbuf = self.neg_max_sbuf
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
         nisa.tensor_tensor(dst=neg_max_sbuf, data1=broadcast_sbuf, data2=neg_max_sbuf, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """Compute exp(m_k - m) in place of m_k - m; the module explains the symbols."""
+        """Replace m_k - m by exp(m_k - m); the module explains the symbols."""
         nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
 
     def sum_pieces(self) -> None:
-        """Compute d of the partition; for rows on several partitions, bring d and -m as lines to one partition."""
+        """Compute d of the rows in each partition. For rows on several partitions, then bring d and -m to one partition
+        (:class:`Lines`).
+        """
         nisa.tensor_tensor(dst=self.sums_sbuf, data1=self.sums_sbuf, data2=self.neg_max_sbuf, op=nl.multiply)
         nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.sums_sbuf, axis=2)
         if self.batch.plan.parts > 1:
             self.lines = Lines.make(self.kind, self.batch, self.row_neg_max_sbuf, self.total_sbuf)
 
     def with_lines(self, stage: Callable[[Lines], None]) -> None:
-        """Issue a stage of those that combine the partitions of a row."""
+        """Issue ``stage``, which combines the partitions of rows, on :attr:`lines`."""
         if self.lines is not None:
             stage(self.lines)
 
@@ -214,7 +221,9 @@ class RowStatistics:
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
 
     def bring_back(self) -> None:
-        """Copy -m and the divisor of the rows from PSUM, where :meth:`Lines.spread` put them, to SBUF."""
+        """Copy -m and the divisor of rows on several partitions to SBUF, from PSUM, where :meth:`Lines.spread` put
+        them.
+        """
         if self.lines is not None and self.lines.back_psum:
             neg_max_psum, divisor_psum = self.lines.back_psum
             nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=neg_max_psum)
@@ -226,7 +235,7 @@ def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
 
 
 def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: nl.NkiTensor | None) -> None:
-    """Compute -max of the rows of [partitions, rows, columns], into [partitions, rows, 1].
+    """Compute minus the maximum of each row of [partitions, rows, columns], into [partitions, rows, 1].
 
     Args:
         dst_sbuf: the destination.

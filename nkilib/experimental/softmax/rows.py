@@ -85,7 +85,9 @@ def forward_plan(
     chunk_size: int | None,
     least_parts: int | None = None,
 ) -> RowPlan:
-    """Return the plan by which the forward divides rows; :func:`.row_plan` has the last two arguments."""
+    """Return the plan by which the forward divides rows; :func:`.row_plan.row_plan` explains ``chunk_size`` and
+    ``least_parts``.
+    """
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
     again = 2 if kind is Kind.LOG_SOFTMAX else 2 * FLOAT32_BYTES  # exponentials
@@ -107,7 +109,8 @@ def forward_plan(
 def _with_row_scalar(
     dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scalars_sbuf: nl.NkiTensor, op: Operator, share: float
 ) -> None:
-    """Compute data <op> a number of each row, for many rows in an instruction; Vector and GpSimd round alike.
+    """Compute ``data <op> scalar``, with one scalar for each row, for many rows in an instruction. Vector and GpSimd
+    share the rows, and round alike.
 
     Args:
         dst_sbuf: the destination, of the shape of the data.
@@ -135,7 +138,7 @@ def _with_row_scalar(
 
 @dataclass
 class _Forward:
-    """The loop of a core; see :class:`.row_schedule.Stages`.
+    """The stages (:class:`.row_schedule.Stages`) of a core's forward loop, with its tiles.
 
     Attributes:
         matrices: pairs of x and y.
@@ -321,7 +324,9 @@ class _Forward:
         _with_row_scalar(result_sbuf, kept_sbuf, divisor_sbuf, op, share)
 
     def _multiply(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor) -> None:
-        """Multiply exponentials by 1 / d: some of the elements on Scalar, the others on Vector; both round alike."""
+        """Multiply kept exponentials by 1 / d; Scalar computes some of the elements and Vector the others, and both
+        round alike.
+        """
         for row in range(kept_sbuf.shape[1]):
             split = int(kept_sbuf.shape[2] * _SCALAR_SHARE)
             scale_sbuf = divisor_sbuf[:, row : row + 1]
@@ -333,7 +338,9 @@ class _Forward:
             )
 
     def _scale(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, scale_sbuf: nl.NkiTensor) -> None:
-        """Multiply the exponentials of a piece by its factor, on GpSimd, Scalar and Vector, which round alike."""
+        """Multiply the exponentials of a piece by the piece's factor; GpSimd, Scalar and Vector share the elements, and
+        round alike.
+        """
         columns = kept_sbuf.shape[2]
         of_gpsimd, of_scalar = _KEPT_SHARES
         first, second = int(columns * of_gpsimd), int(columns * (of_gpsimd + of_scalar))
@@ -384,8 +391,8 @@ class _Forward:
         self.batches[number].store(y_hbm, piece, self.results_sbuf.pop((number, piece)))
 
     def _halved_rows(self, piece: RowPiece) -> int:
-        """Return the number of rows of a piece that GpSimd halves by maxima of pairs before Vector computes the
-        maximum.
+        """Return for how many rows of a piece GpSimd computes the maxima of pairs (:func:`.halved`) before Vector
+        computes the maximum.
         """
         if self.plan.is_tiny:
             return 0
@@ -398,7 +405,7 @@ class _Forward:
         return self._of_piece(self.x_buffers_sbuf, number, piece)
 
     def _kept(self, number: int, piece: RowPiece) -> nl.NkiTensor | None:
-        """Return the values of a piece that are kept in float32; None if nothing is."""
+        """Return the values of a piece that are kept in float32 for the second pass; None if none are."""
         return self._of_piece(self.kept_buffers_sbuf, number, piece) if self.kept_buffers_sbuf else None
 
     def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: RowPiece) -> nl.NkiTensor:

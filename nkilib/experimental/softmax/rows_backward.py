@@ -46,7 +46,7 @@ _WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
 
 
 def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
-    """Return whether no tile that stays on chip has the type of the results."""
+    """Return whether results need tiles of their own, because no tile that stays on chip has their type."""
     return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
 
 
@@ -65,7 +65,9 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
 def backward_plan(
     row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, least_parts: int | None = None
 ) -> RowPlan:
-    """Return the plan by which the backward divides rows; :func:`.row_plan` has the last two arguments."""
+    """Return the plan by which the backward divides rows; :func:`.row_plan.row_plan` explains ``chunk_size`` and
+    ``least_parts``.
+    """
     streams = backward_streams(kind, dtypes)
     is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
     piece_bytes = _WIDE_PIECE_BYTES if is_wide else None
@@ -75,7 +77,7 @@ def backward_plan(
 
 @dataclass
 class BatchSums:
-    """The sums of the rows of a batch, float32: s of the module.
+    """The sums s (see the module) of the rows of a batch, float32.
 
     Attributes:
         batch: the batch of rows.
@@ -95,24 +97,26 @@ class BatchSums:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> BatchSums:
-        """Allocate the tiles of a batch, uninitialised."""
+        """Allocate the tiles for the sums of a batch, without setting them."""
         rows = (batch.partitions, batch.rows_each)
         sums_sbuf = nl.ndarray((*rows, batch.plan.pieces_per_row), dtype=nl.float32, buffer=nl.sbuf)
         row_sum_sbuf = nl.ndarray(rows, dtype=nl.float32, buffer=nl.sbuf)
         return cls(batch, sums_sbuf, row_sum_sbuf, kind is Kind.LOG_SOFTMAX)
 
     def of_piece(self, piece: RowPiece) -> nl.NkiTensor:
-        """Return the view for the sums of a piece, [partitions, rows, 1]."""
+        """Return the part of :attr:`sums_sbuf` for the sums of a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sum_pieces(self) -> None:
-        """Compute the sums of rows; for rows on several partitions, sum each part and bring all to one partition."""
+        """Add up the sums of the pieces of each row. For rows on several partitions, the result is the sum of each
+        partition's part; all of them are brought to one partition.
+        """
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
         if self.batch.plan.parts > 1:
             self.line_psum = on_line(self.row_sum_sbuf)
 
     def sum_parts(self) -> None:
-        """Add the sums of the parts of rows on several partitions, and bring the results back to these partitions."""
+        """Add up the parts of rows on several partitions, and copy each row's sum back to all partitions of the row."""
         if self.line_psum is None:
             return
         lines, parts = self.batch.lines, self.batch.plan.parts
@@ -121,7 +125,7 @@ class BatchSums:
         self.back_psum = off_line(line_sbuf, parts)
 
     def bring_back(self) -> None:
-        """Copy the sums of rows on several partitions from PSUM to SBUF."""
+        """Copy the sums of rows on several partitions to SBUF, from PSUM, where :meth:`sum_parts` left them."""
         if self.back_psum is not None:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
@@ -134,7 +138,7 @@ def _stages(plan: RowPlan) -> list[Callable[[BatchSums], None]]:
 
 @dataclass
 class _Backward:
-    """The loop of a core; see :class:`.row_schedule.Stages`.
+    """The stages (:class:`.row_schedule.Stages`) of a core's backward loop, with its tiles.
 
     Attributes:
         matrices: triples of dy, y and dx.
@@ -204,7 +208,7 @@ class _Backward:
 
     @property
     def loads_again(self) -> bool:
-        """Whether y is loaded for the second pass, as for log-softmax."""
+        """Whether y is loaded for the second pass only: for log-softmax, whose first pass does not need y."""
         return self.kind is Kind.LOG_SOFTMAX
 
     def load(self, number: int, piece: RowPiece) -> None:
@@ -215,14 +219,14 @@ class _Backward:
             batch.load(output_hbm, piece, self._output(number, piece), 0.0)
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Load y, the saved output, of a piece; only log-softmax needs it in the second pass."""
+        """Issue the load of y, the saved output, of a piece, for the second pass of log-softmax."""
         batch = self.batches[number]
         output_sbuf = self.outputs.next_shaped((batch.partitions, piece.rows, piece.columns))
         batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)
         self.outputs_sbuf[number, piece] = output_sbuf
 
     def prepare(self, number: int, piece: RowPiece) -> None:
-        """Do nothing: the backward has no work this early."""
+        """Do nothing: no statistics of the backward need work before them."""
 
     def open(self, number: int, piece: RowPiece) -> None:
         if number not in self.sums:
@@ -243,11 +247,15 @@ class _Backward:
         self.products_sbuf[number, piece] = products_sbuf
 
     def _sums_partly(self, piece: RowPiece) -> bool:
-        """Return whether GpSimd starts the sums of a piece of short rows, which leaves less work to Vector."""
+        """Return whether GpSimd computes partial sums of a piece (:meth:`_partial_sums`), which leaves less work to
+        Vector; it does for short rows with an even number of columns.
+        """
         return self.plan.is_short and piece.columns % 2 == 0
 
     def _partial_sums(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Compute the sums of pairs of elements of a row, or of four elements if its size is a multiple of four."""
+        """Compute on GpSimd the sums of pairs of elements of each row, or of four elements if the number of columns is
+        a multiple of four.
+        """
         partitions, rows, columns = grad_sbuf.shape
         half = columns // 2
         halves_sbuf = self.halves.next_shaped((partitions, rows, half))

@@ -40,17 +40,19 @@ class BackwardTypes(NamedTuple):
 
 @dataclass(frozen=True)
 class Matrices:
-    """Views of the same part of several tensors, all of one shape."""
+    """Views [O, C, I] of the same part of several tensors; all have one shape."""
 
     tensors: tuple[nl.NkiTensor, ...]
 
     def squeezed(self) -> Matrices:
-        """Return the views [O, C, 1] as [O, C]."""
+        """Return the views with the shape [O, C], without the last dimension of [O, C, 1]."""
         return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
 
 
 def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
-    """Return the dimensions outside of the axis and those inside of it, with the largest strides first."""
+    """Return the dimensions that lie outside of the axis and those that lie inside of it, each with the largest strides
+    first.
+    """
     outer, inner = [], []
     for dim, size in enumerate(tensors[0].shape):
         if dim == axis or size == 1:
@@ -85,8 +87,8 @@ def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
 
 
 def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
-    """Return a view of a tensor with only the kept dimensions, in their order, at one index of the others
-    (``left``).
+    """Return the view of a tensor with only the dimensions ``kept``, in their order; ``index`` selects one index in
+    each of the dimensions ``left``.
     """
     for dim, position in sorted(zip(left, index, strict=True), reverse=True):
         tensor_hbm = tensor_hbm.select(dim, position)

@@ -102,7 +102,9 @@ def choose_softmax_tiling(
 
 @lru_cache(maxsize=1024)
 def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, limits: PlanLimits) -> SoftmaxTiling:
-    """Return the tiling of rows along the last axis, under the limits in force, which are a key of the cache."""
+    """Return the tiling of rows along the last axis. ``limits`` are the limits of SBUF in force, which only serve as a
+    part of the cache's key.
+    """
     element = _TYPES[name]
 
     def plan(parts: int | None) -> RowPlan:
@@ -117,8 +119,8 @@ def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, lim
 
 
 def _parts_of_few(rows: int, row_size: int, direction: str) -> int:
-    """Return the number of partitions over which each of ``rows`` rows is spread, so that a core has one batch; 1 if
-    that takes longer than what it saves, mostly for the combination of the parts.
+    """Return the number of partitions over which each of few rows is spread, so that each core has one batch; 1 if
+    spreading costs more time, mostly to combine the parts, than it saves.
     """
     if row_size < _LEAST_SPREAD_ROW[direction]:
         return 1

@@ -88,7 +88,9 @@ def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
 
 
 def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
-    """Return the index in ``target`` of the first class that is out of range, or None. Values are read."""
+    """Return the index in ``target`` of the first element that is neither a class nor ``ignore_index``; None if there
+    is none. Values are read.
+    """
     values = np.asarray(target)
     outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
     if not outside.any():
@@ -97,7 +99,7 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Return numpy targets as int32 class indices, and True; return targets that are JAX arrays unchanged, and False.
+    """Return targets as int32 class indices and True, if they are numpy's; return JAX arrays unchanged, and False.
 
     JAX would otherwise cut 64-bit integers down to 32 bits.
     """
@@ -262,7 +264,9 @@ def check_arguments(
 
 
 def has_readable_values(array: Array) -> bool:
-    """Tell whether the values of an array are known without waiting for a device."""
+    """Tell whether the values of an array can be read without waiting for a device: it is numpy's, or on the CPU and
+    not traced.
+    """
     return isinstance(array, np.ndarray) or (SIMULATED and is_known(array) and array.is_fully_addressable)
 
 
@@ -295,7 +299,9 @@ def check_outputs(caller: str, num_classes: int) -> None:
 
 
 def temperature_array(temperature: Any) -> Array | None:
-    """Return the argument if it is an array of JAX, or one of numpy with dimensions; else None: it is a number."""
+    """Return the argument ``temperature`` if the kernels read it: an array of JAX, or one of numpy with dimensions.
+    None for a number.
+    """
     is_array = isinstance(temperature, jax.Array) or (isinstance(temperature, np.ndarray) and temperature.ndim > 0)
     return temperature if is_array else None
 

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 
 class _ConstantOptions(TypedDict, total=False):
-    """Options of :class:`.launch.LossOptions` that are constants of the compiled kernels, as keywords."""
+    """The keyword arguments of :func:`cross_entropy` that are options of the loss and constants of the compiled
+    kernels.
+    """
 
     logit_softcap: float | None
     lse_square_scale: float
@@ -78,7 +80,9 @@ class CrossEntropyOutputs(NamedTuple):
 def _divisor(
     results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
 ) -> jax.Array | int:
-    """Return the divisor of a mean, which for class probabilities is the number of positions, as in PyTorch."""
+    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
+    probabilities the number of positions, as in PyTorch.
+    """
     if normalizer is not None:
         return normalizer
     if valid is None:

@@ -50,7 +50,7 @@ class Recipe:
 
     Attributes:
         options: the options of the loss.
-        with_outputs: whether argmax and entropy are requested.
+        with_outputs: whether argmax and entropy are requested beside the loss.
         simulator: the options of the simulator; None on the real NKI.
     """
 
@@ -60,15 +60,19 @@ class Recipe:
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """The constant arguments of both kernels. Their ``ignore_index`` is the one int32 that replaces every ignored
-        target.
+        """The keyword arguments of both kernels that are compiled into them: the options, except those that only the
+        forward has.
+
+        Their ``ignore_index`` is the one int32 that replaces every ignored target.
         """
         values = {**values_of(self.options), "ignore_index": IGNORED}
         return {name: value for name, value in values.items() if name not in _FORWARD_OPTIONS}
 
     @cached_property
     def forward_constants(self) -> dict[str, Any]:
-        """The constant arguments of the forward."""
+        """The keyword arguments of the forward kernel that are compiled into it: :attr:`constants` and its own
+        options.
+        """
         return {**self.constants, **{name: getattr(self.options, name) for name in _FORWARD_OPTIONS}}
 
 
@@ -82,7 +86,9 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
 
 
 def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
-    """Return the tiling of a kernel as keyword arguments, for logits of this shape and type."""
+    """Return the keyword arguments that tile the forward or backward kernel (``direction``) for logits of this shape,
+    and their NKI type.
+    """
     positions, classes = logits.shape
     tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
     return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}
@@ -144,7 +150,7 @@ def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str,
 
 @dataclass(frozen=True)
 class Needed:
-    """The arguments of the loss whose gradients are needed."""
+    """Flags that tell which arguments of the loss need a gradient."""
 
     logits: bool
     target: bool
@@ -230,7 +236,7 @@ _KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
 
 
 def _is_soft(target: jax.Array) -> bool:
-    """Tell whether targets are class probabilities."""
+    """Tell whether targets are class probabilities instead of class indices."""
     return jnp.issubdtype(target.dtype, jnp.floating)
 
 
@@ -251,7 +257,7 @@ _kernel_results.defvjp(_refuse_second, _refuse_second)
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    """Return the targets for the kernels, with class 0 in place of an index out of range; the results of these rows are
     replaced by NaN later.
     """
     return target if _is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
@@ -268,7 +274,9 @@ def _results(
     class_weight: jax.Array | None,
     temperature: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
+    """Return the results of the forward kernel by name, with ``logprob`` in place of ``target_logit``, and NaN for
+    targets out of range.
+    """
     rows = {"logits": logits, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(launched_forward, recipe, rows, {"class_weight": class_weight})
     target_logit = results.pop("target_logit")
@@ -282,9 +290,9 @@ def _results(
 def _forward(
     recipe: Recipe, logits: Any, target: Any, class_weight: Any, temperature: Any
 ) -> tuple[dict[str, jax.Array], Saved]:
-    """Compute the results and the saved values.
+    """Return the results of the loss, and what the backward needs (the forward of ``jax.custom_vjp``).
 
-    With ``symbolic_zeros``, JAX tells which arguments are differentiated.
+    The arguments have ``symbolic_zeros``: JAX tells for each whether it is differentiated.
     """
     weight, divisors = (None if argument is None else argument.value for argument in (class_weight, temperature))
     needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)
@@ -311,7 +319,10 @@ def _forward(
 
 
 def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Compute the gradients of logits, target, class weights and temperatures; None for no gradient."""
+    """Return the gradients of logits, target, class weights and temperatures (the backward of ``jax.custom_vjp``).
+
+    ``grads`` has the upstream gradients by the name of the result. None is returned for an argument without a gradient.
+    """
     upstream = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]
         for name in ("loss", "lse", "logprob", "entropy")

@@ -53,7 +53,7 @@ class LinearArguments:
 
     @property
     def features(self) -> int:
-        """The number of features D of the weight."""
+        """The number D of features that the weight has."""
         return self.linear_weight.shape[1 if self.weight_layout == CLASSES_FIRST else 0]
 
     @property
@@ -62,7 +62,11 @@ class LinearArguments:
         return self.linear_weight.shape[0 if self.weight_layout == CLASSES_FIRST else 1]
 
     def rounding_dtype(self, compute_dtype: jnp.dtype | None) -> str | None:
-        """Return the name of the type that kernels round operands to for the product; None where nothing is rounded."""
+        """Return the name of the type that kernels round hidden states and weight to for the product; None where
+        nothing is rounded.
+
+        ``compute_dtype`` is the caller's argument.
+        """
         operands = (self.input, self.linear_weight, self.linear_bias)
         if compute_dtype is None or all(operand is None or operand.dtype == compute_dtype for operand in operands):
             return None
@@ -74,7 +78,9 @@ _SHAPES = {CLASSES_FIRST: "[classes, features]", FEATURES_FIRST: "[features, cla
 
 @dataclass(frozen=True)
 class _Product:
-    """The option ``logit_scale``, which multiplies product and bias and is compiled into the kernel."""
+    """The option ``logit_scale``, compiled into the kernel: it multiplies the product of hidden states and weight, with
+    its bias.
+    """
 
     logit_scale: float = 1.0
 

@@ -79,7 +79,7 @@ class LinearRecipe:
     simulator: Options | None
 
     def constants(self, of_ids: bool) -> dict[str, Any]:
-        """Return the constant arguments of forward and backward.
+        """Return the keyword arguments of forward and backward kernel that are compiled into them.
 
         With ``of_ids`` they are those of the kernels that take K ids per position and no loss options. Their
         ``ignore_index`` is the one int32 that replaces every ignored target.
@@ -100,7 +100,7 @@ class LinearRecipe:
 
 @dataclass(frozen=True)
 class Needed:
-    """The arguments whose gradients are needed."""
+    """Flags that tell which arguments need a gradient."""
 
     input: bool
     weight: bool
@@ -250,8 +250,8 @@ _kernel_results.defvjp(_refuse_second, _refuse_second)
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
-    replaced by NaN later.
+    """Return the targets for the kernels, with a class that exists in place of an index out of range; the results of
+    these rows are replaced by NaN later.
     """
     return jnp.where(target == OUT_OF_RANGE, 0, target)
 
@@ -269,7 +269,9 @@ def _results(
     class_weight: jax.Array | None,
     temperature: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
+    """Return the results of the forward kernel by name, with ``logprob`` in place of ``target_logit``, and NaN for
+    targets out of range.
+    """
     rows = {"input": input, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
     if recipe.wanted.target:
@@ -293,9 +295,9 @@ def _forward(
     class_weight: Any,
     temperature: Any,
 ) -> tuple[dict[str, jax.Array], Saved]:
-    """Compute the results and the saved values.
+    """Return the results, and what the backward needs (the forward of ``jax.custom_vjp``).
 
-    With ``symbolic_zeros``, JAX tells which arguments are differentiated.
+    The arguments have ``symbolic_zeros``: JAX tells for each whether it is differentiated.
     """
     needed = Needed(input.perturbed, linear_weight.perturbed, linear_bias is not None and linear_bias.perturbed)
     if class_weight is not None and class_weight.perturbed:
@@ -324,7 +326,11 @@ def _forward(
 
 
 def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Compute the gradients of input, weight, target, bias, class weights and temperatures; None for no gradient."""
+    """Return the gradients of input, weight, target, bias, class weights and temperatures (the backward of
+    ``jax.custom_vjp``).
+
+    ``grads`` has the upstream gradients by the name of the result. None is returned for an argument without a gradient.
+    """
     upstream: dict[str, jax.Array | None] = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
     }

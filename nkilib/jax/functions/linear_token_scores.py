@@ -67,7 +67,8 @@ _CALLER: Final = "linear_token_scores"
 
 
 def _checked_target_shape(arguments: LinearArguments) -> tuple[int, ...]:
-    """Return the shape of the positions, with an axis of ids if the target has one.
+    """Return the shape of the target: that of the positions, or that with an axis of ids behind it, once its length is
+    checked.
 
     Raises:
         ValueError: more ids than a launch takes, or none.

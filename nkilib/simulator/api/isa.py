@@ -133,5 +133,7 @@ offer("nki.isa", __all__, globals())
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """Return the object under a name of an older release; see ``stand_ins.py``."""
+        """Return the object that older kernels know as ``nki.isa.<name>``, or raise the error for a name that has none;
+        see ``stand_ins.py``.
+        """
         return alias("nki.isa", name)

@@ -95,7 +95,9 @@ class FirstNki(MetaPathFinder):
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Raise ModuleNotFoundError for a submodule of ``neuronxcc`` that the simulator does not have."""
+        """Raise ModuleNotFoundError for a submodule of ``neuronxcc`` that the simulator does not have, with a message
+        that names its replacement; return None for all other modules.
+        """
         if fullname.startswith("neuronxcc."):
             hint = _first_nki_hint(fullname.rpartition(".")[2])
             # With the name of the module that is asked for, `from package import module` would hide this error.
@@ -116,18 +118,18 @@ _CALLED |= {name: name for name in ("nki", "nki.collectives", "nki.compiler")}
 
 
 def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-    """Register the public names of a module of NKI, and the module's contents, from which hints are made.
+    """Register a module of NKI for the hints in error messages: its public names, and its contents ``namespace``.
 
-    A hint follows the error for a name that is misspelt, or that another module has.
+    A hint suggests a name where a kernel asks for one that is misspelt, or that another module has.
     """
     _OFFERED[module] = names
     PUBLIC_NAMES.offer(_CALLED[module], names, namespace)
 
 
 def _missing(text: str) -> MissingNameError:
-    """Return an error whose message has a hint.
+    """Return an error for a missing name, with the message ``text``, which may include a hint.
 
-    It has no name and no object, because Python would then add a suggestion of its own.
+    The error has no name and no object, because Python would then add a suggestion of its own.
     """
     return MissingNameError(text, name=None, obj=None)
 

@@ -35,18 +35,22 @@ CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no
 
 
 def lanes_of(data: NkiTensor) -> slice:
-    """Return the slice of the accumulator registers that an instruction on ``data`` uses, one for each partition."""
+    """Return the slice of the accumulator registers that an instruction on the tile ``data`` uses: one register for
+    each partition of the tile.
+    """
     start = assumed_partition(data)
     return slice(start, start + data.shape[0])
 
 
 def check_known(core: Core, registers: Accumulators, lanes: slice, message: str) -> None:
-    """Check that the registers of ``lanes`` hold defined values before an instruction continues from them.
+    """Check that the registers of the partitions ``lanes`` hold defined values, before an instruction accumulates onto
+    them.
 
     The option ``uninitialized`` decides how a violation is reported.
 
     Raises:
-        UninitializedReadError: with ``message``, if a register holds none and ``uninitialized="error"``.
+        UninitializedReadError: with the text ``message``, if a register holds no defined value and
+            ``uninitialized="error"``.
     """
     level = core.options.uninitialized
     if (level == "ignore" and not core.is_recorded) or registers.known[lanes].all():
@@ -57,7 +61,7 @@ def check_known(core: Core, registers: Accumulators, lanes: slice, message: str)
 
 
 def check_stored(core: Core, registers: Accumulators, lanes: slice) -> None:
-    """Check that the registers of ``lanes`` hold defined values before they are stored.
+    """Check that the registers of the partitions ``lanes`` hold defined values, before they are stored in a tile.
 
     The option ``uninitialized`` decides how a violation is reported.
 
@@ -79,9 +83,10 @@ def read_accumulators(
     *,
     negate: bool = False,
 ) -> None:
-    """Store the registers of ``lanes`` in ``destination``, the elements of a (P, 1) tile of type ``dtype``.
+    """Store the registers of the partitions ``lanes`` in ``destination``, the elements of a (P, 1) tile of type
+    ``dtype``.
 
-    ``negate`` stores them times -1.
+    With ``negate`` the values are multiplied by -1 first.
 
     Raises:
         UninitializedReadError: if a register holds no defined value, with ``uninitialized="error"``.
@@ -92,7 +97,8 @@ def read_accumulators(
 
 
 class VectorAccumulation:
-    """The use of the accumulator registers by one instruction: its command, its operator, and the results of its rows.
+    """The use of Vector's accumulator registers by one instruction: its command, its operator, and the reduced results
+    of each row.
 
     Args:
         core: the core; the registers of the partitions of ``data`` are used.
@@ -139,12 +145,15 @@ class VectorAccumulation:
         return self._command is not commands.idle
 
     def begin(self) -> None:
-        """Read the initial value of ``load_reduce``, before ``dst`` may overwrite the tile that holds it."""
+        """Read the initial value of the command ``load_reduce``, before the instruction writes ``dst``, which may be
+        the tile that holds the value.
+        """
         if self.initial is not None:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
     def start(self, rows: slice) -> Float32s:
-        """Return the values from which the instruction accumulates in some rows: a copy, one value a partition.
+        """Return, for the rows ``rows``, the values onto which the instruction accumulates its results: a copy, one
+        value a partition.
 
         Raises:
             UninitializedReadError: if the command continues from registers without a defined value, with
@@ -165,12 +174,15 @@ class VectorAccumulation:
         return slice(self._lanes.start + rows.start, self._lanes.start + rows.stop)
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
-        """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
+        """Reduce ``values``, the results in the rows ``rows``, over the free dimensions, and keep one value for each
+        row until :meth:`finish`.
+        """
         if self.is_active:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self, rows: slice) -> None:
-        """Reduce some rows into the registers, as the command says, and store the registers in the destination.
+        """Combine the values of :meth:`add_rows` with the registers of the rows ``rows``, as the command says; then
+        store these registers in the destination.
 
         Raises:
             UninitializedReadError: see :meth:`start`; also if registers without a defined value are to be stored.
@@ -187,7 +199,7 @@ class VectorAccumulation:
             )
 
     def pass_over(self, rows: slice) -> None:
-        """Record the effect of :meth:`finish` on registers and destination, in a launch that computes no values."""
+        """Record what :meth:`finish` does to the registers and the destination, in a launch that computes no values."""
         lanes = self._lanes_of(rows)
         if self.is_active:
             if self._command is commands.reduce:
@@ -232,9 +244,11 @@ def _fold_of(key: str) -> _Fold:
 
 
 def _fold_by_magnitude(position_of_best: Callable[..., npt.NDArray[np.intp]], identity: float) -> _Fold:
-    """Return the operator that selects the element with the best magnitude, and keeps its sign.
+    """Return an operator that selects the element with the largest or smallest magnitude, and keeps its sign;
+    ``position_of_best`` is ``np.argmax`` or ``np.argmin``.
 
-    On a tie the last element wins, as in ``nl.abs_max`` and ``nl.abs_min``. The result is NaN if there is one.
+    If several have that magnitude, the last one is taken, as in ``nl.abs_max`` and ``nl.abs_min``. The result is NaN if
+    there is one.
     """
 
     def along(values: Float32s) -> Float32s:
@@ -257,7 +271,8 @@ def _names(keys: tuple[str, ...]) -> str:
 
 
 class ScalarAccumulation:
-    """The use of the accumulator registers by one instruction: its command, its operator, and the results of its rows.
+    """The use of Scalar's accumulator registers by one instruction: its command, its operator, and the reduced results
+    of each row.
 
     Args:
         core: the core; the registers of the partitions of ``data`` are used.
@@ -306,15 +321,18 @@ class ScalarAccumulation:
         return self._command in _REDUCING
 
     def begin(self) -> None:
-        """Do nothing: only the registers must be read before the instruction writes."""
+        """Do nothing, because a reduction of the Scalar engine has no initial value besides the registers."""
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
-        """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
+        """Reduce ``values``, the results in the rows ``rows``, over the free dimensions, and keep one value for each
+        row until :meth:`finish`.
+        """
         if self.is_active:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self, rows: slice) -> None:
-        """Reduce some rows into the registers, as the command says, and store the registers in the destination.
+        """Combine the values of :meth:`add_rows` with the registers of the rows ``rows``, as the command says; then
+        store these registers in the destination.
 
         Raises:
             UninitializedReadError: if the command continues from registers without a defined value, or such registers
@@ -333,7 +351,7 @@ class ScalarAccumulation:
             read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
 
     def pass_over(self, rows: slice) -> None:
-        """Record the effect of :meth:`finish` on registers and destination, in a launch that computes no values."""
+        """Record what :meth:`finish` does to the registers and the destination, in a launch that computes no values."""
         registers = self._core.scalar_accumulators
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
         if self._command is _RESET:

@@ -29,14 +29,14 @@ def require_number(name: str, value: Any) -> None:
     """Check that ``value`` is a compile-time number.
 
     Raises:
-        NkiValidationError: naming the parameter.
+        NkiValidationError: if it is not; the message names the parameter.
     """
     if not isinstance(value, bool | int | float | np.number):
         raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
 
 
 def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
-    """Return the numpy type in which an element of ``tensor`` is stored."""
+    """Return the numpy type in which the storage of ``tensor`` holds an element."""
     return tensor.storage.numpy_type_of(tensor.dtype)
 
 
@@ -117,7 +117,7 @@ def act(
 def put(core: Core, tensor: NkiTensor, elements: npt.NDArray[Any]) -> None:
     """Write ``elements``, known before the instruction runs, into ``tensor``.
 
-    They have the shape and type of ``tensor``, or are a single element for all.
+    ``elements`` has the shape and type of ``tensor``, or is a single element, which is written everywhere.
     """
 
     def write(into: npt.NDArray[Any]) -> None:

@@ -112,7 +112,7 @@ def check_other_core(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None
     """Check that the launch is on two cores, and that ``send_to_rank`` and ``recv_from_rank`` name the other core.
 
     Raises:
-        NkiValidationError: naming the parameter.
+        NkiValidationError: if either is not the case; the message names the parameter.
     """
     other = 1 - call.core.number
     if call.core.launch.cores != len(_CORES):
@@ -126,7 +126,7 @@ def check_pair(call: Call, src: NkiTensor, dst: NkiTensor) -> None:
     """Check the tensor that is sent and the tensor that receives: they have one shape and type, and do not overlap.
 
     Raises:
-        NkiValidationError: naming both.
+        NkiValidationError: if they differ; the message names both tensors.
         OverlappingCopyError: at the level ``"error"`` of ``overlapping_copies``, if they overlap.
     """
     if (src.shape, src.dtype) != (dst.shape, dst.dtype):
@@ -212,7 +212,7 @@ def sendrecv(
     pipe_id: int,
     dma_engine: DmaEngine = DmaEngine.dma,
 ) -> None:
-    """Swap tiles with the other core: its ``src`` goes to ``dst`` here, and ``src`` from here to its ``dst``.
+    """Swap tiles with the other core: the ``src`` of each core is copied to the ``dst`` of the other one.
 
     Both cores call it with the same ``pipe_id``, and neither continues before both have called it. All four tiles
     have one shape and type. ``dma_engine=gpsimd_dma`` takes up to 256 elements a partition.

@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
     Attributes:
         base: the view; a row is an index of its dimension 0.
-        numbers: the indices of the rows.
+        numbers: the indices of the rows in ``base``.
         in_range: for each row, whether it exists; ``read`` and ``write`` require that all of them do.
     """
 
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     in_range: npt.NDArray[np.bool_]
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Return those of the rows where ``chosen`` is true."""
+        """Return those of the rows where the mask ``chosen`` is true."""
         return Rows(self.base, self.numbers[chosen], self.in_range[chosen])
 
 
@@ -88,7 +88,7 @@ def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
 
 
 def index_tensor(view: NkiTensor) -> NkiTensor:
-    """Return the tensor of the vector offset of ``view``, shape (P, N)."""
+    """Return the tensor, of shape (P, N), that holds the vector offset of ``view``."""
     indirect = view.indirect_access
     assert indirect is not None and isinstance(indirect.index, NkiTensor)
     return indirect.index
@@ -104,7 +104,9 @@ def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
 
 
 def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """Return the static view with all rows that a vector offset can select, within the tensor and its storage."""
+    """Return the static view of all rows that a vector offset can select; they end where the tensor or its storage
+    ends.
+    """
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
     rows = indirect.limit
@@ -114,12 +116,12 @@ def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
 
 
 def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
-    """Return the rows that the vector offset of ``view`` names now.
+    """Return the rows that the vector offset of ``view`` selects, with the values that it has now.
 
     There are as many rows as ``view`` has; the indices are taken column by column.
 
     Raises:
-        OutOfRangeError: naming the partition and the index, unless ``skips``.
+        OutOfRangeError: if an index is out of range, unless ``skips``; the message names the partition and the index.
     """
     indirect = view.indirect_access
     assert indirect is not None
@@ -140,7 +142,7 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
         that.
 
     Raises:
-        OutOfRangeError: naming the partition and the index, unless ``skips``.
+        OutOfRangeError: if an index is out of range, unless ``skips``; the message names the partition and the index.
         NkiValidationError: if a vector offset does not have one index for each row.
     """
     indirect = view.indirect_access
@@ -158,7 +160,7 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
 
 
 def as_rows(end: End) -> Rows:
-    """Return a static view as all of its rows in their order; rows are returned unchanged."""
+    """Return an end of a transfer as rows: all rows of a static view, in order; :class:`Rows` unchanged."""
     if isinstance(end, Rows):
         return end
     rows = end.shape[0]
@@ -174,7 +176,7 @@ def _base(end: End) -> NkiTensor:
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
-    """Return the ends of a transfer, by operand name, restricted to the rows that exist at all ends.
+    """Return the ends of a transfer (``ends`` has them by operand name), restricted to the rows that exist at all ends.
 
     Row p of one end belongs to row p of another.
 
@@ -196,31 +198,31 @@ def rows_in_range(ends: dict[str, End]) -> list[End]:
 
 
 def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns where ``part`` lies in a matrix that holds the elements of ``block``.
-
-    The elements have ``width`` bytes.
+    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``; elements have ``width``
+    bytes.
     """
     columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
     return slice(part.top - block.top, part.bottom - block.top), columns
 
 
 def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
-    """Return whether a deferred part is computed from elements in ``memory``."""
+    """Return whether the memory from which a deferred part is computed overlaps ``memory``."""
     return any(may_share(source, memory) for source in part.sources_within(part.block))
 
 
 def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two matrices are the same elements of one memory, in the same layout."""
+    """Return whether two matrices have the same elements of one memory, in the same order."""
     if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
         return False
     return bool(first.ctypes.data == second.ctypes.data)
 
 
 def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
-    """Return whether a deferred part can be computed while or after the block around it is stored in ``matrix``.
+    """Return whether a deferred part can still be computed while elements of ``block`` are being stored in ``matrix``,
+    or after that.
 
-    ``block`` contains the part or is a part of it. It can if its sources are elsewhere in memory, or if each element is
-    computed from the place where it is stored.
+    ``block`` contains the part or is a part of it. It can be computed if its sources are elsewhere in memory, or if
+    each element is computed from the place where it is stored.
     """
     if not _shares(part, matrix):
         return True
@@ -233,8 +235,8 @@ def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> b
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return the elements as a matrix with as many rows as ``like``, without a copy if :func:`_has_dense_rows`
-    holds.
+    """Return ``elements`` as a matrix with as many rows as the tile ``like`` has; no copy is made if
+    :func:`_has_dense_rows` holds.
     """
     return elements.reshape(like.shape[0], like.free_size)
 
@@ -250,7 +252,8 @@ def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None
 
 
 def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
-    """Compute the deferred elements of a tile directly in the memory to which the tile is stored, if possible.
+    """Compute the deferred elements of the tile ``source`` directly in ``target``, the memory to which it is stored, if
+    possible.
 
     Returns:
         Whether it was possible, and ``source`` has been stored.
@@ -291,16 +294,15 @@ def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
     """Return whether a view can be read, without a copy, as a matrix with as many rows as ``like``, each contiguous in
     memory.
 
-    The shape of the view does not matter.
+    The view may have any shape with that number of elements.
     """
     strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
     return strides is not None and (like.free_size == 1 or strides[1] == 1)
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Return whether a copy between two tensors is large enough to be deferred, and the tensors allow that.
-
-    They must have one type and equal rows of elements, as many rows as the tensor on chip has partitions.
+    """Return whether a copy between two tensors may be deferred: it is large, the types are equal, and the tensors have
+    the same rows of elements, as many as the tensor on chip has partitions.
     """
     on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (
@@ -321,10 +323,10 @@ def _note_read(core: Core, end: End) -> None:
 
 
 def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of the elements of the rows that were never written; None if all were.
+    """Return a mask of those elements of ``rows`` that were never written; None if all were written.
 
     Raises:
-        UninitializedReadError: if some were not, with ``uninitialized="error"``.
+        UninitializedReadError: if some were not written, with ``uninitialized="error"``.
     """
     base = rows.base
     written = base.storage.written
@@ -346,7 +348,7 @@ def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool
 
 
 def pass_over_read(core: Core, name: str, end: End) -> None:
-    """Check and record a read like :func:`read`, without returning the values."""
+    """Check and record the read that :func:`read` makes, in a launch that computes no values."""
     if _base(end).storage.is_shape_only:
         return
     if isinstance(end, Rows):
@@ -369,7 +371,8 @@ def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
 
 
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
-    """Return the elements at ``end``: the memory itself for a static view, a copy for rows.
+    """Return the elements at ``end``, one end of a transfer: the memory itself for a static view, a copy for
+    :class:`Rows`.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -387,7 +390,9 @@ def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
 
 
 def _memory_at(end: End) -> npt.NDArray[Any]:
-    """Return an array of the memory at ``end``, which may also contain rows between the chosen ones."""
+    """Return an array of the memory at ``end``. For :class:`Rows` it also contains the rows of the view that are not
+    selected.
+    """
     if not isinstance(end, Rows):
         return end.array
     if not len(end.numbers):
@@ -410,7 +415,7 @@ def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: D
 def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
     """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
 
-    If a row is named twice, the last one wins.
+    If ``end`` names a row twice, its last values stay.
     """
     if _base(end).storage.is_abstract:
         if not _base(end).storage.is_shape_only:

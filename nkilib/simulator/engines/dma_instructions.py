@@ -86,7 +86,7 @@ def check_priority(core: Core, priority: int | None) -> None:
     """Check that the generation of the core has this DMA priority; None is always allowed.
 
     Raises:
-        NkiValidationError: naming the range and the generation.
+        NkiValidationError: if it has not; the message names the range and the generation.
     """
     if priority is None:
         return
@@ -98,7 +98,9 @@ def check_priority(core: Core, priority: int | None) -> None:
 
 
 def _has_vector_offset(view: NkiTensor) -> bool:
-    """Return whether every row of a view has its own index, so that the transfer is a gather or a scatter."""
+    """Return whether a view has a vector offset: each of its rows has its own index, so that the transfer is a gather
+    or a scatter.
+    """
     indirect = view.indirect_access
     return indirect is not None and indirect.kind == "vector"
 
@@ -107,7 +109,7 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
     """Check that the call may be a gather or a scatter: only software writes their descriptors, from trn2 on.
 
     Raises:
-        NkiValidationError: naming the generation or the mode.
+        NkiValidationError: if it may not; the message names the generation or the mode.
     """
     if core.generation.version is nc_version.gen2:
         raise NkiValidationError("a vector offset needs trn2 or newer")
@@ -141,7 +143,7 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check, before the tiles of a grid on chip are copied at once, that the other tensor has them in the same order.
+    """Check, before a whole grid of tiles on chip is copied, that the other tensor has the tiles in the same order.
 
     A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
     """
@@ -230,7 +232,9 @@ _SOURCES_OF_UPDATE = 2
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """Return the float32 sum of the sources, in their shape, or flat if their shapes differ."""
+    """Return the float32 sum of the elements at ``ends``, the sources of ``dma_compute``; it is flat if their shapes
+    differ.
+    """
     sources = [read(core, name, end) for name, end in ends.items()]
     shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
     first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
@@ -241,7 +245,9 @@ def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
 
 
 def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
-    """Check that the call uses only the features that the documentation names as supported at present."""
+    """Check that a call of ``dma_compute`` uses only what the documentation names as supported at present: 2 or more
+    sources, ``nl.add``, and scales of 1.
+    """
     if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
         raise NkiValidationError(
             f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
@@ -285,9 +291,8 @@ def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
 
 
 def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
-    """Check that a call with a vector offset has one of its two forms.
-
-    They are a scatter that adds a tile to rows of HBM, and a gather that adds rows of HBM to a tile.
+    """Check that a call of ``dma_compute`` with a vector offset is a scatter that adds a tile to rows of HBM, or a
+    gather that adds rows of HBM to a tile.
     """
     if unique_indices is not True:
         raise NkiValidationError(
@@ -306,7 +311,7 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
 
 
 def _check_unique(dst: NkiTensor, target: End) -> None:
-    """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
+    """Check what ``unique_indices`` promises: the indices name no row of ``dst`` twice.
 
     The sum in such a row would depend on the order of the two additions.
     """
@@ -395,7 +400,9 @@ def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, 
 
 
 def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the order in which ``dst`` has the dimensions of ``src``, after checking shapes, types and ``axes``."""
+    """Return the order in which ``dst`` has the dimensions of ``src``, after checking their shapes and types and
+    ``axes``.
+    """
     order = TRANSPOSED_AXES.get(src.ndim)
     if order is None:
         raise NkiValidationError(f"operand 'src' must have 2, 3 or 4 dimensions, got {src}")

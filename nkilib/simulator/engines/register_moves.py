@@ -42,7 +42,7 @@ def _check_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], 
 
 
 def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap an instruction so that it has its documented signature, which ends without ``name=``."""
+    """Wrap an instruction on registers so that it has its documented signature, without ``name=``."""
     signature = inspect.signature(public)
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 
@@ -130,13 +130,15 @@ def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
 
 
 class _Loaded:
-    """A holder for the scalar that :func:`scalar_load` creates."""
+    """A holder through which :func:`scalar_load` returns the scalar that it creates."""
 
     scalar: NkiScalar
 
 
 def _returning_scalar(issued: Callable[[_Loaded, Any], NkiInstruction]) -> Callable[[NkiTensor], NkiScalar]:
-    """Wrap the load so that it has its documented signature and returns the scalar."""
+    """Wrap the instruction ``scalar_load`` so that it has its documented signature and returns the scalar, not a
+    handle.
+    """
     signature = inspect.Signature([inspect.Parameter("src", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
     @wraps(issued)
@@ -151,7 +153,9 @@ def _returning_scalar(issued: Callable[[_Loaded, Any], NkiInstruction]) -> Calla
 
 
 def _returning_nothing(issued: Callable[[Any, Any], NkiInstruction]) -> Callable[[NkiTensor, NkiScalar], None]:
-    """Wrap the store so that it has its documented signature, without ``name=``, and returns no handle."""
+    """Wrap the instruction ``scalar_store`` so that it has its documented signature, without ``name=``, and returns no
+    handle.
+    """
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("dst", "value")]
     signature = inspect.Signature(parameters)
 

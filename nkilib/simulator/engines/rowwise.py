@@ -46,7 +46,9 @@ SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
 def is_worth_deferring(tensor: NkiTensor) -> bool:
-    """Return whether the elements of ``tensor`` take 256 KiB or more: deferring their computation is worthwhile."""
+    """Return whether the elements of ``tensor`` take 256 KiB or more, so that deferring their computation saves
+    time.
+    """
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
@@ -75,7 +77,8 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
 
 
 def blocks_of_destination(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
-    """Return slices of the partitions of ``destination``, each of about ``BLOCK_ELEMENTS`` elements.
+    """Return slices that divide the partitions of ``destination`` into blocks of about ``BLOCK_ELEMENTS`` elements, in
+    which an instruction computes its results.
 
     A partition counts as ``width`` elements. There is a single slice of all partitions if a source shares the
     destination's storage through a different view: all of the source must then be read before anything is stored.
@@ -106,7 +109,7 @@ class SourceRows:
         self._is_direct = flat is not None and flat.dtype == FLOAT32
 
     def load(self, rows: slice, landing: Float32s | None = None) -> Float32s:
-        """Return the values of some rows; they are valid until the next call.
+        """Return the values of the rows ``rows`` in float32; they are valid until the next call.
 
         Args:
             rows: the slice of rows.
@@ -125,7 +128,7 @@ class SourceRows:
 
 
 class ResultRows:
-    """The place for the float32 results of some rows of an instruction.
+    """The memory into which an instruction computes its float32 results, some rows at a time.
 
     It is the tensor itself if that is dense float32, else the scratch buffer ``slot``, from which :meth:`store` casts
     the results into the tensor.
@@ -144,23 +147,30 @@ class ResultRows:
         self._flat = tensor.flat_rows if is_float32 else None
 
     def open(self, rows: slice) -> Float32s:
-        """Return an array (rows, elements per partition) for the results of some rows."""
+        """Return the array (rows, elements per partition) into which the results in the rows ``rows`` are to be
+        computed.
+        """
         if self._flat is not None:
             return self._flat[rows]
         return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
 
     def is_apart_from(self, source: NkiTensor) -> bool:
-        """Return whether the memory that :meth:`open` returns is not the memory of ``source``."""
+        """Return whether computing results in the array of :meth:`open` leaves ``source`` unchanged, because they are
+        in different memory.
+        """
         return self._flat is None or source.storage is not self._storage
 
     def store(self, rows: slice, values: Float32s) -> None:
-        """Cast ``values``, computed in the array that :meth:`open` returned for the same rows, into the tensor."""
+        """Cast ``values``, which are in the array that :meth:`open` returned for the same rows, into the tensor;
+        nothing is done if that array is the tensor.
+        """
         if self._flat is None:
             store_float(self._array[rows], values, self._dtype)
 
 
 def float32_rows(elements: npt.NDArray[Any], width: int) -> Float32s:
-    """Return some rows as a float32 array (rows, ``width``), which the caller does not write to.
+    """Return ``elements``, some rows of a tensor, as a float32 array (rows, ``width``), which the caller does not write
+    to.
 
     No copy is made if the rows are float32 already.
     """
@@ -173,7 +183,9 @@ def float32_rows(elements: npt.NDArray[Any], width: int) -> Float32s:
 
 
 def column(value: Any, rows: slice) -> Any:
-    """Return a scalar operand for some rows: a number as float32, a (P, 1) tensor as a float32 column (a copy)."""
+    """Return a scalar operand for the rows ``rows``: a number as float32, a (P, 1) tensor as a float32 column (a
+    copy).
+    """
     if isinstance(value, NkiTensor):
         array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
         return array[rows].astype(FLOAT32)
@@ -181,7 +193,7 @@ def column(value: Any, rows: slice) -> Any:
 
 
 def rows_of_operand(operand: Any, rows: slice) -> Any:
-    """Return some rows of a scalar operand that :func:`column` returned for all rows."""
+    """Return the part for the rows ``rows`` of a scalar operand, which :func:`column` returned for all rows."""
     return operand[rows] if isinstance(operand, np.ndarray) else operand
 
 
@@ -214,20 +226,26 @@ class Accumulation(Protocol):
     def initial(self) -> Any: ...
 
     def begin(self) -> None:
-        """Read the initial value before the instruction writes anything."""
+        """Read the initial value, before the instruction writes anything: it may overwrite the tile that holds the
+        value.
+        """
 
     def add_rows(self, rows: slice, values: Float32s, /) -> None:
-        """Reduce the results of some rows."""
+        """Reduce ``values``, the results in the rows ``rows``, and keep one value for each row until :meth:`finish`."""
 
     def finish(self, rows: slice) -> None:
-        """Reduce some rows into their registers, and store the registers in the destination."""
+        """Combine the reduced results with the registers of the rows ``rows``, and store these registers in the
+        destination.
+        """
 
     def pass_over(self, rows: slice) -> None:
-        """Record the effect of :meth:`finish` on registers and destination, in a launch that computes no values."""
+        """Record what :meth:`finish` does to the registers and the destination, in a launch that computes no values."""
 
 
 class Rowwise(NamedTuple):
-    """The computation of an instruction, some rows at a time: its function, and its scalar operands for all rows."""
+    """The computation of an instruction: its function, which is called for some rows at a time, and its scalar operands
+    for all rows.
+    """
 
     apply: Apply
     scalars: list[Any]
@@ -241,7 +259,7 @@ def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
 
 
 def _storage_buffer(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a work buffer for elements of at most four bytes, in the type in which a tile stores them."""
+    """Return a work buffer of elements of type ``numpy_type``, which have at most four bytes."""
     size = shape[0] * shape[1]
     return core.scratch(slot, size).view(numpy_type)[:size].reshape(shape)
 
@@ -251,16 +269,16 @@ def _shifted(span: slice, by: int) -> slice:
 
 
 class _Input(NamedTuple):
-    """An input tile as it was when the instruction was issued.
+    """An input tile of an instruction with deferred results, as it was when the instruction was issued.
 
     Attributes:
-        memory: the elements of the tile, or None if they are deferred.
+        memory: the elements of the tile, or None if they are deferred themselves.
         content: the deferred computation of the elements, or None.
         at: the rows and columns of the deferred content that the tile covers.
         sources: the memory in HBM from which the elements are computed.
-        operands: the other storages from which they are computed.
-        is_own: whether they are in the memory of the same view that receives the results.
-        numpy_type: the type in which the storage holds them.
+        operands: the other storages from which the elements are computed.
+        is_own: whether the elements are in the memory of the same view that receives the results.
+        numpy_type: the type in which the storage holds the elements.
     """
 
     memory: npt.NDArray[Any] | None
@@ -276,9 +294,10 @@ class _Input(NamedTuple):
         return 0 if self.content is None else self.content.depth
 
     def load(self, core: Core, block: Block, slot: str, landing: Float32s | None) -> Float32s:
-        """Return the elements in some rows and columns as float32.
+        """Return the elements in the rows and columns ``block`` as float32.
 
-        Elements that are not in float32 memory are written to ``landing`` if it is given.
+        If they have to be computed or cast, they are written to ``landing``, or without it to the scratch buffer
+        ``slot``.
         """
         rows, columns = block
         if self.memory is not None and self.memory.dtype == FLOAT32:
@@ -322,7 +341,7 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
 
 
 def _is_column(tile: NkiTensor) -> bool:
-    """Return whether all elements of each partition are the same one, as in a (P, 1) tile that was broadcast."""
+    """Return whether a tile is a broadcast (P, 1) tile: all elements of a partition are the same element."""
     is_static = tile.indirect_access is None and not tile.storage.is_abstract
     return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
 
@@ -337,7 +356,9 @@ def _input_of_column(elements: Float32s) -> _Input:
 
 
 def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
-    """Return the inputs from which the results can be computed later; None if they must be computed at once."""
+    """Return ``tiles`` as inputs from which the results in ``dst`` can be computed later; None if they must be computed
+    at once.
+    """
     target = dst.storage.block_of(dst.layout, dst.dtype)
     if target is None or dst.indirect_access is not None:
         return None
@@ -353,7 +374,7 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 
 
 class _Results:
-    """The deferred results of an instruction.
+    """The results of an instruction that are computed when they are read.
 
     If all of them are computed twice, once to be reduced and once to be read, the launch defers no results afterwards.
 
@@ -374,10 +395,10 @@ class _Results:
         self._result = f"result of depth {self.depth}"
 
     def blocks(self, part: Block, into: Float32s | None = None) -> Iterator[tuple[slice, Float32s]]:
-        """Yield the results in some rows and columns, a few rows after the other, each with the slice of its rows.
+        """Yield the results in the rows and columns ``part``, one block of rows after the other, each with the slice of
+        its rows.
 
-        The results are in the array ``into``; without it, all are in one scratch buffer, and valid until the next
-        block.
+        They are computed in the array ``into``; without it, in a scratch buffer that each block overwrites.
         """
         rows, columns = part
         width = columns.stop - columns.start
@@ -397,7 +418,7 @@ class _Results:
             yield block, values
 
     def write(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write the results of some rows and columns into ``elements``, an array for exactly these rows and columns."""
+        """Write the results in the rows and columns given into ``elements``, an array of exactly their size."""
         is_direct = elements.dtype == FLOAT32 and self._dtype != tfloat32
         for block, values in self.blocks((rows, columns), elements if is_direct else None):
             if not is_direct:
@@ -410,9 +431,10 @@ class _Results:
 def _defer_results(
     core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Accumulation | None
 ) -> None:
-    """Defer the results until an instruction reads them.
+    """Record that the results of an instruction in ``dst`` are to be computed from ``inputs`` when an instruction reads
+    them.
 
-    Often only a store to HBM reads them, or nothing does.
+    Often only a store to HBM reads them, or nothing does. A ``reduction`` is computed at once.
     """
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:

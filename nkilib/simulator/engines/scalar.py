@@ -54,7 +54,8 @@ def _apply_function(
 ) -> None:
     """Apply ``steps`` to ``data``, each rounded to float32, then the activation function ``key``; store the results.
 
-    ``accumulation`` reduces the results into the registers. The function is called with ``parameter`` if it has one.
+    ``accumulation`` reduces the results into the accumulator registers. The function is called with ``parameter`` if it
+    has one.
     """
     functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
     columns = [step.operand for step in steps]
@@ -94,7 +95,8 @@ _OPERANDS = (
 
 
 def _activation_engine_rule(engine: Engine, generation: Generation, values: Mapping[str, Any]) -> None:
-    """Check that an engine has activation functions, and a reduction of their results if the call asks for it.
+    """Check that ``engine`` can compute activation functions and, if the call asks for one, a reduction of their
+    results.
 
     Raises:
         NkiValidationError: for GpSimd before trn3, and for its reduction: only the Scalar engine has the registers.
@@ -114,7 +116,7 @@ def _activation_engine_rule(engine: Engine, generation: Generation, values: Mapp
 
 
 def _activation_key(op: Any) -> str:
-    """Return the name of an activation function.
+    """Return the name of the activation function ``op``.
 
     Raises:
         NkiValidationError: if ``op`` is not an activation function.
@@ -240,7 +242,9 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
 
 
 def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[_Step]:
-    """Return the steps before the function, each from its number, operator, immediate and whether it is reversed."""
+    """Return the steps of ``activate2`` before the function. Each argument is a step: its number, operator, immediate
+    operand, and whether the operands are exchanged.
+    """
     keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
     if keys not in _STEP_PAIRS:
         allowed = ", ".join(f"(nl.{first}, nl.{second})" for first, second in _STEP_PAIRS)

@@ -21,7 +21,7 @@ from .options import current_options
 
 
 class Simulated(Protocol):
-    """The properties of the core that a thread simulates, as far as this module needs them."""
+    """The interface of the simulated core: the properties that this module needs of it."""
 
     @property
     def generation(self) -> Generation: ...
@@ -32,11 +32,13 @@ class Simulated(Protocol):
 
     @property
     def is_traced(self) -> bool:
-        """Whether the rules of NKI 0.7's tracer hold: Python cannot branch on values that only the device knows."""
+        """Whether kernels follow the rules of NKI 0.7's tracer: Python cannot branch on values that only the device
+        knows.
+        """
 
     @property
     def scope(self) -> Scope:
-        """The scope of the current instruction."""
+        """The scope of the current instruction: the launch, the core, and the loop iterations that it runs in."""
 
 
 class _Thread(threading.local):
@@ -49,12 +51,12 @@ THREAD = _Thread()
 
 
 def enter(simulated: Simulated | None) -> None:
-    """Make this thread simulate a core; None ends the simulation."""
+    """Make this thread simulate the core ``simulated``; None ends the simulation."""
     THREAD.simulated = simulated
 
 
 def is_abstract_launch() -> bool:
-    """Return whether the running kernel has shapes and no data."""
+    """Return whether the running kernel was launched on shapes, without data."""
     simulated = THREAD.simulated
     return simulated is not None and simulated.is_abstract
 
@@ -72,7 +74,7 @@ def is_traced() -> bool:
 
 
 def current_scope() -> Scope:
-    """Return the scope of the current instruction of the running kernel; the empty one outside a kernel."""
+    """Return the scope in which the running kernel's current instruction runs; the empty scope outside a kernel."""
     simulated = THREAD.simulated
     return simulated.scope if simulated is not None else ()
 

@@ -208,7 +208,9 @@ class RawEnvironment:
         self._keys: tuple[Any, ...] = tuple(map(getattr(os.environ, "encodekey", str), self._names))
 
     def __call__(self) -> tuple[Any, ...]:
-        """Return the values in order, None where one is not set; for comparison only, since they may be bytes."""
+        """Return the values of the variables in order, None where one is not set. They are for comparison only, because
+        they may be bytes.
+        """
         raw = getattr(os.environ, "_data", None)
         # A test may have put another mapping in the place of os.environ.
         return tuple(map(os.environ.get, self._names)) if raw is None else tuple(map(raw.get, self._keys))
@@ -227,7 +229,7 @@ _raw_environment = RawEnvironment(OPTION_VARIABLES)
 
 
 class _Changes(NamedTuple):
-    """The changes that :func:`using` makes.
+    """The changes of options that enclosing ``with using(...)`` blocks make.
 
     Attributes:
         values: the changed values by field.
@@ -246,7 +248,7 @@ _MOST_KNOWN = 64
 
 
 def _changed(changes: Mapping[str, Any]) -> Options:
-    """Return the options of the environment with the changes of :func:`using`."""
+    """Return the options of the environment, with ``changes`` applied."""
     fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
     return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
 
@@ -306,7 +308,9 @@ def using(**changes: Any) -> Iterator[Options]:
 
 @contextmanager
 def preferring(target: str | None) -> Iterator[None]:
-    """Simulate a kernel's own target, if it has one and neither :func:`using` nor the environment names another."""
+    """Simulate the generation ``target``, for which a kernel states that it is written, unless it is None or
+    :func:`using` or the environment names another.
+    """
     if target is None or "target" in _CHANGES.get().values or os.environ.get(TARGET_VARIABLE):
         yield
         return

@@ -29,7 +29,7 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
     """Check that the operands ``others`` have as many partitions as operand ``first``; ``values`` holds them by name.
 
     Raises:
-        NkiValidationError: naming the two operands and their sizes.
+        NkiValidationError: if one has not; the message names the two operands and their sizes.
     """
     for other in others:
         if values[first].shape[0] != values[other].shape[0]:
@@ -40,10 +40,11 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that the operands ``others`` have as many elements per partition as operand ``first``.
+    """Check that the operands ``others`` have as many elements per partition as operand ``first``; ``values`` holds the
+    operands by name.
 
     Raises:
-        NkiValidationError: naming the two operands and their sizes.
+        NkiValidationError: if one has not; the message names the two operands and their sizes.
     """
     for other in others:
         if values[first].free_size != values[other].free_size:
@@ -54,10 +55,11 @@ def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that the operands ``others`` have as many partitions, and elements per partition, as operand ``first``.
+    """Check that the operands ``others`` have as many partitions, and elements per partition, as operand ``first``;
+    ``values`` holds the operands by name.
 
     Raises:
-        NkiValidationError: naming the two operands and their sizes.
+        NkiValidationError: if one has not; the message names the two operands and their sizes.
     """
     tile = values[first]
     for name in others:
@@ -71,7 +73,7 @@ def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
     """Check that at most one of two inputs is in PSUM.
 
     Raises:
-        NkiValidationError: naming both.
+        NkiValidationError: if both are; the message names them.
     """
     if values[first].buffer is MemoryRegion.psum and values[second].buffer is MemoryRegion.psum:
         raise NkiValidationError(f"operands {first!r} and {second!r} must not both be in psum")
@@ -81,7 +83,7 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
     """Check that the two ends of a copy have one type if either is packed, because packed bits are moved unchanged.
 
     Raises:
-        NkiValidationError: naming both.
+        NkiValidationError: if the types differ; the message names both tensors.
     """
     if first.dtype != second.dtype and (first.dtype.is_packed or second.dtype.is_packed):
         raise NkiValidationError(
@@ -91,7 +93,8 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
 
 
 def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
-    """Check that the operands ``names`` have at most ``limit`` dimensions, the partition dimension included.
+    """Check that the operands ``names``, keys of ``values``, have at most ``limit`` dimensions, the partition dimension
+    included.
 
     For some instructions NKI 0.7 documents a smaller limit than that of engine accesses.
 
@@ -107,7 +110,9 @@ def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
 
 
 def _is_plain(tensor: View) -> bool:
-    """Return whether a view has two dimensions, starts at partition 0 and is within all limits, as most views are."""
+    """Return whether a view certainly meets all limits of engine accesses: it has two dimensions, starts at partition
+    0, and its sizes and strides are small, as for most views.
+    """
     if len(tensor.shape) != 2:
         return False
     (partitions, elements), (step, stride), row = tensor.shape, tensor.strides, partition_elements(tensor)
@@ -156,8 +161,8 @@ def check_partitions(name: str, tensor: View) -> None:
     """Check that a compute engine may access a view's partitions (trainium_inferentia2_arch.rst, Data Access).
 
     Raises:
-        NkiValidationError: if they are not consecutive, or the first is not one at which an access to so many
-            partitions may start.
+        NkiValidationError: if they are not consecutive, or if an access to so many partitions may not start at the
+            first one.
     """
     check_consecutive_partitions(name, tensor)
     start, partitions = partition_in_storage(tensor), tensor.shape[0]
@@ -179,7 +184,7 @@ def check_engine_access(name: str, tensor: View) -> None:
         tensor: the view that the engine is to access.
 
     Raises:
-        NkiValidationError: naming the operand, the limit and the value.
+        NkiValidationError: if it cannot; the message names the operand, the limit and the value.
     """
     if _is_plain(tensor):
         repeats = tensor.strides[1] == 0 and tensor.shape[1] > 1
@@ -260,7 +265,7 @@ def engines_besides(
     values: Mapping[str, Any],
     indirect: Collection[str] = (),
 ) -> tuple[Engine, ...]:
-    """Return the engines besides ``engine`` that a kernel may ask for in a call; see :func:`check_engine`."""
+    """Return the engines other than ``engine`` that can run a call; the arguments are those of :func:`check_engine`."""
     return tuple(
         other
         for other in definition.engines

@@ -40,7 +40,7 @@ _TENSOR_ENGINE_GROUP = 32
 
 
 class Indirection(NamedTuple):
-    """The documented support of an instruction for views of ``NkiTensor.indirect``.
+    """The operands for which an instruction accepts views of ``NkiTensor.indirect``, according to the documentation.
 
     Attributes:
         operands: the operands that may be indirect: first the output, then the inputs. If the output is indirect, its
@@ -95,12 +95,16 @@ class Operand:
 
 
 def output(name: str, **rules: Any) -> Operand:
-    """Return an operand that the instruction writes."""
+    """Return the requirements on an operand that the instruction writes; ``rules`` are other fields of
+    :class:`Operand`.
+    """
     return Operand(name, is_output=True, **rules)
 
 
 def vector(name: str, like: str, **rules: Any) -> Operand:
-    """Return an operand of one element a partition, matching the partitions of operand ``like``."""
+    """Return the requirements on an operand that has one element in each partition, and as many partitions as operand
+    ``like``.
+    """
     return Operand(name, is_vector=True, like=like, **rules)
 
 
@@ -126,7 +130,7 @@ class EngineRule(Protocol):
     """
 
     def __call__(self, engine: Engine, generation: Generation, values: Mapping[str, Any], /) -> None:
-        """Return if the engine can run the call.
+        """Return without an error if the engine can run the call.
 
         Raises:
             NkiValidationError: if it cannot.
@@ -226,7 +230,9 @@ class Definition:
         return list(order(values))
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return, for each parameter, the position of its value in ``(*args, *kwargs.values(), *self._defaults)``."""
+        """Return for each parameter of the signature where its value is in ``(*args, *kwargs.values(),
+        *self._defaults)``.
+        """
         error = call_error(self.label, self.signature, args, kwargs, is_named=False)
         if error is not None:
             raise error
@@ -267,7 +273,7 @@ def check_kind(kind: Any) -> None:
     """Check that ``kind`` is a member of ``nki.isa.dependency``, or None.
 
     Raises:
-        NkiValidationError: for anything else.
+        NkiValidationError: if it is anything else.
     """
     if kind is not None and not isinstance(kind, dependency):
         raise NkiValidationError(f"kind must be a member of nki.isa.dependency, got {kind!r}")

@@ -62,7 +62,9 @@ RULES = {
 
 
 def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """Return ``operands`` with ``indirection`` set on those that may be a view of ``indirect`` in ``instruction``."""
+    """Return ``operands``, in which those that ``instruction`` accepts as a view of ``NkiTensor.indirect`` have
+    ``indirection`` set.
+    """
     rule = RULES.get(instruction)
     if rule is None:
         return operands
@@ -91,7 +93,8 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The positions of offsets in the tensor of offsets, for each partition and selected element.
+        """The position in the tensor of offsets, for each partition and chosen element, of the offset that chooses the
+        element.
 
         The two arrays (partitions, count) hold the partition and the column of the offset.
         """
@@ -101,7 +104,8 @@ class Choice:
         return first[:, None] + element % self.group, columns
 
     def of(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the chosen free elements, as an array of indices (partitions, count), for the values of the offsets.
+        """Return the indices of the chosen free elements, as an array (partitions, count); ``offsets`` are the values
+        of the tensor of offsets.
 
         Raises:
             OutOfRangeError: if an offset is outside [0, limit).
@@ -114,7 +118,7 @@ class Choice:
 
 
 def rows_layout(base: View) -> Layout:
-    """Return the layout (partitions, free elements) of a tensor that is dense in each partition."""
+    """Return the layout of ``base`` as a matrix (partitions, free elements); the tensor is dense in each partition."""
     return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
 
 
@@ -153,9 +157,9 @@ class IndirectOperand:
     is_output: bool
 
     def finish(self) -> None:
-        """Scatter the elements back to ``base`` after the instruction, if the operand is an output.
+        """After the instruction, scatter the elements of an output back to ``base``; nothing is done for an input.
 
-        If several have the same position, the last one is stored.
+        If several elements have the same position, the last one is stored.
         """
         storage, source = self.base.storage, self.gathered.storage
         if not self.is_output or storage.is_shape_only:
@@ -172,7 +176,9 @@ class IndirectOperand:
 
 
 def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
-    """Copy the chosen elements of ``base`` to ``gathered``, and mark those as written that are written in ``base``."""
+    """Copy the elements of ``base`` at ``positions`` to ``gathered``. Those that are unwritten in ``base`` stay marked
+    as unwritten.
+    """
     storage, width = gathered.storage, base.storage.width_of(base.dtype)
     if not storage.is_abstract:
         source = base.flat_rows
@@ -184,9 +190,9 @@ def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View)
 
 
 def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
-    """Return the choice made by the offsets of a view of ``indirect``.
+    """Return the :class:`Choice` for a view of ``indirect``, where ``group`` partitions share their offsets.
 
-    The offsets are read down the partitions of a group, then down the next column.
+    Offsets are read down the partitions of a group, then down the next column.
     """
     assert isinstance(indirect.index, View)
     partitions, columns = indirect.index.shape
@@ -202,7 +208,7 @@ def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
 
 
 def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.int64]:
-    """Return the index of the chosen free element, for each partition and chosen element.
+    """Return, for each partition, the indices of the free elements that the offsets choose.
 
     In a launch on shapes all indices are 0.
     """
@@ -222,7 +228,8 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Copy the elements that a view of ``indirect`` chooses to a new tensor, and return both as an operand.
+    """Copy the elements that ``view``, a view of ``NkiTensor.indirect``, chooses to a new tensor; return an operand
+    with the view and this tensor.
 
     Raises:
         OutOfRangeError: if an offset lies outside of the partition.
@@ -327,7 +334,7 @@ def check_indirect_operands(
     The requirements on a single operand, and on the engine, are checked elsewhere.
 
     Raises:
-        NkiValidationError: naming operand, requirement and value.
+        NkiValidationError: if a requirement is not met; the message names the operand, the requirement and the value.
     """
     by_name = {operand.name: operand for operand in operands}
     _check_places(RULES[instruction].operands, values, by_name)
@@ -336,7 +343,9 @@ def check_indirect_operands(
 
 
 def _index(indirect: Indirect) -> int:
-    """Return the value of a scalar offset; 0 if it is not known, since shape, checks and costs do not depend on it."""
+    """Return the value of a scalar offset; 0 in a launch that does not know it, where shapes, checks and costs do not
+    depend on it.
+    """
     try:
         (index,) = indirect.read()
     except DataNeeded:
@@ -345,7 +354,9 @@ def _index(indirect: Indirect) -> int:
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """Check that an index moves an on-chip view only within its own partitions."""
+    """Check that the scalar offset ``index`` leaves an on-chip view within its partitions; ``offset`` is the first
+    element that results.
+    """
     row = partition_elements(view)
     static = view.offset % row
     low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))

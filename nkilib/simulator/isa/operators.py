@@ -45,7 +45,9 @@ class Operator:
         self._function: Callable[..., Any] | None = None
 
     def bind(self, function: Callable[..., Any]) -> None:
-        """Make calls run ``function``, and take over its signature and documentation."""
+        """Make calls of the operator run ``function``, and give the operator that function's signature and
+        docstring.
+        """
         self._function = function
         update_wrapper(self, function)
 

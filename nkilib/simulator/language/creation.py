@@ -56,14 +56,18 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     try:
         sizes = tuple(map(index, shape))
     except TypeError:
-        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
+        divided = isinstance(shape, Sequence) and any(isinstance(size, float) and size % 1 == 0 for size in shape)
+        advice = "; divide with //, which gives an integer" if divided else ""
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}{advice}") from None
     # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
     return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
 
 
 @lru_cache(maxsize=_MOST_CHECKED)
 def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_bytes: int) -> bool:
-    """Return whether a tensor of this shape and type can exist if a partition of SBUF has ``sbuf_bytes``."""
+    """Return whether a tensor of this shape, type and region can exist on hardware whose SBUF has ``sbuf_bytes`` in a
+    partition.
+    """
     if not shape or min(shape) < 1:
         return False
     if region in HBM:
@@ -77,7 +81,7 @@ def _partition_bytes(core: Core, region: MemoryRegion) -> int:
 
 
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
-    """Raise the error that explains why a tensor of this shape and type cannot exist."""
+    """Raise the error that explains why a tensor of this shape, type and region cannot exist on the target."""
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
@@ -94,7 +98,9 @@ def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memo
 def _checked_address(
     core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
 ) -> tuple[int, ...]:
-    """Return ``address`` as integers, after checking that a tensor of this shape may lie there."""
+    """Return ``address``, which the kernel has chosen, as integers, after checking that a tensor of this shape may lie
+    there.
+    """
     form = "(first byte,)" if region in HBM else "(first partition, first byte in a partition)"
     try:
         place = tuple(map(index, address))
@@ -167,7 +173,7 @@ def _allocate(
     name: str,
     address: tuple[int, ...] | None,
 ) -> Storage:
-    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
+    """Return the storage of a new tensor. For a tensor in shared HBM, all cores get the same storage."""
     if region is not _SHARED_HBM:
         return _new_storage(core, shape, dtype, region, name, address, core.loops.scope)
     launch, position = core.launch, core.next_shared_allocation()
@@ -311,7 +317,7 @@ def _as_array(constant: Any) -> npt.NDArray[Any]:
 
 
 def _as_stored(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Return ``array`` as a storage holds it.
+    """Return ``array`` in the form in which a storage of type ``dtype`` holds it.
 
     It is dense, in native byte order, and in float32 if low precision is widened.
     """
@@ -327,7 +333,9 @@ def _same_bytes(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 def _launch_constant(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
-    """Return the launch's constant named ``key``; the first core that asks for it creates it from ``array``."""
+    """Return the constant of the launch with the key ``key``; the first core that asks for it creates it from
+    ``array``.
+    """
     core = current_core("nl.shared_constant")
 
     def make() -> Storage:

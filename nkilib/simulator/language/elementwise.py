@@ -72,7 +72,9 @@ def _is_vector(tile: NkiTensor) -> bool:
 
 
 def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
-    """Return both operands in the result's shape, in memory that ``tensor_tensor`` can read."""
+    """Return both operands of an operator with the shape ``shape`` of the result, moved where ``tensor_tensor`` cannot
+    read them in place.
+    """
     if operator.key == "power":
         # It runs on GpSimd, which has no access to PSUM.
         x, y = in_sbuf(x), in_sbuf(y)
@@ -125,7 +127,9 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def result_type(x: Any, y: Any) -> DType:
-    """Return the type of an arithmetic result of ``x`` and ``y`` (tiles, or a tile and a number) without ``dtype=``."""
+    """Return the type of an arithmetic result of ``x`` and ``y``, two tiles or a tile and a number, if the caller
+    passes no ``dtype``.
+    """
     if is_number(y):
         return promoted_with_number(x.dtype, y)
     if is_number(x):

@@ -28,7 +28,8 @@ _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 
 
 def _checked_shape(what: str, shape: Any) -> Shape:
-    """Return ``shape`` after checking that it is a tuple of positive Python integers.
+    """Return ``shape``, an argument that errors call ``what``, after checking that it is a tuple of positive Python
+    integers.
 
     Raises:
         GridTypeError: if it is not a tuple of integers.
@@ -210,7 +211,7 @@ def _check_partitions(partitions: int, x: NkiTensor | NkiGrid) -> None:
 
 
 def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: MemoryRegion) -> tuple[int, ...]:
-    """Return the tiled dimensions of a grid in the order in which the result has them."""
+    """Return the order in which the result of ``empty_like`` has the tiled dimensions of the grid ``x``."""
     if 0 in x.element_shape:
         raise GridValueError(f"{x} has no tiles")
     if transpose_axes is None:
@@ -221,7 +222,9 @@ def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: Memory
 
 
 def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return all dimensions: first those that are not tiled, then the tiled ones in their order."""
+    """Return an order of all dimensions of a grid: first the ``leading`` ones, which are not tiled, then the tiled ones
+    as in ``order``.
+    """
     return (*range(leading), *(leading + dim for dim in order))
 
 

@@ -95,7 +95,7 @@ class _Counted:
         first: the loop variable in the first iteration; None if it is unknown in a launch without data.
         step: the difference between the loop variables of consecutive iterations.
         place: ``file:line`` of the kernel.
-        register: see :class:`LoopRun`.
+        register: the number of the instruction that loaded a bound, see :class:`LoopRun`.
     """
 
     core: Core
@@ -106,7 +106,9 @@ class _Counted:
     register: int
 
     def value(self, iteration: int) -> int | None:
-        """Return the loop variable in an iteration, counted from 0; None if it is unknown in a launch without data."""
+        """Return the loop variable in iteration number ``iteration``, from 0; None if it is unknown in a launch without
+        data.
+        """
         return None if self.first is None else self.first + iteration * self.step
 
 
@@ -133,7 +135,8 @@ def _loop_of(body: Any) -> RunTimeLoop:
 
 
 def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | None:
-    """Return the value of a register or scalar that decides the number of iterations; None if it is unknown.
+    """Return the value of ``integer``, a register or scalar that decides the number of iterations of a loop; None if it
+    is unknown.
 
     It may be unknown in a launch without data, or if the number of iterations is stated (``may_be_unknown``).
 
@@ -151,7 +154,9 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of a bound of a loop; None if it is unknown and may be so, see :func:`_known`."""
+    """Return the value of ``bound``, an integer, register or scalar that bounds a loop; None if it is unknown, where
+    :func:`_known` allows that.
+    """
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
@@ -166,7 +171,7 @@ def _check_body(what: str, body_fun: Any) -> None:
 
 
 def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str], body: Any) -> _Counted:
-    """Check the arguments of a loop function and return the loop.
+    """Check the arguments of a loop function, and return the loop that it runs.
 
     Args:
         what: the function, for messages.
@@ -217,7 +222,9 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
 
 
 def _skip_repeated(core: Core, loop: LoopRun, left: int) -> None:
-    """Skip iterations that only repeat the ones before, and update all counters and observers accordingly."""
+    """Skip those of the ``left`` remaining iterations that would only repeat earlier ones; update all counters and
+    observers as if they had run.
+    """
     skip = core.observers.repeats(loop, left)
     if skip is not None:
         core.observers.tell_repeated(loop, skip)
@@ -286,7 +293,7 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
 
 
 class _Condition:
-    """The condition of ``nl.while_loop``.
+    """The condition of a running ``nl.while_loop``.
 
     Attributes:
         loop: the loop.
@@ -301,10 +308,10 @@ class _Condition:
         self._trips = core.launch.trips
 
     def take(self, what: str, register: Any) -> None:
-        """Take the next value of the condition from ``register``, which messages call ``what``.
+        """Read the next value of the condition from ``register``, which messages call ``what``.
 
         Raises:
-            NkiValidationError: if it is not a register that holds an integer.
+            NkiValidationError: if ``register`` is not a register that holds an integer.
             UninitializedReadError: if it was never set.
         """
         if not isinstance(register, VirtualRegister):
@@ -319,7 +326,8 @@ class _Condition:
     def left(self, count: int) -> int:
         """Return the number of iterations that are left after ``count`` of them.
 
-        Where the condition's value is known this is 1, or 0 at the end; else it follows from the stated number.
+        If the condition's value is known, the result is 1, or 0 at the end of the loop; else it follows from the stated
+        number of iterations.
         """
         if self.value is not None:
             return int(self.value != 0)

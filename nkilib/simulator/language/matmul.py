@@ -32,7 +32,7 @@ def _check_size(name: str, tile: NkiTensor, columns: int) -> None:
 
 
 def _transposed(x: NkiTensor) -> NkiTensor:
-    """Return the transpose of a tile in SBUF as a tile in PSUM."""
+    """Return the transpose of a tile in SBUF as a new tile in PSUM."""
     result = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
     nc_transpose(result, x, engine=Engine.tensor)
     return result

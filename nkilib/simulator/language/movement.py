@@ -165,7 +165,9 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 
 def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return a new tile of the given shape that repeats the elements of a tile, or holds a number everywhere."""
+    """Return a new tile of the given shape that holds ``value``: a number everywhere, or the elements of a tile,
+    broadcast.
+    """
     if not isinstance(value, NkiTensor):
         return full(shape, value, dtype)
     result = new_tile(shape, dtype)

@@ -43,12 +43,14 @@ def is_number(value: Any) -> bool:
 
 
 def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
-    """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
+    """Return a new unwritten tile for a result, of type ``dtype`` if the caller asks for one, else of type
+    ``default``.
+    """
     return new_tile(shape, default if dtype is None else as_dtype(dtype))
 
 
 def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
-    """Return a new SBUF tile with the elements of ``x``."""
+    """Return a new SBUF tile of type ``dtype`` with the elements of ``x``."""
     result = new_tile(x.shape, dtype)
     tensor_copy(result, x)
     return result
@@ -74,12 +76,12 @@ def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
 
 
 def in_sbuf(x: NkiTensor) -> NkiTensor:
-    """Return ``x``, moved to SBUF if it is in PSUM."""
+    """Return ``x`` if it is in SBUF, else a copy of it in SBUF."""
     return cast_copy(x, x.dtype) if x.buffer is MemoryRegion.psum else x
 
 
 def is_column(x: NkiTensor) -> bool:
-    """Return whether ``x`` has one element a partition."""
+    """Return whether ``x`` has exactly one element in each partition."""
     return prod(x.shape[1:]) == 1
 
 
@@ -126,7 +128,9 @@ def promoted(first: DType, second: DType) -> DType:
 
 
 def promoted_with_number(dtype: DType, number: Any) -> DType:
-    """Return the type for a tile of ``dtype`` with a number: ``dtype``, but float32 for integers with a float."""
+    """Return the type of a result of a tile of type ``dtype`` and a number: ``dtype``, but float32 if ``dtype`` is an
+    integer type and the number a float.
+    """
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype
 
@@ -147,7 +151,9 @@ def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
 
 
 def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """Return a view of ``x`` with its free dimensions of size 1 repeated to the sizes in ``shape``."""
+    """Return a view of ``x`` in which free dimensions of size 1 are repeated to the sizes in ``shape``, by a stride of
+    0.
+    """
     if x.shape[1:] == tuple(shape[1:]):
         return x
     strides = [0 if old != new else stride for old, new, stride in zip(x.shape, shape, x.strides, strict=True)]

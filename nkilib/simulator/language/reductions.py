@@ -32,7 +32,8 @@ Axes = int | Sequence[int]
 
 
 def _first_reduced(x: NkiTensor, axis: Any) -> int:
-    """Return the first dimension of ``x`` that is reduced; all dimensions after it are reduced as well.
+    """Return the first of the dimensions ``axis`` of ``x`` over which a function reduces; they are all dimensions from
+    it on.
 
     Raises:
         NkiValidationError: unless ``axis`` names the last free dimensions, in any order.
@@ -76,7 +77,9 @@ def _reduced(
 
 
 def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
-    """Return the function ``nl.name`` that reduces by one operator, with ``summary`` as the start of its docstring."""
+    """Return the function ``nl.<name>``, which reduces a tile by ``operator``; ``summary`` becomes the start of its
+    docstring.
+    """
 
     def function(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
         tile = as_tile("x", x)

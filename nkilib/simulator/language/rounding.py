@@ -75,7 +75,7 @@ def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def _inverse(y: Any) -> Any:
-    """Return ``1 / y`` in float32: a number, or a tile."""
+    """Return ``1 / y`` in float32, as a number if ``y`` is one, else as a tile."""
     if is_number(y):
         # 0 gives an infinity, as in a tile, and no error.
         return copysign(inf, y) if y == 0 else 1.0 / y
@@ -85,7 +85,7 @@ def _inverse(y: Any) -> Any:
 
 
 def _operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return both operands, numbers or tiles.
+    """Return both operands, each a number or a tile that instructions can read.
 
     Raises:
         NkiValidationError: if neither is a tile.
@@ -117,7 +117,8 @@ def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
 
 
 def _remainder(x: Any, y: Any) -> NkiTensor:
-    """Return ``x - y * floor(x / y)`` in float32, corrected where the inexact quotient was off by one.
+    """Return ``x - y * floor(x / y)`` in float32; where rounding made ``floor(x / y)`` wrong by one, the result is
+    corrected.
 
     The result has the sign of ``y`` and is smaller than it in magnitude.
     """

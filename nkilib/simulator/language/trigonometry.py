@@ -31,7 +31,7 @@ _TURN = (6.28125, 127 / 65536, 2 * pi - 6.28125 - 127 / 65536)
 
 
 def _reduced(x: NkiTensor) -> NkiTensor:
-    """Return ``x`` minus the nearest multiple of 2 pi, in float32."""
+    """Return ``x`` minus the nearest multiple of 2 pi, in float32: an angle within or close to [-pi, pi]."""
     multiples = new_tile(x.shape, dt.int32)
     tensor_scalar(multiples, x, OPERATORS["multiply"], 1 / (2 * pi))
     angle, remainder = x, new_tile(x.shape, dt.float32)

@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 400
 
 
 def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
-    """Check that two cores, which have both ended, have made equally many tensors in shared HBM.
+    """Check that the two cores, which have both ended, have made the same number of tensors in shared HBM.
 
     Each tensor that both have made was compared when the second core made it.
 
@@ -46,8 +46,8 @@ def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
 
 
 def _difference(first: Any, second: Any, path: str) -> tuple[str, Any, Any] | None:
-    """Return the path of the first difference between two values, and the two parts that differ; None if they are the
-    same.
+    """Return the first difference between two nested values: its path, and the two parts there; None if the values are
+    the same.
     """
     if type(first) is not type(second):
         return path, first, second
@@ -72,7 +72,7 @@ def _text(value: Any) -> str:
 
 
 def _place(value: Any, launch: Launch) -> str:
-    """Return text that distinguishes two values whose descriptions (name, shape, type) are the same."""
+    """Return text that tells apart two values whose names, shapes and types are the same: where a tensor lies."""
     if not isinstance(value, View):
         return f"(a {type(value).__qualname__})"
     numbers = [number for number, storage in enumerate(launch.shared) if storage is value.storage]

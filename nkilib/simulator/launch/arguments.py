@@ -81,7 +81,9 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the items of a nested value, by the text that is appended to its path for each item; None for a leaf."""
+    """Return the items of a nested value, each under the text that its path appends to the path of ``value``; None if
+    ``value`` is a leaf.
+    """
     if isinstance(value, tuple | list):
         return {f"[{number}]": item for number, item in enumerate(value)}
     if isinstance(value, dict):
@@ -192,7 +194,7 @@ class Uncomputed:
 
 
 def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """Return the memory of a CPU tensor of PyTorch as a numpy array.
+    """Return a numpy array that shares the memory of a CPU tensor of PyTorch.
 
     ``Tensor.numpy`` is not used: it would prevent resizing the tensor's storage, and FSDP resizes the weights it
     gathers. Before numpy 2.1 an array from DLPack may be read-only.
@@ -201,7 +203,7 @@ def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
 
 
 def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
-    """Return a numpy array that shares the memory of ``value``.
+    """Return a numpy array that shares the memory of ``value``, an array or a CPU tensor; ``what`` names it in errors.
 
     It is read-only if autograd tracks ``value``, because autograd would miss a write.
     """
@@ -274,7 +276,7 @@ class _Input:
 
     @property
     def memory(self) -> ArrayArgument:
-        """The caller's memory, with the storage that represents it."""
+        """The caller's array, paired with the storage that represents it in the kernel."""
         return ArrayArgument(self._array, self.storage, self._is_copy)
 
     def write_back(self) -> None:
@@ -304,10 +306,12 @@ def is_array(value: Any) -> bool:
 
 
 def note_written(arrays: Iterable[Any]) -> None:
-    """Count a launch that has written ``arrays`` as an in-place operation on those that are tensors of PyTorch.
+    """Tell PyTorch that a launch has written those of ``arrays`` that are its tensors: it counts as an in-place
+    operation on them.
 
-    Autograd compares these counts (``Tensor._version``): a backward pass for which it has saved such a tensor raises
-    PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be saved either.
+    Autograd compares counts of such operations (``Tensor._version``): a backward pass for which it has saved such a
+    tensor raises PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be
+    saved either.
     """
     tensors = [array for array in arrays if is_torch(array)]
     if tensors:
@@ -411,7 +415,7 @@ class Arguments:
         return value
 
     def storages(self) -> list[tuple[Any, Storage]]:
-        """Return the caller's arrays, each with the storage that represents it."""
+        """Return the caller's arrays among the arguments, each with the storage that represents it in the kernel."""
         return [(converted.original, converted.storage) for converted in self._inputs.values()]
 
     def write_back(self) -> None:
@@ -449,7 +453,9 @@ class Arguments:
         return result
 
     def _check_not_lost(self, value: Any, level: Level) -> None:
-        """Check that the caller gets something from the kernel. A launch on shapes does not record what it writes."""
+        """Check that a launch has an effect for the caller: the kernel returns something, or has written an argument. A
+        launch on shapes is not checked, because it does not record what it writes.
+        """
         if self.is_abstract or any(leaf is not None for leaf in leaves_of(value)):
             return
         if not any(storage.is_changed for storage in self._array_storages()):
@@ -496,7 +502,9 @@ class Arguments:
         check_scope(core, f"{self._kernel}: a kernel returns tensors that it can use at its end", tensor)
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
-        """Return the numpy type of a packed result: the type of its words, unless an argument had a packed type."""
+        """Return the numpy type of a result of the packed type ``dtype``: the type of its words; if an argument has a
+        packed type, the type of packed arrays.
+        """
         types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy
 

@@ -38,7 +38,9 @@ _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_comp
 
 
 def _cores(grid: Any) -> int | None:
-    """Return the number of cores of a launch grid ``n`` or ``(n,)``; None if it is no valid number of cores."""
+    """Return the number of cores that a launch grid, ``n`` or ``(n,)``, asks for; None if it is no valid number of
+    cores.
+    """
     cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
     return int(cores) if is_integer(cores) and cores in lnc.SIZES else None
 
@@ -61,7 +63,7 @@ def _instruction_by_instruction(
 
 @dataclass
 class _Runner:
-    """The holder of the function that decides how launches run.
+    """A holder of the function that decides how launches run, which :func:`run_launches_by` sets.
 
     Attributes:
         run: that function.
@@ -154,7 +156,7 @@ class Kernel:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        """The signature of the Python function."""
+        """The signature of the Python function that is the kernel."""
         return inspect.signature(self.func)
 
     def with_schedule(
@@ -246,7 +248,7 @@ class Run(Protocol):
         run_unreplayed: UnreplayedRun,
         /,
     ) -> Any:
-        """Return the kernel's result.
+        """Run a launch, and return the kernel's result.
 
         Args:
             kernel, args, kwargs: the kernel and the arguments of the launch.

@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 
 
 class ArrayArgument(NamedTuple):
-    """An array argument of a launch.
+    """An array argument of a launch, with the storage that represents it in the kernel.
 
     Attributes:
         array: the caller's memory.
@@ -49,7 +49,7 @@ class ArrayArgument(NamedTuple):
 
 
 def _bounds(array: Array) -> tuple[int, int]:
-    """Return the address of the first byte of an array, and the address after its last byte."""
+    """Return the address of the first byte of an array, and the address of the byte after its last one."""
     low: int = array.__array_interface__["data"][0]
     high = low + array.itemsize
     for size, stride in zip(array.shape, array.strides, strict=True):
@@ -59,7 +59,8 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 
 def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
-    """Return the pairs of arrays that have memory in common, as indices; the first array begins at the lower address.
+    """Return the pairs of arrays that have memory in common, as pairs of indices; the first index is of the array that
+    begins at the lower address.
 
     The second indices ascend by address.
     """
@@ -78,10 +79,10 @@ def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
 
 
 class _Shared:
-    """An argument that shares memory, and its accesses by the cores.
+    """An argument that shares memory with another one, with a record of which cores have accessed it.
 
     Attributes:
-        storage: its storage.
+        storage: the storage of the argument.
         partners: the numbers of the arguments with which it shares memory, where at least one of the two is a copy; its
             own number if several of its elements share memory.
         users: the cores that have accessed it.
@@ -96,7 +97,7 @@ class _Shared:
 
 
 class _CopyObserver(Observer):
-    """The observer of one core for a :class:`_CopyWatch`."""
+    """The observer that reports the accesses of one core to a :class:`_CopyWatch`."""
 
     def __init__(self, watch: _CopyWatch, core: int) -> None:
         self._watch = watch
@@ -121,8 +122,8 @@ def _refuse(one: Storage, other: Storage) -> None:
 
 
 class _CopyWatch(Watcher):
-    """The watcher of accesses to arguments that share the caller's memory but not memory in the launch, because of a
-    copy.
+    """The watcher for arguments that share memory in the caller but not in the launch, because at least one was copied.
+    It reports accesses that would not see a write, or whose write would not be seen.
     """
 
     def __init__(self, shared: dict[int, _Shared]) -> None:
@@ -137,7 +138,7 @@ class _CopyWatch(Watcher):
         return
 
     def note(self, core: int, view: View, is_write: bool) -> None:
-        """Record an access of a core.
+        """Record that core number ``core`` reads or writes ``view``.
 
         Raises:
             NkiValidationError: if the access would not see a write, or is a write that another argument would not see.

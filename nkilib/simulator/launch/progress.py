@@ -29,7 +29,7 @@ _DEFAULT_COLUMNS = 80
 
 
 class _Task(NamedTuple):
-    """A task that may take long.
+    """A part of a simulation that may take long, such as a launch, and that the display names.
 
     Attributes:
         name: the displayed name.
@@ -43,7 +43,7 @@ class _Task(NamedTuple):
 
 
 class _Display:
-    """The terminal line that shows the running tasks: the outermost task, followed by the tasks nested in it."""
+    """The terminal line that shows which tasks are running: the outermost one, and the tasks nested in it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ class _Display:
         return f"{took_s:.0f} s: {': '.join(texts)}"
 
     def _write(self, text: str) -> None:
-        """Replace the shown text by ``text`` and leave the cursor in front of it."""
+        """Replace the text that the terminal line shows by ``text``, and leave the cursor at the start of the line."""
         # A terminal that is gone, or a stream that the program has closed, is no reason to stop what runs.
         with suppress(OSError, ValueError):
             self._stream.write(f"\r{text.ljust(self._shown)}\r")
@@ -146,5 +146,5 @@ def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
 
 
 def launching(name: str, cores: Sequence[Core]) -> AbstractContextManager[None]:
-    """Register the launch of a kernel on ``cores`` as a task."""
+    """Register the launch of the kernel ``name`` on ``cores`` as a task, for the display."""
     return doing(name, lambda: f"{sum(core.issued for core in cores):,} instructions")

@@ -116,8 +116,8 @@ class Ranks:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait a limited time for threads that are about to end; a thread that never checks whether to stop is
-    abandoned.
+    """Wait for threads that are about to end, for a limited time. A thread that never checks whether to stop is left
+    running.
     """
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
@@ -125,7 +125,9 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 
 def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
-    """Run all cores of all ranks in threads, and raise the error of the lowest core that failed."""
+    """Run all cores of all ranks in threads of their own, and raise the error of the lowest core that failed, if one
+    did.
+    """
     threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
     try:
         for thread in threads:
@@ -143,8 +145,8 @@ def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
 
 @contextmanager
 def _naming_rank(rank: int) -> Iterator[None]:
-    """Add the rank to the message of errors that the ``with`` block raises about arguments or results or at the end of
-    a launch.
+    """Add the name of rank ``rank`` to errors that the ``with`` block raises outside of the kernel's instructions:
+    about arguments and results, and at the end of a launch.
     """
     try:
         yield
@@ -155,7 +157,7 @@ def _naming_rank(rank: int) -> Iterator[None]:
 
 @dataclass
 class _ArrayOfRank:
-    """An array among the arguments.
+    """An array among the arguments of ranks that run in parallel.
 
     Attributes:
         memory: the array's elements.
@@ -167,7 +169,9 @@ class _ArrayOfRank:
 
 
 def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
-    """Return the ids of arrays that several ranks get, or that share memory with an array of another rank."""
+    """Return the ``id`` of each array that several ranks get, or that shares memory with another rank's array; these
+    are read-only in the launch.
+    """
     arrays: dict[int, _ArrayOfRank] = {}
     for rank, of_rank in enumerate(arguments):
         for leaf in leaves_of(of_rank):
@@ -239,7 +243,7 @@ class RankedKernel:
     def arguments_of(
         self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the kernel's arguments on a rank.
+        """Return the arguments that the kernel gets on rank ``rank``, in place of those of :func:`per_rank`.
 
         Raises:
             ValueError: if a :func:`per_rank` does not have one value for each rank.

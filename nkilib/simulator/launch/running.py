@@ -53,7 +53,7 @@ _MOST_STARTS = 100
 
 
 class CoreRun:
-    """One core's execution of the kernel function.
+    """One core's run of the kernel function; calling the object runs it.
 
     Attributes:
         core: the core that runs.
@@ -70,7 +70,7 @@ class CoreRun:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether the core runs in a thread of its own, so that a traceback does not tell the user which core it is."""
+        """Whether the core runs in its own thread, whose name a traceback of the caller does not show."""
         return self.core.number > 0 or self.core.launch.seat is not None
 
     def __call__(self) -> None:
@@ -114,7 +114,7 @@ def raise_first_error(running: Iterable[CoreRun]) -> None:
 
 
 def run_cores(running: Sequence[CoreRun]) -> None:
-    """Run all cores and raise the error of the lowest core that failed.
+    """Run all cores of a launch to their end; if some failed, raise the error of the lowest one.
 
     Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own threads.
     """
@@ -135,7 +135,8 @@ def run_cores(running: Sequence[CoreRun]) -> None:
 
 
 class _ArgumentOrigin(NamedTuple):
-    """The ``origin`` of an argument's :class:`Storage`; a launch that needs the values finds the argument by it.
+    """The attribute ``origin`` of an argument's :class:`Storage`, by which a launch finds the argument whose values it
+    needs.
 
     Attributes:
         argument: the name of the argument.
@@ -145,7 +146,7 @@ class _ArgumentOrigin(NamedTuple):
 
 
 class _TensorOfArgument(NamedTuple):
-    """An array argument and the tensor that represents it."""
+    """An array argument of a launch that skips arithmetic, with the tensor that represents it."""
 
     name: str
     array: npt.NDArray[Any]
@@ -250,7 +251,7 @@ class _ArgumentsLeftOut(Arguments):
     def _check_apart(self) -> None:
         """Raise an error if an array that must be copied shares memory with another argument.
 
-        The kernel could write to it through that argument, which the private copy would miss.
+        The kernel could write to the shared memory through the other argument, and the copy would not change.
         """
         arguments = list(self._array_arguments.values())
         for pair in sharing([argument.array for argument in arguments]):
@@ -272,14 +273,16 @@ class _ArgumentsLeftOut(Arguments):
 
 
 def _storages(value: Any) -> frozenset[int]:
-    """Return the numbers (``Storage.number``) of the storages of all tensors in a value."""
+    """Return ``Storage.number`` of each tensor in a nested value."""
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
 def _watch(
     cores: Sequence[Core], options: Options, of_arguments: Watcher | None, asking: Sequence[Watcher]
 ) -> list[Watcher]:
-    """Attach observers to the cores of a launch: for the checks of the options, and for the active watchers."""
+    """Attach observers to the cores of a launch, for the checks of the options and for the active watchers; return the
+    watchers.
+    """
     checks_capacity = options.capacity != "ignore"
     watchers = [] if of_arguments is None else [of_arguments]
     if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
@@ -385,7 +388,7 @@ class PreparedLaunch:
             watcher.conclude(has_ended)
 
     def _tell_exchanged(self) -> None:
-        """Tell the watchers that ask for it which tensors the caller passed and gets back."""
+        """Tell the watchers which tensors the caller passed to the kernel, and which it gets back."""
         asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
         if not asking:
             return
@@ -431,8 +434,8 @@ def run_to_end(launched: PreparedLaunch, name: str) -> Any:
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record in ``left_out`` the values whose absence has ended a launch on any core, also outside of an
-    instruction.
+    """Record in ``left_out`` which missing values ended the launch, on any core; they may have been needed outside of
+    an instruction.
     """
     for raised in (error, *(run.error for run in launched.running)):
         if isinstance(raised, ValuesWanted):

@@ -145,7 +145,7 @@ def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
 
 
 def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
-    """Return a schedule as edges, after checks.
+    """Return a schedule, the argument of ``kernel.with_schedule``, as edges, after checking its form.
 
     Args:
         schedule: a list of pairs (name, name) or (name, [names]); the first instruction runs after the second.

@@ -21,7 +21,7 @@ _AskedTrips = Stated | Literal["none"]
 
 
 def _checked_trips(asked: Any) -> Stated | None:
-    """Return the checked argument ``trips`` of ``simulate``.
+    """Return ``asked``, the argument ``trips`` of ``simulate``, in the form that launches take, after checking it.
 
     Raises:
         TypeError, ValueError: if it is not accepted.

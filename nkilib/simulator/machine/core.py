@@ -73,19 +73,21 @@ class Launch:
     scope: Scope = field(default_factory=new_scope)
 
     def name_of(self, core: int) -> str:
-        """Return a core's name in messages: its rank, its number, or both; empty if only one core runs."""
+        """Return the name of core number ``core`` for messages: its rank, its number, or both; empty if only one core
+        runs.
+        """
         named = [] if self.seat is None else [f"rank {self.seat.rank}"]
         return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
 
     def finish(self, core: int) -> None:
-        """Record that a core has ended."""
+        """Record that core number ``core`` has ended without an error."""
         self.barrier.finish(self._number_of(core))
 
     def fail(self, core: int, failed_after: int | None) -> None:
         """Record that a core has ended early; the others end as soon as it is known which error is the lowest core's.
 
         Args:
-            core: the core.
+            core: the number of the core.
             failed_after: the number of instructions that it had issued; None if it ended because of another core.
         """
         self.barrier.fail(self._number_of(core), failed_after)
@@ -96,7 +98,7 @@ class Launch:
         return core if self.seat is None else self.seat.rank * self.cores + core
 
     def abort(self) -> None:
-        """Let all cores end that belong to the launch or run beside it."""
+        """Make all cores of this launch and of the launches that run in parallel end at their next instruction."""
         self.barrier.abort()
         if self.seat is not None:
             self.seat.world.tell_failed()
@@ -109,10 +111,11 @@ class Launch:
         address: tuple[int, ...] | None,
         make: Callable[[], Storage],
     ) -> Storage:
-        """Return tensor number ``position`` in shared HBM: the first core to ask makes it, the other gets the same.
+        """Return tensor number ``position`` of the launch's tensors in shared HBM. The first core that asks for it
+        calls ``make``; the other one gets the same storage.
 
         Raises:
-            NkiValidationError: if the cores ask for different tensors.
+            NkiValidationError: if the core asks for another shape, type or address than the first one.
         """
         with self.lock:
             if position == len(self.shared):
@@ -131,7 +134,9 @@ class Launch:
         return storage
 
     def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
-        """Return the constant named ``key``: the first core to ask makes it, the other one gets the same."""
+        """Return the constant with the key ``key``. The first core that asks for it calls ``make``; the other one gets
+        the same storage.
+        """
         with self.lock:
             if key not in self.constants:
                 self.constants[key] = make()
@@ -154,13 +159,15 @@ class Accumulators:
         self._is_any_left_out = False
 
     def forget(self, lanes: slice) -> None:
-        """Mark the registers of ``lanes`` as undefined by the documentation."""
+        """Mark the registers of the partitions ``lanes`` as undefined, because the documentation does not say what they
+        contain now.
+        """
         self.values[lanes] = np.nan
         self.known[lanes] = False
         self.is_blank = not self.known.any()
 
     def set(self, lanes: slice, values: Any) -> None:
-        """Write ``values``, one for each partition or the same for all, to the registers of ``lanes``."""
+        """Write ``values``, one for each partition or one for all, to the registers of the partitions ``lanes``."""
         self.values[lanes] = values
         self.known[lanes] = True
         self.is_blank = False
@@ -168,12 +175,12 @@ class Accumulators:
             self._left_out[lanes] = False
 
     def leave_out(self, lanes: slice) -> None:
-        """Mark the registers of ``lanes`` as defined but not computed by this launch."""
+        """Mark the registers of the partitions ``lanes`` as defined, with values that this launch does not compute."""
         self.set(lanes, np.nan)
         self._left_out[lanes] = self._is_any_left_out = True
 
     def read(self, lanes: slice) -> npt.NDArray[np.float32]:
-        """Return the values of the registers of ``lanes``.
+        """Return the values of the registers of the partitions ``lanes``.
 
         Raises:
             DataNeeded: if this launch has not computed them.
@@ -208,7 +215,7 @@ class Emitter(Protocol):
         chosen: Sequence[View],
         may_refuse: bool,
     ) -> None:
-        """Record an action; see engines/actions.py, ``act``."""
+        """Record a call of ``function`` with whole arrays; see engines/actions.py, ``act``."""
 
     def move(self, target: View, source: View) -> None:
         """Record a transfer; see engines/dma_endpoints.py, ``move``."""
@@ -238,7 +245,7 @@ class Core:
         meetings: the number of synchronisations with other cores and of shared tensors made; an iteration of a loop
             that increases it cannot be skipped.
         tally: the counters that loops with skipped iterations update.
-        at_end: checks that instructions schedule for the end of the kernel.
+        at_end: functions that instructions leave to be called at the end of the kernel, each a check.
         is_recorded: whether its instructions are recorded for a replay.
         unrepeatable: a short description of a side effect for which the kernel must run again each time; or empty.
         emitter: the receiver of descriptions of instructions that are not executed; else None.
@@ -277,14 +284,17 @@ class Core:
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
     def state(self, kind: type[State]) -> State:
-        """Return the object of class ``kind`` in which some instructions keep state of this core; made at first use."""
+        """Return the object of class ``kind`` that holds the state of some instructions on this core; the first call
+        makes it.
+        """
         if kind not in self._states:
             self._states[kind] = kind()
         state: State = self._states[kind]
         return state
 
     def add_name(self, name: str) -> None:
-        """Record that an instruction with that ``name=`` was issued here, for the checks of orders between names.
+        """Record that an instruction with ``name=name`` was issued in the current scope, for checks of the stated order
+        of named instructions.
 
         Raises:
             ArgumentTypeError: if the name is no string.
@@ -295,43 +305,47 @@ class Core:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the rules of the tracer hold: no run-time value steers Python."""
+        """Whether kernels follow the rules of the tracer: Python code cannot branch on a value of run time."""
         return self.options.frontend == "tracer"
 
     @property
     def scope(self) -> Scope:
-        """The scope of the current instruction."""
+        """The scope of the current instruction: the innermost loop iteration that it runs in."""
         return self.loops.scope
 
     def made_shared(self, storage: Storage) -> None:
-        """Record that this core has made a tensor in shared HBM; in a loop's body, the tensor belongs to the core's own
-        iteration.
+        """Record that this core has made a tensor in shared HBM. In the body of a loop, the tensor belongs to this
+        core's own iteration, whichever core made the storage.
         """
         if storage.scope != self.launch.scope:
             self._scopes_of_shared[storage.number] = self.loops.scope
 
     def scope_of(self, storage: Storage) -> Scope:
-        """Return the scope of a tensor as this core sees it."""
+        """Return the scope of a tensor for this core: for a tensor in shared HBM, the iteration in which this core made
+        it.
+        """
         return self._scopes_of_shared.get(storage.number, storage.scope)
 
     def next_shared_allocation(self) -> int:
-        """Return the number of the next tensor in shared HBM, from 0."""
+        """Return the number, from 0, for the tensor in shared HBM that this core makes next."""
         self.shared_tensors += 1
         self.meetings += 1
         return self.shared_tensors - 1
 
     def next_shared_constant(self) -> int:
-        """Return the number of the next constant, from 0."""
+        """Return the number, from 0, for the constant that this core makes next."""
         self._shared_constants += 1
         self.meetings += 1
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """Count ``count`` instructions as issued, although they are skipped because they repeat earlier ones."""
+        """Count ``count`` instructions as issued that do not run, because they would only repeat earlier ones."""
         self.issued += count
 
     def stop_deferring(self) -> None:
-        """Compute results immediately from now on, because all deferred results were read."""
+        """Compute every further result at once. This is called when all deferred results were read, so that deferring
+        saves nothing.
+        """
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:

@@ -60,7 +60,7 @@ _MADE_IN_LOOP = (
 
 
 class Call(Issued):
-    """An instruction that a core runs; the instruction's function receives it besides the operands.
+    """One run of an instruction on a core. The instruction's function receives this object besides the operands.
 
     Attributes:
         core: the core that runs the instruction.
@@ -82,7 +82,9 @@ class Call(Issued):
         self.register = 0
 
     def keep(self, view: View) -> None:
-        """Record that the instruction leaves some elements of an output unchanged, so that their values are needed."""
+        """Record that the instruction leaves some elements of the output ``view`` unchanged, so that it needs their
+        previous values.
+        """
         self.reads.append(view)
 
 
@@ -91,7 +93,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _way_there(rule: Operand, value: NkiTensor) -> str:
-    """Return advice on how to move an input to a memory where the instruction can read it."""
+    """Return the end of an error message: how to move ``value`` to a memory from which the instruction can read it;
+    empty if it cannot.
+    """
     if rule.is_output or MemoryRegion.sbuf not in rule.regions:
         return ""
     if value.buffer is MemoryRegion.psum:
@@ -139,10 +143,11 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
 
 
 def _resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
-    """Return the tensor that an indirect view refers to, or the view itself if the instruction resolves it.
+    """Return the static view to which a view with a run-time address points now; the view itself if the instruction
+    reads the address on its own.
 
     Raises:
-        OutOfRangeError: if it points outside the tensor.
+        OutOfRangeError: if the address leads outside the tensor.
         NkiValidationError: if the instruction does not accept a view of this kind, or the index does not exist here.
     """
     indirect = view.indirect_access
@@ -245,20 +250,24 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
 
 
 def _public_signature(function: Callable[..., None]) -> inspect.Signature:
-    """Return the documented signature: without ``call``, and with ``name=None`` at the end."""
+    """Return the documented signature of an instruction whose function is ``function``: without ``call``, and with
+    ``name=None`` at the end.
+    """
     parameters = list(inspect.signature(function).parameters.values())[1:]
     name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     return inspect.Signature([*parameters, name])
 
 
 def _label(core: Core, definition: Definition, name: Any) -> str:
-    """Return the text that names an instruction in messages: its label, its ``name=`` and the core."""
+    """Return the text that names an instruction in messages: the label of its definition, its ``name=`` and the
+    core.
+    """
     named = f" (name={name!r})" if type(name) is str and name else ""
     return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
 
 
 def _validate(call: Call) -> None:
-    """Check the operands, replace them by their resolved values, and choose the engine."""
+    """Check the operands of a call, replace them by their resolved values, and choose the engine."""
     definition, values, core = call.definition, call.values, call.core
     if core.version_number < definition.since_number:
         raise NkiValidationError(
@@ -286,7 +295,7 @@ def _validate(call: Call) -> None:
 
 
 def _execute(call: Call) -> None:
-    """Compute and store the results, and mark the outputs as written."""
+    """Run the instruction's function, and mark its outputs as written."""
     definition, values, left_out = call.definition, call.values, call.core.launch.left_out
     try:
         if left_out is None:
@@ -304,7 +313,7 @@ def _execute(call: Call) -> None:
 
 
 def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Run one instruction on the core of this thread."""
+    """Run one instruction on the core of this thread, and return a handle for it."""
     core = current_core(definition.label)
     if core.launch.barrier.is_aborted and not core.launch.barrier.may_go_on(core.issued):
         raise CoreAbortedError
@@ -397,7 +406,9 @@ def instruction(
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
-    """Notify the observers that ``instruction(*args)`` has run, although its work was not done by :func:`issue`."""
+    """Notify the observers that the instruction ``instruction(*args)`` has run, if other code than :func:`issue` has
+    done its work.
+    """
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:

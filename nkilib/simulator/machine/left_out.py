@@ -65,15 +65,15 @@ class LeftOut:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a value that this launch left out was needed."""
+        """Whether this launch needed a value that it has left out, so that it cannot end correctly."""
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:
-        """Return whether storages of that origin have memory."""
+        """Return whether storages with this origin have memory."""
         return self._makes_all or origin in self._made
 
     def origin_here(self) -> Hashable:
-        """Return the origin of a storage that the kernel makes now."""
+        """Return the origin of a storage that the kernel makes at its current line."""
         place: list[int] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._bottom:
@@ -82,18 +82,22 @@ class LeftOut:
         return tuple(place)
 
     def want(self, origin: Hashable) -> None:
-        """Record that values of that origin are needed; None means an unknown origin."""
+        """Record that values of storages with this origin are needed; None stands for an unknown origin."""
         if origin is None:
             self.wants_all = True
         else:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Record that no values of that origin exist: it is an argument that was passed without values."""
+        """Record that storages with this origin can have no values: the origin is an argument that was passed without
+        values.
+        """
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """Return the wanted origins, and the origins from which their values were seen to come (possibly not all)."""
+        """Return the origins whose values are needed, and those from which these values were computed, as far as this
+        launch has seen.
+        """
         origins, left = set(self.wanted), list(self.wanted)
         while left:
             more = self._sources.get(left.pop(), set()) - origins
@@ -102,7 +106,8 @@ class LeftOut:
         return origins - (self._without_values - self.wanted)
 
     def run(self, call: Issued) -> None:
-        """Run an instruction: completely if it writes a storage with memory, else up to where it would compute.
+        """Run an instruction: completely if it writes a storage with memory, else only its checks, up to the point
+        where it would compute.
 
         Raises:
             ValuesWanted: if values are needed that were left out.
@@ -133,9 +138,11 @@ class LeftOut:
             raise ValuesWanted(next(iter(lacking)))
 
     def keep_output(self, text: str) -> None:
-        """Keep text that the kernel prints for :meth:`print_all`, because the launch may end and start again."""
+        """Keep ``text``, which the kernel prints, until :meth:`print_all`: the launch may end and start again, and
+        would print it twice.
+        """
         self._output.append(text)
 
     def print_all(self) -> None:
-        """Print the text that the kernel has printed."""
+        """Print the text that :meth:`keep_output` has kept."""
         print("".join(self._output), end="", flush=True)

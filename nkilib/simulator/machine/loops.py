@@ -112,7 +112,7 @@ class Loops:
         self._no_reorder_regions = 0
 
     def check_may_start(self, what: str) -> None:
-        """Check that the documentation allows the dynamic loop ``what`` here.
+        """Check that a dynamic loop may start now; ``what`` is the name of its function.
 
         Raises:
             NkiValidationError: within ``nl.no_reorder``.
@@ -123,7 +123,9 @@ class Loops:
             )
 
     def started(self, what: str, register: int) -> LoopRun:
-        """Record that the loop ``what`` begins; see :class:`LoopRun` for ``register``."""
+        """Record that a loop begins. ``what`` is the name of its function, and ``register`` is as in
+        :class:`LoopRun`.
+        """
         run = LoopRun(what, kernel_location(), self.depth, register)
         self.runs.append(run)
         self.ran.append(what)
@@ -131,7 +133,9 @@ class Loops:
 
     @contextmanager
     def iteration(self) -> Iterator[list[str]]:
-        """Enclose one iteration of a dynamic loop; the list finally holds the instructions and inner loops it ran."""
+        """Enclose one iteration of a dynamic loop. The list that is yielded contains, at the end, the instructions and
+        inner loops that the iteration ran.
+        """
         scope, depth, outside = self.scope, self.depth, self.ran
         self.scope, self.depth, self.ran = new_scope(scope), depth + 1, []
         try:
@@ -141,7 +145,7 @@ class Loops:
 
     @contextmanager
     def no_reorder(self) -> Iterator[None]:
-        """Enclose a region in which no dynamic loop may start."""
+        """Enclose the body of an ``nl.no_reorder`` block, in which no dynamic loop may start."""
         self._no_reorder_regions += 1
         try:
             yield
@@ -150,7 +154,7 @@ class Loops:
 
 
 def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
-    """Return runs of loops by their line and depth, in the order in which they began."""
+    """Group runs of loops by their line and depth; each group is in the order in which its runs began."""
     places: dict[tuple[str, int], list[LoopRun]] = {}
     for run in runs:
         places.setdefault((run.place, run.depth), []).append(run)
@@ -194,7 +198,8 @@ class Skip(NamedTuple):
 
 
 class IterationCounters:
-    """Counters with their values at the ends of the last iterations of each enclosing loop.
+    """Counters, with records of their values at the ends of the last iterations of each loop around the current
+    instruction.
 
     Args:
         counters: a function that returns the counters.
@@ -205,7 +210,7 @@ class IterationCounters:
         self._loops: list[deque[list[dict[Hashable, int]]]] = []
 
     def enter(self) -> None:
-        """Record that a loop starts."""
+        """Record that a loop starts, around whose iterations the counters are to be compared."""
         self._loops.append(deque([self._copies()], maxlen=LONGEST_PERIOD + 1))
 
     def iterate(self) -> None:
@@ -217,7 +222,9 @@ class IterationCounters:
         self._loops.pop()
 
     def repeat(self, skip: Skip) -> None:
-        """Add to each counter ``skip.times`` times what the innermost loop's last ``skip.period`` iterations added."""
+        """Add to each counter what the iterations that ``skip`` describes would have added: ``skip.times`` times what
+        the innermost loop's last ``skip.period`` iterations added.
+        """
         for counter, before in zip(self._counters(), self._loops[-1][-1 - skip.period], strict=True):
             for name, count in counter.items():
                 counter[name] = count + skip.times * (count - before.get(name, 0))
@@ -268,7 +275,7 @@ class RunTimeLoop:
 
     @property
     def line(self) -> str:
-        """``file:line`` without the directories."""
+        """The place as ``file:line``, without the directories of the file."""
         return basename(self.place)
 
     def __str__(self) -> str:
@@ -319,16 +326,16 @@ class Trips:
         return stated
 
     def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
-        """Add ``count`` iterations of a loop on a core."""
+        """Add ``count`` to the iterations that core number ``core`` has run of a loop."""
         self.ran_on(core)[loop] += count
 
     def ran_on(self, core: int) -> Counter[RunTimeLoop]:
-        """Return the number of iterations of each loop on a core."""
+        """Return, for each loop, the number of iterations that core number ``core`` has run."""
         return self.ran.setdefault(core, Counter())
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """The number of iterations of each loop, on the core with the most."""
+        """The number of iterations of each loop, on the core that ran most of them."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():

@@ -62,7 +62,9 @@ class Issued:
 
 
 class Observer(Protocol):
-    """An observer of one core. It is notified only of the events for which it defines a method."""
+    """The interface of an observer of one core. An observer is notified only of the events for which it defines a
+    method.
+    """
 
     def allocated(self, storage: Storage) -> None:
         """Handle a new on-chip tensor of the kernel."""
@@ -95,7 +97,9 @@ class Observer(Protocol):
         return
 
     def repeats(self, loop: LoopRun, left: int) -> Skip | None:
-        """Return which of the ``left`` iterations of a loop only repeat its last ones; None if all have to run."""
+        """Return which of a loop's ``left`` remaining iterations only repeat the last ones that ran, and can be
+        skipped; None if all have to run.
+        """
         return None
 
     def repeated(self, loop: LoopRun, skip: Skip) -> None:
@@ -107,11 +111,15 @@ class Observer(Protocol):
         return
 
     def arrives(self, call: Issued) -> Any:
-        """Return the data for the observer of the other core, when this core arrives at a barrier."""
+        """Return data for the other core's observer of this class, when this core arrives at a barrier or an exchange
+        of the cores.
+        """
         return None
 
     def meets(self, call: Issued, brought: Any) -> None:
-        """Handle the completion of a barrier; ``brought`` is the data from the other core's observer of this class."""
+        """Handle the completion of a barrier or an exchange; ``brought`` is what :meth:`arrives` of the other core's
+        observer of this class returned.
+        """
         return
 
     def ended(self) -> None:
@@ -120,13 +128,13 @@ class Observer(Protocol):
 
 
 class Watcher(Protocol):
-    """A factory of observers for the cores of a launch."""
+    """A factory that makes an observer for each core of a launch."""
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        """Return the observer of a core; ``observers`` are those that the core already has."""
+        """Return a new observer of core number ``number``; ``observers`` are those that the core already has."""
 
     def exchanged(self, given: Set[int], returned: Set[int]) -> None:
-        """Handle the end of all cores.
+        """Handle the end of all cores. This is called when it is known which tensors go back to the caller.
 
         Args:
             given: the numbers of the storages that the caller passed to the kernel.
@@ -135,7 +143,7 @@ class Watcher(Protocol):
         return
 
     def conclude(self, has_ended: bool) -> None:
-        """Handle the end of the launch; ``has_ended`` is True if all cores ended without an error."""
+        """Handle the end of the launch. ``has_ended`` is True if all cores have ended without an error."""
 
 
 _EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "repeated", "left")
@@ -146,7 +154,7 @@ _MOST_KINDS = 64
 
 @lru_cache(maxsize=_MOST_KINDS)
 def _events_of(kind: type[Observer]) -> tuple[str, ...]:
-    """Return the events of which an observer class is notified: those for which it defines a method."""
+    """Return the names of the events of which an observer class is notified: those for which it defines a method."""
     return tuple(event for event in _EVENTS if getattr(kind, event) is not getattr(Observer, event))
 
 
@@ -173,15 +181,19 @@ class Observers:
             getattr(self, event).append(getattr(observer, event))
 
     def find(self, kind: type[Kind]) -> Kind | None:
-        """Return the observer of a class, if there is one."""
+        """Return the observer of the class ``kind``; None if the core has none."""
         return next((observer for observer in self._all if isinstance(observer, kind)), None)
 
     def arrive(self, call: Issued) -> list[Any]:
-        """Return the data for the observers of the other core, when this core arrives at a barrier."""
+        """Return the data of each observer for its counterpart on the other core, when this core arrives at a barrier
+        or an exchange.
+        """
         return [observer.arrives(call) for observer in self._all]
 
     def meet(self, call: Issued, brought: list[Any]) -> None:
-        """Notify the observers that both cores have arrived, with the other core's result of :meth:`arrive`."""
+        """Notify the observers that both cores have arrived; ``brought`` is the other core's result of
+        :meth:`arrive`.
+        """
         for observer, item in zip(self._all, brought, strict=True):
             observer.meets(call, item)
 
@@ -233,5 +245,5 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def active_watchers() -> tuple[Watcher, ...]:
-    """Return the watchers of the current context."""
+    """Return the watchers that :func:`watching` has added in the current context."""
     return _WATCHERS.get()

@@ -30,7 +30,7 @@ _MOST_PAIRS = 1024
 
 
 def _is_same(target: Layout, source: Layout) -> bool:
-    """Return whether two layouts that begin at the same element have the same elements in the same order."""
+    """Return whether two layouts that begin at the same element select the same elements in the same order."""
     strides = reshape_strides(source.shape, source.strides, target.shape)
     if strides is None:
         return False
@@ -39,13 +39,12 @@ def _is_same(target: Layout, source: Layout) -> bool:
 
 @lru_cache(maxsize=_MOST_PAIRS)
 def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift: int) -> int | None:
-    """Return a byte that two layouts have in common, counted from the start of the first one's storage; None if there
-    is none.
+    """Return a byte that both layouts occupy, counted from the start of the first one's storage; None if there is none.
 
     Args:
         first, second: the layouts.
-        width, second_width: the bytes of their elements.
-        shift: the byte of the first one's storage at which that of the second one starts.
+        width, second_width: the bytes of an element of each.
+        shift: the byte of the first one's storage at which the second one's storage starts; both lie in one memory.
     """
     spans, others = spans_of(first, width), spans_of(second, second_width)
     meeting = first_meeting([spans], [others._replace(starts=others.starts + shift)])

@@ -26,7 +26,9 @@ from .observer import Issued, Observer, Observers, Watcher
 
 
 class _Box(NamedTuple):
-    """A range of rows (indices of dimension 0 of a storage) and of bytes of a row, first and last included."""
+    """A rectangle of a storage: a range of rows (indices of dimension 0) and a range of bytes of a row; the ends are
+    included.
+    """
 
     first_row: int
     last_row: int
@@ -34,13 +36,13 @@ class _Box(NamedTuple):
     last_byte: int
 
     def distance_to(self, row: int, byte: int) -> tuple[int, int]:
-        """Return the distance of a byte from the box, in rows and in bytes of a row."""
+        """Return the distance of a byte of a row from the box as a pair (rows, bytes); (0, 0) inside it."""
         rows = max(self.first_row - row, row - self.last_row, 0)
         return rows, max(self.first_byte - byte, byte - self.last_byte, 0)
 
 
 def _box_of(storage: Storage, layout: Layout, width: int) -> _Box:
-    """Return the bounding box of the elements of ``layout``, of ``width`` bytes each."""
+    """Return the smallest box that contains the elements of ``layout``, which have ``width`` bytes each."""
     row_bytes = max(storage.partition_bytes, 1)
     rows = columns = 0
     for size, stride in zip(layout.shape, layout.strides, strict=True):
@@ -56,11 +58,11 @@ def _box_of(storage: Storage, layout: Layout, width: int) -> _Box:
 
 
 class PartialWrites(Observer):
-    """The writes of one core to tensors that had unwritten elements left afterwards.
+    """A record of one core's writes after which the written tensor still had unwritten elements.
 
     Args:
-        seen: for each storage, by its number, the written boxes, each with its line, in the order in which they
-            were last written. The cores of a launch share it: one may read what the other one did not write.
+        seen: for each storage, by its number, the written boxes, each with its line, in the order in which they were
+            last written. The cores of a launch share ``seen``, because one may read what the other one did not write.
     """
 
     def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:
@@ -76,7 +78,9 @@ class PartialWrites(Observer):
                 self.note(operand.base)
 
     def note(self, view: View) -> None:
-        """Record that the running instruction has written ``view``, whose tensor has unwritten elements left."""
+        """Record that the running instruction has written ``view``, and that elements of the same tensor are still
+        unwritten.
+        """
         storage = view.storage
         if view.indirect_access is None:
             box = _box_of(storage, view.layout, storage.width_of(view.dtype))
@@ -87,7 +91,9 @@ class PartialWrites(Observer):
         boxes[box] = kernel_location()
 
     def line_near(self, view: View, index: list[int]) -> str | None:
-        """Return the line that wrote nearest to an element of ``view``, the last one of several; None if none wrote."""
+        """Return the ``file:line`` whose write came nearest to the element ``index`` of ``view``, the last of several
+        such lines; None if no line wrote to the tensor.
+        """
         storage = view.storage
         boxes = list(self._seen.get(storage.number, {}).items())
         if not boxes:
@@ -100,7 +106,7 @@ class PartialWrites(Observer):
 
 
 class PartialWriteWatch(Watcher):
-    """The watcher that records the partial writes of a launch."""
+    """The watcher that gives each core of a launch a record of its partial writes."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[_Box, str]] = {}

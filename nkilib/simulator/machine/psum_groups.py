@@ -57,7 +57,7 @@ class Start(NamedTuple):
         top, bottom: the partitions of PSUM that it wrote; ``bottom`` is exclusive.
         label: the name of the instruction.
         code, line: the kernel's code, if that is known, and the line in it.
-        piece: the elements that it wrote.
+        piece: the elements of the PSUM tensor that it wrote.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Start(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The location in the kernel as ``file:line``."""
+        """The location of the matmul in the kernel as ``file:line``."""
         return "<unknown>" if self.code is None else f"{self.code.co_filename}:{self.line}"
 
 
@@ -80,8 +80,8 @@ class Bank:
     Attributes:
         number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
         latest: the number of the last matmul that started a group there; 0 if none did.
-        starts: the last start in each partition; it may also contain older ones whose partitions later ones cover only
-            together.
+        starts: for each partition, the last matmul that started a group there; older ones may remain if several later
+            ones together cover their partitions.
     """
 
     __slots__ = ("latest", "number", "starts")
@@ -92,7 +92,7 @@ class Bank:
         self.starts: list[Start] = []
 
     def begin(self, start: Start) -> None:
-        """Record that a group starts."""
+        """Record that the matmul ``start`` has started a group in the bank."""
         top, bottom = start.top, start.bottom
         kept = [earlier for earlier in self.starts if earlier.top < top or earlier.bottom > bottom]
         kept.append(start)
@@ -101,7 +101,9 @@ class Bank:
 
 
 def _bytes_of(inner: Layout, width: int) -> Numbers:
-    """Return the first byte of each element of a partition, in the order of the elements."""
+    """Return the first byte of each element that a view has in one partition, in the order of the elements. ``inner``
+    is the layout of the view within a partition, and ``width`` the bytes of an element.
+    """
     places = np.full(1, inner.offset, np.int64)
     for size, stride in zip(inner.shape, inner.strides, strict=True):
         places = (places[:, None] + np.arange(size) * stride).reshape(-1)
@@ -109,7 +111,10 @@ def _bytes_of(inner: Layout, width: int) -> Numbers:
 
 
 def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ...]:
-    """Return the indices of the banks in which the elements of a partition lie."""
+    """Return the indices of the banks in which the elements of a view lie, counted from the tensor's first bank.
+    ``inner`` and ``width`` are as for :func:`_bytes_of`; the elements lie in the bytes ``left`` to ``right`` of a
+    partition.
+    """
     first, last = left // PSUM_BANK_BYTES, (right - 1) // PSUM_BANK_BYTES
     if first == last or is_dense(inner.shape, inner.strides):
         return tuple(range(first, last + 1))
@@ -117,15 +122,15 @@ def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ..
 
 
 class Piece:
-    """The elements of a PSUM view that instructions write.
+    """The elements of a PSUM view that instructions write, with the instruction that wrote them last.
 
     Attributes:
         layout, dtype: the layout and the type of the view.
         width: the bytes of an element on the device.
-        top, bottom: the range of the tensor's partitions that holds them; ``bottom`` is exclusive.
-        left, right: the range of bytes of a partition that holds them; ``right`` is exclusive.
-        indices: the indices of their banks, counted from the bank in which the tensor starts.
-        banks: these banks.
+        top, bottom: the range of the tensor's partitions that holds the elements; ``bottom`` is exclusive.
+        left, right: the range of bytes of a partition that holds the elements; ``right`` is exclusive.
+        indices: the indices of the banks in which they lie, counted from the bank in which the tensor starts.
+        banks: the banks at ``indices``.
         number: the number of the instruction that last wrote the whole view; 0 if none has.
         is_result: whether that instruction was a matmul, to whose result a later one may add.
     """
@@ -162,19 +167,23 @@ class Piece:
 
     @property
     def latest_start(self) -> int:
-        """The number of the last matmul that started a group in one of its banks."""
+        """The number of the last matmul that started a group in one of the piece's banks."""
         banks = self.banks
         return banks[0].latest if len(banks) == 1 else max([bank.latest for bank in banks])
 
     def lies_in(self, index: int) -> bool | npt.NDArray[np.bool_]:
-        """Return a mask of the elements of a partition that lie in bank ``index``, an index in ``indices``."""
+        """Return a mask of the elements in a partition that lie in the bank with this index, one of :attr:`indices`;
+        True stands for all.
+        """
         if len(self.indices) == 1:
             return True
         return _bytes_of(self._inner, self.width) // PSUM_BANK_BYTES == index
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return a view of ``painted`` with the units that belong to each element of a piece, along the last axis."""
+    """Return a view of ``painted``, an array with one number for each ``unit`` bytes of the tensor. The view has the
+    piece's shape, and the numbers of each element along a further, last axis.
+    """
     units = piece.width // unit
     shape, strides, offset = piece.layout
     steps = [*[stride * units * _NUMBER.itemsize for stride in strides], _NUMBER.itemsize]
@@ -235,7 +244,7 @@ class Pieces:
             self.cleared = number
 
     def may_meet(self, piece: Piece) -> bool:
-        """Return whether an element of a piece may have been written before."""
+        """Return whether an element of ``piece`` may have been written before; False is certain."""
         return (
             piece.top < self._bottom
             and self._top < piece.bottom
@@ -244,7 +253,8 @@ class Pieces:
         )
 
     def numbers_of(self, piece: Piece) -> Numbers:
-        """Return the number of the instruction that last wrote each element, as (partitions, elements of a partition).
+        """Return, for each element of ``piece``, the number of the instruction that last wrote it; the shape is
+        (partitions, elements of a partition).
 
         The number is 0 if none did, and negative if it was no matmul. If instructions wrote parts of an element, it is
         the lowest of their numbers.
@@ -254,7 +264,8 @@ class Pieces:
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """Return the number of the last instruction that wrote each unit of the tensor, as in :meth:`numbers_of`.
+        """Return, for each unit of bytes of the tensor, the number of the instruction that last wrote it; zero and
+        negative numbers are as in :meth:`numbers_of`.
 
         A unit has at most ``width`` bytes, and becomes smaller when an instruction writes narrower elements.
         """
@@ -272,7 +283,7 @@ class Pieces:
 
 
 class _Tile:
-    """The known state of one PSUM tensor.
+    """What :class:`PsumGroups` knows of one PSUM tensor.
 
     Attributes:
         pieces: the views of it that were written.
@@ -290,7 +301,7 @@ class _Tile:
         self._banks: dict[int, Bank] = placed if self.is_placed else {}
 
     def piece_of(self, view: View) -> Piece:
-        """Return the :class:`Piece` of a view that is about to be written for the first time."""
+        """Return a new :class:`Piece` for a view that is about to be written for the first time, with its banks."""
         piece = Piece(view)
         first, banks = self.first_bank, self._banks
         for index in piece.indices:
@@ -302,21 +313,24 @@ class _Tile:
 
 
 class _Roles(NamedTuple):
-    """The positions of ``accumulate`` and ``is_transpose`` among the parameters of a matmul instruction."""
+    """Where a matmul instruction has ``accumulate`` and ``is_transpose`` among its parameters, as positions."""
 
     accumulate: int
     is_transpose: int | None
 
 
 def _described(piece: Piece, bank: Bank) -> str:
-    """Describe a written piece in a message: its shape and type, and which bytes of a bank it occupies."""
+    """Return the description of a written piece in a message: its shape and type, and the bytes of ``bank`` that it
+    occupies.
+    """
     first = piece.indices[piece.banks.index(bank)] * PSUM_BANK_BYTES
     left, right = max(piece.left - first, 0), min(piece.right - first, PSUM_BANK_BYTES)
     return f"{list(piece.layout.shape)} {piece.dtype}, bytes {left} to {right}"
 
 
 class PsumGroups(Observer):
-    """The accumulation groups of one core.
+    """The observer that follows the accumulation groups of one core, and reports groups that go on after they have
+    ended.
 
     Args:
         level: the reaction to a group that is continued after another one has started.
@@ -369,7 +383,9 @@ class PsumGroups(Observer):
         return roles
 
     def _add(self, storage: Storage) -> _Tile:
-        """Add the state of a tensor that is written for the first time; forget tensors that the kernel has dropped."""
+        """Make the state of a tensor that is written for the first time; drop the states of tensors that the kernel
+        does not hold any more.
+        """
         if len(self._tiles) >= self._most_kept:
             for number in [number for number, kept in self._kept.items() if kept() is None]:
                 del self._tiles[number], self._kept[number]
@@ -406,8 +422,8 @@ class PsumGroups(Observer):
             bank.begin(start)
 
     def _goes_on(self, call: Issued, tile: _Tile, piece: Piece) -> bool:
-        """Return whether a matmul that may add to ``piece`` does add to one of its elements; report groups that had
-        ended.
+        """Return whether a matmul that may add to the elements of ``piece`` adds to at least one of them. If it would
+        add to a group that another group has ended, report that.
 
         Raises:
             PsumGroupError: at the level ``"error"``.
@@ -427,7 +443,8 @@ class PsumGroups(Observer):
         return True
 
     def _refuse(self, call: Issued, tile: _Tile, piece: Piece, bank: Bank, start: Start) -> None:
-        """Report that ``call`` adds to elements of a group that ``start`` has ended.
+        """Report that ``call`` adds to elements whose group was ended by ``start``, which began another group in the
+        same bank.
 
         Raises:
             PsumGroupError: at the level ``"error"``.

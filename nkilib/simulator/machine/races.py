@@ -44,11 +44,11 @@ _PIECE = 64
 
 @dataclass
 class _Access:
-    """One kind of access to one part of a tensor, made once or repeatedly.
+    """Accesses of one core to the same part of a tensor, all reads or all writes; made once or repeatedly.
 
     Attributes:
-        tensor: the tensor.
-        layout, width: the elements, and the bytes of each.
+        tensor: the storage of the tensor.
+        layout, width: the layout of the accessed elements, and the bytes of each.
         rows: the accessed rows of the layout (indices of dimension 0); None for all.
         place: the line of the kernel that first made the access.
         content: a checksum of all written values; None for a read, and if the values were left out.
@@ -80,7 +80,9 @@ class _Access:
 
 
 def _checksum(values: npt.NDArray[Any], before: int) -> int:
-    """Return a checksum of the values, chained to that of earlier writes; large writes are sampled in many pieces."""
+    """Return a checksum of written values, computed from ``before``, the checksum of earlier writes to the same part.
+    Large writes are sampled in many pieces.
+    """
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)
     # To take the last dimension apart is a view, whatever the strides; to join dimensions may be a copy of everything.
@@ -96,7 +98,7 @@ def _is_same(write: _Access, other: _Access | None) -> bool:
 
 
 class _Accesses:
-    """All reads, or all writes, of one core to one tensor, grouped by the accessed elements."""
+    """The reads, or the writes, of one core to one tensor since the last barrier, grouped by the accessed elements."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Shape, Shape, int, int, bytes], _Access] = {}
@@ -119,11 +121,12 @@ class _Accesses:
         return list(self._made.values())
 
     def need_values(self, other: _Accesses) -> None:
-        """Check that writes of both to the same elements can be compared.
+        """Check that the values are known of all writes that both cores made to the same elements, so that they can be
+        compared.
 
         Raises:
             ValuesWanted: if the launch has left out their values.
-            DataNeeded: in a launch on shapes.
+            DataNeeded: if the launch has shapes only, without values.
         """
         for key, access in self._made.items():
             twin = other._made.get(key)
@@ -133,18 +136,20 @@ class _Accesses:
                         write.tensor.need_values(write)
 
     def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
-        """Return pairs of writes, one of each core, of the same values to the same elements."""
+        """Return pairs (write of this core, write of the other) of writes of the same values to the same elements."""
         pairs = ((access, other._made.get(key)) for key, access in self._made.items())
         return [(one, two) for one, two in pairs if two is not None and _is_same(one, two)]
 
     def unlike(self, other: _Accesses) -> list[_Access]:
-        """Return the writes for which ``other`` has no write of the same values to exactly the same elements."""
+        """Return this core's writes for which ``other`` has no write of the same values to exactly the same
+        elements.
+        """
         return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
 
 
 @dataclass
 class Touched:
-    """The accesses of one core to one shared tensor since the last barrier on it."""
+    """The reads and the writes of one core to one shared tensor since the last barrier on that tensor."""
 
     reads: _Accesses = field(default_factory=_Accesses)
     writes: _Accesses = field(default_factory=_Accesses)
@@ -179,7 +184,9 @@ class SharedAccesses(Observer):
             (touched.writes if is_write else touched.reads).note(view, rows, values)
 
     def arrives(self, call: Issued) -> Touched:
-        """Return the core's accesses before a barrier and forget them: the barrier orders all that follow."""
+        """Return the core's accesses to a barrier's tensor before the barrier, and forget them: the barrier orders them
+        before all that follow.
+        """
         self._before_barrier = self.take(call.values[0].storage.allocation)
         return self._before_barrier
 
@@ -188,16 +195,16 @@ class SharedAccesses(Observer):
             check_races(self._before_barrier, brought, self.levels)
 
     def take(self, allocation: int) -> Touched:
-        """Return the core's accesses to a tensor (``Storage.allocation``), and forget them."""
+        """Return the core's accesses to the tensor with this ``Storage.allocation``, and forget them."""
         return self._touched.pop(allocation, Touched())
 
     def tensors(self) -> list[int]:
-        """Return the tensors that the core accessed (``Storage.allocation``), in the order of first access."""
+        """Return ``Storage.allocation`` of each tensor that the core accessed, in the order of first access."""
         return list(self._touched)
 
 
 class RaceWatch(Watcher):
-    """The watcher that finds races between the two cores of a launch."""
+    """The watcher that records the accesses of the two cores of a launch, and finds races between them."""
 
     def __init__(self, levels: RaceLevels) -> None:
         self._levels = levels
@@ -213,7 +220,7 @@ class RaceWatch(Watcher):
 
 
 def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
-    """Compare the accesses of cores 0 and 1 to every shared tensor.
+    """Compare the accesses of cores 0 and 1 to every shared tensor, and report races.
 
     Raises:
         RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
@@ -236,13 +243,13 @@ def _refuse_identical(one: _Access, other: _Access, level: Level) -> None:
 
 
 class _Side(NamedTuple):
-    """The accesses of one core, and the verb for them in messages."""
+    """Accesses of one core, all reads or all writes; ``verb`` is "reads" or "writes", for messages."""
 
     verb: str
     accesses: list[_Access]
 
     def by_line(self) -> list[_Side]:
-        """Return the accesses grouped by line."""
+        """Return the accesses in groups, one for each line of the kernel."""
         lines: dict[str, list[_Access]] = {}
         for access in self.accesses:
             lines.setdefault(access.place, []).append(access)
@@ -250,14 +257,14 @@ class _Side(NamedTuple):
 
 
 class _Race(NamedTuple):
-    """A race, and its lines on cores 0 and 1."""
+    """The error that reports a race, and the lines of the accesses on cores 0 and 1."""
 
     error: RaceError
     places: tuple[str, str]
 
 
 def _race_of(first: _Side, second: _Side) -> _Race | None:
-    """Return the first race between accesses of cores 0 and 1, or None."""
+    """Return the first race between accesses of core 0 and accesses of core 1; None if no element is common."""
     if not first.accesses or not second.accesses:
         return None
     meeting = first_meeting([item.spans() for item in first.accesses], [item.spans() for item in second.accesses])
@@ -287,7 +294,9 @@ def _check_pair(first: _Side, second: _Side, level: Level) -> None:
 
 
 def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
-    """Compare all accesses of cores 0 and 1, except the writes of the same values that both have made."""
+    """Report races between accesses of cores 0 and 1. Writes of the same values to the same elements by both cores are
+    no race.
+    """
     first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
     first_writes = first.writes.all()
     _check_pair(_Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
@@ -298,7 +307,7 @@ def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
 
 
 def check_races(first: Touched, second: Touched, levels: RaceLevels) -> None:
-    """Compare the accesses of cores 0 and 1 to a shared tensor.
+    """Compare the accesses of cores 0 and 1 to one shared tensor, and report races and identical writes.
 
     Raises:
         RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.

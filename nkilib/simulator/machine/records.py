@@ -31,9 +31,9 @@ from .observer import Issued, Observer, Observers, Watcher, watching
 
 
 class Lives(Observer):
-    """The lifetimes of the on-chip tensors of one core: when each holds data that is still needed.
+    """The lifetimes of the on-chip tensors of one core: when each of them holds data that is still needed.
 
-    It is also the check of capacity: it reports tensors that do not fit.
+    It is also the check of capacity: it reports tensors that do not fit into SBUF or PSUM.
 
     Attributes:
         ranges: all lifetimes, in the order in which the tensors were made.
@@ -82,7 +82,8 @@ class Lives(Observer):
                 self._overflowed(life, use)
 
     def _overflowed(self, life: LiveRange, use: CertainUse) -> None:
-        """Report that the kernel certainly does not fit from this instruction on.
+        """Report that the kernel certainly does not fit: from this instruction on, the live tensors overflow the region
+        of ``life``. ``use`` is the memory that they certainly take.
 
         Raises:
             CapacityError: at the level ``"error"``.
@@ -108,7 +109,7 @@ class Lives(Observer):
 
 
 def lives_of(observers: Observers) -> Lives:
-    """Return the lifetimes among a core's observers, which must include them."""
+    """Return the :class:`Lives` among a core's observers; there must be one."""
     lives = observers.find(Lives)
     assert lives is not None
     return lives
@@ -145,7 +146,7 @@ class Record:
 
 
 class _Counting(Observer):
-    """An observer that counts the work of one core."""
+    """An observer that counts the instructions of one core and the bytes that they move."""
 
     def __init__(self, lives: Lives) -> None:
         self.record = Record()

@@ -30,7 +30,7 @@ ALLOWANCE = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """One thread that waits.
+    """A thread that waits for others.
 
     Attributes:
         who: the name of the thread.
@@ -74,38 +74,43 @@ class Waits:
         return len(self._ended) == self._threads
 
     def begin(self, where: str) -> Wait:
-        """Record that this thread starts to wait in ``where``."""
+        """Record that this thread starts to wait in the operation ``where``."""
         wait = Wait(threading.current_thread().name, where)
         self._waiting.append(wait)
         self._notice()
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """End the given waits, because their condition holds, and wake their threads."""
+        """Remove the given waits from the record, because the condition that their threads wait for holds, and wake the
+        threads.
+        """
         self.withdraw(waits)
         self.changed.notify_all()
 
     def withdraw(self, waits: Iterable[Wait]) -> None:
-        """Remove the given waits from the record."""
+        """Remove the given waits from the record, without waking their threads."""
         for wait in waits:
             if wait in self._waiting:
                 self._waiting.remove(wait)
 
     @property
     def has_failed(self) -> bool:
-        """Whether a thread has failed."""
+        """Whether some thread has failed, so that the others end sooner or later."""
         return bool(self._failed)
 
     @property
     def is_ending(self) -> bool:
-        """Whether all threads shall end: no running thread has a lower number than those that failed."""
+        """Whether all threads shall end: one has failed, and every thread with a lower number has ended, so that it is
+        known which error is the lowest core's.
+        """
         if self.is_aborted or not self._failed:
             return self.is_aborted
         return all(number in self._ended for number in range(min(self._failed)))
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has
-        failed.
+        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has failed:
+        until all threads with lower numbers have ended, and at most ``ALLOWANCE`` instructions further than the failed
+        one.
         """
         return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
 
@@ -128,7 +133,9 @@ class Waits:
         self.changed.notify_all()
 
     def describe(self) -> str:
-        """Return text that says which threads wait where, and which have ended; if stuck, as of that moment."""
+        """Return text that says which threads wait in which operation, and which have ended. If all were stuck, it
+        describes that moment.
+        """
         return self._described or self._description()
 
     def _description(self) -> str:
@@ -149,7 +156,7 @@ class Waits:
 
 @dataclass
 class _Meeting:
-    """The cores that have arrived at one barrier, and the item that each of them passed.
+    """The cores that have arrived at one barrier, with the item that each of them passes to the others.
 
     Attributes:
         place: the name of the barrier, the same on all cores.
@@ -260,7 +267,9 @@ class CoreBarrier:
             raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
     def finish(self, number: int) -> None:
-        """Record that a core has ended; ``number`` is its number among all that share the record of waits."""
+        """Record that a core has ended without an error; ``number`` is its number among all cores that share the record
+        of waits.
+        """
         with self._changed:
             self._finished += 1
             self._waits.finish(number)
@@ -269,7 +278,7 @@ class CoreBarrier:
         """Record that a core has ended early.
 
         Args:
-            number: its number among all that share the record of waits.
+            number: the number of the core among all cores that share the record of waits.
             failed_after: the number of instructions that it had issued; None if it ended because of another core.
         """
         self.is_aborted = True
@@ -278,8 +287,8 @@ class CoreBarrier:
             self._waits.finish(number, failed_after)
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a core that has issued ``issued`` instructions may run on, although another core has
-        failed.
+        """Return whether a core that has issued ``issued`` instructions may run on, although another core has failed;
+        see :meth:`Waits.may_go_on`.
         """
         with self._changed:
             return self._waits.may_go_on(issued)
@@ -335,8 +344,8 @@ class Participant:
 class _Gathering:
     """The participants that have arrived so far at one collective of the ranks ``members``.
 
-    ``is_broken`` says whether two of them have different terms. All participants then fail, also those that arrive
-    later, so that the lowest rank fails in every run.
+    ``is_broken`` says whether two of them have different terms (``Participant.terms``). All participants then fail,
+    also those that arrive later, so that the lowest rank fails in every run.
     """
 
     members: frozenset[int]
@@ -354,7 +363,10 @@ class _Gathering:
 
 
 def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
-    """Return whether a core must join a gathering: its rank is missing there, and a participant waits for this core."""
+    """Return whether a core that arrives belongs to a gathering that has begun: its rank is still missing there, and
+    one of the participants waits for it (has its rank among the members, and its core number, or one of the two acts
+    for its whole rank).
+    """
     if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False
     return any(
@@ -364,7 +376,9 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
 
 
 def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return text about a participant and the lowest rank whose terms differ; empty if all agree."""
+    """Return text about ``participant`` and the participant of the lowest rank with different terms; empty if all
+    agree.
+    """
     mine = {term.what: term.value for term in participant.terms}
     for rank in sorted(gathering.come):
         other = gathering.come[rank]
@@ -409,7 +423,7 @@ class World:
         self._barriers: list[CoreBarrier] = []
 
     def barrier(self) -> CoreBarrier:
-        """Return a new barrier for the cores of one more rank."""
+        """Return a new barrier for the cores of a rank; each rank's launch calls this once."""
         self._barriers.append(CoreBarrier(self._cores, self.waits))
         return self._barriers[-1]
 
@@ -420,12 +434,14 @@ class World:
             self.waits.abort()
 
     def tell_failed(self) -> None:
-        """Make all cores of all ranks ask, before each instruction, whether they may run on."""
+        """Make all cores of all ranks check before each instruction whether they may run on, because a core has
+        failed.
+        """
         for barrier in self._barriers:
             barrier.is_aborted = True
 
     def meet(self, participant: Participant) -> Mapping[int, Any]:
-        """Wait until all members have arrived; return their items by rank.
+        """Wait until all members have arrived at the collective; return the items that they passed, by rank.
 
         Raises:
             BarrierError: if another member calls a different operation or has different terms, if it can no longer

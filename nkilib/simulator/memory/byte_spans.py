@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap.
-
-- :func:`spans_of`, :func:`spans_of_rows`: the ranges of a layout (:class:`Spans`);
-- :func:`first_meeting`: a byte that two layouts share;
-- :class:`HbmPlaces`: the tensors that a kernel places itself in HBM, each one range.
-"""
+"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap."""
 
 from __future__ import annotations
 
@@ -23,15 +18,15 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Spans(NamedTuple):
-    """Byte ranges ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
+    """Ranges of bytes that all have the same length: ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
 
     starts: Offsets
     length: int
 
 
 def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Return the starts and ends of all byte ranges in ``spans``, and for each range the index of its element of
-    ``spans``.
+    """Return the starts and the ends of all byte ranges in a sequence of :class:`Spans`, and for each range the index
+    of the element that it comes from.
     """
     starts = np.concatenate([item.starts for item in spans])
     counts = [item.starts.size for item in spans]
@@ -40,7 +35,8 @@ def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """Return a byte that lies in spans of both sequences, with the index of these spans in ``first`` and in ``second``.
+    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of these two
+    elements.
 
     The result is None if there is no such byte.
     """
@@ -64,7 +60,7 @@ def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, 
     """Return the byte ranges of an array of elements of ``width`` bytes: their starts and their common length.
 
     Args:
-        dimensions: size and stride (in elements) of each dimension; the starts count from the first element.
+        dimensions: size and stride (in elements) of each dimension. The starts are relative to the first element.
         width: the bytes of an element.
     """
     starts, length = np.zeros(1, np.int64), width
@@ -90,7 +86,9 @@ def spans_of(layout: Layout, width: int) -> Spans:
 
 
 def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
-    """Return the bytes of some rows (indices of dimension 0) of a layout."""
+    """Return the bytes that a layout occupies in the rows (indices of dimension 0) ``rows``; elements have ``width``
+    bytes.
+    """
     starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
     first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
     return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
@@ -107,7 +105,7 @@ class _PlacedTensor:
 class HbmPlaces:
     """The tensors that a kernel places itself in one HBM: a core's private one, or the one that the cores share.
 
-    They must not overlap, because in the simulator each tensor has its own memory.
+    The tensors must not overlap, because in the simulator each of them has its own memory.
     """
 
     places: list[_PlacedTensor] = field(default_factory=list)

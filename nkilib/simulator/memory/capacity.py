@@ -105,7 +105,7 @@ class LiveRange:
 
     @property
     def place(self) -> str:
-        """The line of the kernel that made the tensor, as ``file:line``."""
+        """The line of the kernel that makes the tensor, as ``file:line``."""
         return "<unknown>" if self._code is None else f"{self._code.co_filename}:{self._line}"
 
     @property
@@ -114,7 +114,7 @@ class LiveRange:
 
     @property
     def lifetimes(self) -> list[tuple[int, int]]:
-        """First and last instruction of every lifetime, the earlier ones first."""
+        """The first and the last instruction of each lifetime of the tensor, the earlier lifetimes first."""
         return [*self.earlier, (self.first, self.last)]
 
     @property
@@ -128,7 +128,9 @@ class LiveRange:
         self.last = number
 
     def restart(self, number: int) -> None:
-        """Record that instruction ``number`` overwrites the whole tensor, whose earlier content is no longer needed."""
+        """Record that instruction ``number`` overwrites the whole tensor: its lifetime so far ends, and a new one
+        begins.
+        """
         if self.is_used:
             self._earlier = self._earlier or []
             self._earlier.append((self.first, self.last))
@@ -136,7 +138,7 @@ class LiveRange:
 
     @property
     def tensor(self) -> str:
-        """The tensor's name, shape and type, and its region."""
+        """The name, shape, type and region of the tensor, as text for messages."""
         return describe_tensor(self._name, self._shape, self._dtype, self.region)
 
     def __str__(self) -> str:
@@ -145,7 +147,7 @@ class LiveRange:
 
 @dataclass(frozen=True)
 class _Room:
-    """The size of a region: its bytes per partition, and the size of the banks that tiles must not cross."""
+    """The size of a region: the bytes of a partition, and of a bank, whose borders small tiles must not cross."""
 
     region: MemoryRegion
     nbytes: int
@@ -162,8 +164,8 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 class _Uncounted(NamedTuple):
     """The part of a tensor's lifetime that :class:`CertainUse` has not counted yet.
 
-    It goes from the instruction after number ``before`` to number ``last``; ``area`` is the space that the tensor takes
-    (see :class:`LiveRange`).
+    The part goes from the instruction after number ``before`` to the one with number ``last``; ``area`` is the space
+    that the tensor takes (see :class:`LiveRange`).
     """
 
     last: int
@@ -172,7 +174,7 @@ class _Uncounted(NamedTuple):
 
 
 def _uncounted(life: LiveRange) -> _Uncounted:
-    """Return the part of a tensor's lifetime that was not counted yet."""
+    """Return the part of the lifetime ``life`` that :class:`CertainUse` has not counted yet."""
     return _Uncounted(life.last, max(life.counted, life.first - 1), life.area)
 
 
@@ -213,13 +215,15 @@ class CertainUse:
     def touch(self, life: LiveRange, number: int) -> bool:
         """Record that instruction ``number`` touches a tensor that is not in the window yet.
 
-        The result is whether the tensors that certainly overlap still fit the region.
+        Return whether the tensors that certainly hold data at the same time still fit the region.
         """
         life.touch(number)
         return self._enter(life)
 
     def restart(self, life: LiveRange, number: int) -> bool:
-        """Record that instruction ``number`` overwrites a whole tensor; the result is that of :meth:`touch`."""
+        """Record that instruction ``number`` overwrites a whole tensor, whose lifetime begins anew; return the same as
+        :meth:`touch`.
+        """
         is_inside, is_counted = life.window == self.window, life.last == number
         if is_inside:
             self._ended.append(_uncounted(life))
@@ -229,7 +233,7 @@ class CertainUse:
 
     @property
     def moment(self) -> int:
-        """The number of the instruction with the highest use, as last computed."""
+        """The number of the instruction at which the certain use of the region is highest, as last computed."""
         return self._moments[0]
 
     def _enter(self, life: LiveRange) -> bool:
@@ -241,9 +245,7 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Add the spans of the window's tensors that were not counted yet to the moments so far, and begin a new
-        window.
-        """
+        """Count the lifetimes of the window's tensors up to their last use, and begin a new window."""
         for span in sorted([*self._ended, *map(_uncounted, self._lives)]):
             self._add(*span)
         for life in self._lives:
@@ -288,7 +290,9 @@ def _is_live(life: LiveRange, moment: int) -> bool:
 
 
 def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
-    """Return the message that the live tensors do not fit a region, without the line of the kernel."""
+    """Return the message that the tensors ``live`` do not fit the region of size ``room``; it does not name the line of
+    the kernel.
+    """
     listed = sorted(live, key=lambda life: -life.nbytes)
     lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
     if len(listed) > _LISTED:
@@ -337,13 +341,13 @@ class _Placed(NamedTuple):
 
 
 def _rounded(room: _Room, life: LiveRange) -> int:
-    """Return the bytes of a partition that a tile occupies: rounded up to whole banks if it is larger than a bank."""
+    """Return the bytes of a partition that a tile occupies: a tile larger than a bank takes whole banks."""
     return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
 
 
 def _aligned(room: _Room, low: int, nbytes: int) -> int:
-    """Return the first byte from ``low`` on at which a tile may start, so that it crosses no bank or begins with
-    one.
+    """Return the first byte, not below ``low``, at which a tile of ``nbytes`` bytes may start: it must lie within one
+    bank, or begin with one.
     """
     is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
     return low if is_inside else -(-low // room.bank) * room.bank
@@ -396,10 +400,11 @@ def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
 
 
 def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
-    """Return the bytes of a partition that the tiles need side by side, or None if they do not fit.
+    """Return the bytes of a partition that live tiles need if they lie side by side; None if they do not fit the
+    region.
 
     Tiles that the kernel places stay at their addresses; each other tile is added at the lowest free place. Several
-    orders are tried, and the best one counts.
+    orders of adding are tried, and the one that needs the fewest bytes counts.
     """
     lives = list(lives)
     are_alike = len({life.quarters for life in lives}) < 2
@@ -408,12 +413,14 @@ def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
 
 
 def _placed_height(live: Iterable[LiveRange]) -> int:
-    """Return the highest end, in bytes of a partition, of live tiles that the kernel places; 0 without one."""
+    """Return the byte of a partition at which the last of the live tiles ends that the kernel places itself; 0 if there
+    are none.
+    """
     return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
 
 
 def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
-    """Check that a tensor placed by hand does not overlap another such tensor that still holds data."""
+    """Check that a tensor that the kernel places, ``life``, overlaps no other such tensor that still holds data."""
     mine = _where_placed(life)
     for other in live:
         if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
@@ -434,7 +441,7 @@ class Peak(NamedTuple):
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     """Return the peak of the bytes of a partition that are needed at one time, with the tensors that are live then.
 
-    If it is not above ``known``, the result is ``known`` without tensors.
+    If the peak is not above ``known`` bytes, the result is ``known`` without tensors.
     """
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:

@@ -77,7 +77,7 @@ class Rectangle(NamedTuple):
         )
 
     def outside(self, other: Rectangle) -> list[Rectangle]:
-        """Return the parts of this block outside ``other``: at most four, which do not overlap."""
+        """Return the rest of this block outside ``other`` as at most four blocks that do not overlap."""
         if not self.meets(other):
             return [self]
         top, bottom, left, right = self.common(other)
@@ -91,7 +91,7 @@ class Rectangle(NamedTuple):
 
 
 def rectangle_of(layout: Layout, itemsize: int, partition_bytes: int) -> Rectangle | None:
-    """Return the block that a view covers, of elements of ``itemsize`` bytes.
+    """Return the block that a view covers; its elements have ``itemsize`` bytes.
 
     It is None for a view with gaps in a partition or between partitions, and for one without elements.
     """
@@ -136,7 +136,8 @@ class Deferred(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block of a storage with a deferred content: the whole content, or the rest of it.
+    """A block of a storage whose contents are deferred: all elements of a :class:`Deferred`, or those that are neither
+    computed nor overwritten yet.
 
     Attributes:
         content: the deferred content.
@@ -151,19 +152,17 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns of the content (as a matrix) that belong to a block inside ``place``."""
+        """Return the rows and columns, in the content as a matrix, of a block inside ``place``."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
 
     def divides(self, block: Rectangle) -> bool:
-        """Return whether the left and right edges of a block inside ``place`` fall between elements of the content, not
-        inside one.
-        """
+        """Return whether the left and right edges of a block inside ``place`` are edges of elements of the content."""
         return (block.left - self.place.left) % self.width == 0 and (block.right - self.place.left) % self.width == 0
 
     def sources_within(self, block: Rectangle) -> list[npt.NDArray[Any]]:
-        """Return the part of each of the content's sources from which a block inside ``place`` is computed."""
+        """Return, for each source of the content, the elements from which a block inside ``place`` is computed."""
         at = self.within(block)
         return [source[at] for source in self.content.sources]
 
@@ -171,7 +170,7 @@ class Part(NamedTuple):
 def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Deferred:
     """Return a deferred copy of ``source``, which has as many elements as ``layout``.
 
-    ``layout`` is dense for each index of dimension 0.
+    Each row (index of dimension 0) of ``layout`` is dense.
     """
     matrix = source.reshape(source.shape[0], -1)
 
@@ -182,19 +181,21 @@ def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Def
 
 
 class Reader(Protocol):
-    """The interface of a storage with deferred contents that :class:`Derived` uses."""
+    """The interface that :class:`Derived` needs of a storage with deferred contents."""
 
     def waits_for(self, operand: object, /) -> bool:
-        """Return whether a deferred content is to be computed from the elements of the storage ``operand``."""
+        """Return whether some deferred content of this storage is to be computed from the elements of the storage
+        ``operand``.
+        """
 
     def settle(self) -> None:
-        """Compute the deferred contents."""
+        """Compute the deferred contents of this storage."""
 
 
 class Derived:
     """The values derived from a storage's elements: float32 copies, and deferred contents of other storages.
 
-    It exists until the elements change.
+    It is dropped when the elements change.
 
     Args:
         nbytes: the size of the storage in bytes.
@@ -211,7 +212,9 @@ class Derived:
         self.readers: WeakSet[Reader] = WeakSet()
 
     def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], _Float32s]) -> _Float32s:
-        """Return the float32 copy of a view; if none is kept, ``make`` makes it."""
+        """Return the float32 copy of a view of the storage, with this layout and type; ``make`` makes the copy if none
+        is kept.
+        """
         copy = self._copies.get((layout, dtype))
         if copy is None:
             copy = make()

@@ -55,7 +55,7 @@ _UNSHARED_REFERENCES = 3
 
 
 class BytePool:
-    """A pool of unused byte arrays, by size."""
+    """A pool of byte arrays that nothing uses, for reuse, grouped by size."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
@@ -64,11 +64,11 @@ class BytePool:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes that are available for reuse."""
+        """The bytes of all arrays in the pool, which are available for reuse."""
         return self._total
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return an array of ``nbytes`` bytes with arbitrary content."""
+        """Return an array of ``nbytes`` bytes with arbitrary content, from the pool if it has one."""
         with self._lock:
             arrays = self._free.get(nbytes)
             if arrays:
@@ -90,7 +90,7 @@ _ON_CHIP_POOL = BytePool()
 
 
 def sentinel(dtype: DType) -> float:
-    """Return the value of an element of ``dtype`` that was never written."""
+    """Return the value that an element of ``dtype`` has if it was never written."""
     if dtype.is_packed:
         return _PACKED_SENTINELS[dtype]
     return INTEGER_SENTINEL if dtype.is_integer else np.nan
@@ -218,14 +218,16 @@ class Storage:
 
     @property
     def accumulated(self) -> WrittenMap:
-        """The elements that hold a matmul result: a matmul may add to these (see engines/tensor/accumulation.py)."""
+        """The map of the elements that hold a matmul result, to which a later matmul may add (see
+        engines/tensor/accumulation.py).
+        """
         if self._accumulated is None:
             self._accumulated = self._make_map(self.is_shape_only)
         return self._accumulated
 
     @property
     def is_shape_only(self) -> bool:
-        """Whether only its shape and its type will ever be known, in a launch on shapes."""
+        """Whether the values of the storage will never be known, because the launch is on shapes."""
         return self.is_abstract and self.origin is None
 
     def need_values(self, what: object) -> None:
@@ -248,7 +250,7 @@ class Storage:
         return self.numpy_dtype if dtype == self.dtype else dtype.numpy
 
     def width_of(self, dtype: DType) -> int:
-        """Return the bytes of an element of a view of type ``dtype``, as it is held here."""
+        """Return the bytes that an element of a view of type ``dtype`` takes in this storage's memory."""
         return self.numpy_dtype.itemsize if dtype == self.dtype else dtype.itemsize
 
     def elements_of(self, dtype: DType) -> int:
@@ -256,15 +258,15 @@ class Storage:
         return self.nbytes // self.width_of(dtype)
 
     def explain_indices(self, describe: Callable[[int], str]) -> None:
-        """Let errors about an index in a partition of this storage start with the result of ``describe(partition)``."""
+        """Let errors about an index in a partition of this storage begin with the text ``describe(partition)``."""
         self._describe_index = describe
 
     def explanation(self, partition: int) -> str:
-        """Return the kernel's description of the index in a partition and a colon, or an empty string."""
+        """Return the text that :meth:`explain_indices` has set for a partition, with a colon; empty if none was set."""
         return "" if self._describe_index is None else f"{self._describe_index(partition)}: "
 
     def index_of(self, byte: int) -> list[int]:
-        """Return the indices of the element that contains a byte of its memory."""
+        """Return the indices of the element that contains a byte of the storage's memory."""
         return [int(index) for index in np.unravel_index(byte // self.numpy_dtype.itemsize, self.shape)]
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
@@ -281,7 +283,8 @@ class Storage:
     ) -> npt.NDArray[np.bool_]:
         """Return a mask of the elements of ``layout`` of which a part or all is unwritten.
 
-        ``among`` is a mask of the elements to consider; None for all. Only meaningful while the storage is not full.
+        ``among`` is a mask of the elements to consider; None for all. It may be asked for only while some elements of
+        the storage are unwritten.
         """
         unwritten = np.logical_not(np.all(self.written.mask_of(layout, self.width_of(dtype)), axis=-1))
         return np.asarray(unwritten if among is None else unwritten & among)
@@ -309,7 +312,7 @@ class Storage:
         return self.memory(layout, numpy_type)
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the same view as :meth:`array`, without computing deferred contents."""
+        """Return the same view as :meth:`array`; deferred contents are not computed."""
         if self.is_abstract:
             self._must_have_memory()
         width = numpy_type.itemsize
@@ -322,7 +325,7 @@ class Storage:
         return np.ndarray(shape, numpy_type, self._bytes, offset * width, [stride * width for stride in strides])
 
     def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
-        """Return the memory of a block, as a matrix of elements of ``dtype``, without computing deferred contents."""
+        """Return the memory of ``block`` as a matrix of elements of ``dtype``; deferred contents are not computed."""
         width = self.width_of(dtype)
         shape = (block.bottom - block.top, (block.right - block.left) // width)
         offset = (block.top * self.partition_bytes + block.left) // width
@@ -356,28 +359,29 @@ class Storage:
             self._forget(block)
 
     def settle(self, block: Rectangle | None = None) -> None:
-        """Compute the deferred contents: those that have an element in common with ``block``, or all of them."""
+        """Compute deferred contents: those that share an element with ``block``, or all if it is None."""
         for part in [*self.parts]:
             if block is None or part.content.may_grow or part.block.meets(block):
                 self._make(part)
 
     def part_with(self, block: Rectangle, dtype: DType) -> Part | None:
-        """Return the one of ``parts`` that is of type ``dtype`` and covers all of ``block``, or None."""
+        """Return the element of ``parts`` that is of type ``dtype`` and covers all of ``block``; None if there is
+        none.
+        """
         for part in self.parts:
             if part.block.contains(block) and part.content.dtype == dtype and part.divides(block):
                 return part
         return None
 
     def derive(self) -> Derived:
-        """Return the object that keeps values derived from its elements until they change."""
+        """Return the object that keeps the values derived from the storage's elements; the first call makes it."""
         if self.derived is None:
             self.derived = Derived(self.nbytes)
         return self.derived
 
     def change(self) -> None:
-        """Compute the deferred contents of storages that depend on elements of this one, and drop their float32 copies.
-
-        An instruction is about to write some of these elements.
+        """Prepare for a write to some elements: compute the deferred contents of other storages that depend on this
+        one, and drop float32 copies.
         """
         if self.derived is None:
             return
@@ -387,7 +391,9 @@ class Storage:
         self.derived = None  # with the copies that were made of the elements just now
 
     def waits_for(self, operand: object) -> bool:
-        """Return whether a deferred content is to be computed from the elements of ``operand``."""
+        """Return whether some deferred content of this storage is to be computed from the elements of the storage
+        ``operand``.
+        """
         return any(operand in part.content.operands for part in self.parts)
 
     @property
@@ -396,7 +402,9 @@ class Storage:
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:
-        """Drop the deferred contents of a block; compute a content instead if the block cuts its elements."""
+        """Drop the deferred contents within ``block``. A content is computed instead if an edge of the block cuts its
+        elements.
+        """
         for part in [*self.parts]:
             left = part.block.outside(block)
             if all(map(part.divides, left)):
@@ -407,10 +415,10 @@ class Storage:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Compute the rest of a deferred content, one of ``parts``.
+        """Compute the elements of ``part``, one of ``parts``.
 
-        It stays in ``parts`` until it is written: contents that depend on the old memory are computed first, and some
-        of them (sums of products) read this content and thereby compute it.
+        The part stays in ``parts`` until its elements are in the storage's memory: contents that depend on the old
+        memory are computed first, and some of them (sums of products) read this content and thereby compute it.
         """
         content = part.content
         if content.reads_itself:
@@ -421,7 +429,7 @@ class Storage:
             content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
 
     def _place_of(self, part: Part) -> int | None:
-        """Return the index of a part in ``parts``; None if it was computed."""
+        """Return the index of ``part`` in ``parts``; None if it is no longer there, because it was computed."""
         return next((place for place, candidate in enumerate(self.parts) if candidate is part), None)
 
     def _must_have_memory(self) -> None:
@@ -446,17 +454,17 @@ def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 class DeferredLoads:
-    """The tiles of one core whose contents come from HBM and may still be deferred; see deferred.py."""
+    """The tiles of one core that may have deferred contents which come from HBM; see deferred.py."""
 
     def __init__(self) -> None:
         self._storages: WeakSet[Storage] = WeakSet()
 
     def add(self, storage: Storage) -> None:
-        """Remember a tile by a weak reference."""
+        """Add a tile; only a weak reference to it is kept."""
         self._storages.add(storage)
 
     def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
-        """Compute all deferred contents of each storage of which some deferred content comes from ``memory``.
+        """Compute the deferred contents of each tile that has some to be computed from ``memory``.
 
         Args:
             memory: the memory, which is about to be overwritten.
@@ -467,6 +475,6 @@ class DeferredLoads:
                 storage.settle()
 
     def settle(self) -> None:
-        """Compute all deferred contents."""
+        """Compute all deferred contents of all tiles."""
         for storage in self._storages:
             storage.settle()

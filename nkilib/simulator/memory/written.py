@@ -23,7 +23,9 @@ _MOST_KNOWN = 256
 
 
 class _Block(NamedTuple):
-    """The rows of a block of a matrix, and bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each."""
+    """A block of a large matrix: a range of rows, and the bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each
+    row.
+    """
 
     rows: slice
     columns: tuple[int, int]
@@ -50,7 +52,9 @@ class WrittenBlocks:
         return not self._written
 
     def mark(self, layout: Layout, itemsize: int) -> bool:
-        """Record that the elements of ``layout`` were written; return False if they are no block."""
+        """Record that the elements of ``layout`` were written, and return True; return False if they do not form a
+        block.
+        """
         block = self._block_of(layout, itemsize)
         if block is None:
             return False
@@ -62,7 +66,9 @@ class WrittenBlocks:
         return True
 
     def is_complete(self) -> bool:
-        """Return whether the ranges of columns that were written in all rows make up the matrix."""
+        """Return whether the whole matrix is written: whether the ranges of columns that were written in all rows cover
+        it.
+        """
         end = 0
         for first, last in sorted(columns for columns, rows in self._written.items() if rows.all()):
             if first > end:
@@ -71,7 +77,9 @@ class WrittenBlocks:
         return end == self._row_bytes
 
     def covers(self, layout: Layout, itemsize: int) -> bool:
-        """Return whether ``layout`` is a block in one recorded range of columns; if False, it may still be written."""
+        """Return whether ``layout`` is a block within one recorded range of columns, so that it is written; False may
+        also mean that this is not known.
+        """
         block = self._block_of(layout, itemsize)
         return block is not None and any(
             first <= block.columns[0] and block.columns[1] <= last and bool(rows[block.rows].all())
@@ -79,9 +87,10 @@ class WrittenBlocks:
         )
 
     def covers_each(self, layout: Layout, itemsize: int, indices: npt.NDArray[np.int64]) -> bool:
-        """Return whether recorded ranges of columns contain the elements of ``layout`` at these indices of dimension 0.
+        """Return whether the elements of ``layout`` at these indices of dimension 0 lie in recorded ranges of columns,
+        so that they are written.
 
-        The elements at one index must lie in a single range; if False, the elements may still be written.
+        The elements at one index must lie in a single range. False may also mean that this is not known.
         """
         if not is_dense(layout.shape[1:], layout.strides[1:]):
             return False
@@ -172,14 +181,14 @@ class WrittenMap:
             self._remember(layout, itemsize)
 
     def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
-        """Record that the elements of ``layout`` that are true in ``chosen`` now have a value."""
+        """Record that those elements of ``layout`` now have a value for which the mask ``chosen`` is true."""
         if chosen.all():
             self.mark(layout, itemsize)
         elif not self.is_full:
             self.mask_of(layout, itemsize)[chosen] = True
 
     def clear(self, layout: Layout, itemsize: int) -> None:
-        """Forget that the elements of ``layout`` were written."""
+        """Mark all elements of ``layout`` as unwritten."""
         self._known.clear()
         if self._blocks is None and self._is_everything(layout, itemsize):
             self.is_full, self._mask = False, None
@@ -189,7 +198,7 @@ class WrittenMap:
             self.mask_of(layout, itemsize)[...] = False
 
     def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
-        """Forget that the elements of ``layout`` that are true in ``chosen`` were written."""
+        """Mark those elements of ``layout`` as unwritten for which the mask ``chosen`` is true."""
         self._known.clear()
         self._make_clearable(itemsize)
         if not self.is_untouched:
@@ -198,7 +207,7 @@ class WrittenMap:
     def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
         """Return the writable mask of the elements of ``layout``; its last axis counts units within an element.
 
-        Only meaningful while the storage is not full.
+        It may be asked for only while :attr:`is_full` is False.
         """
         return self._elements(self._make_mask(itemsize), layout, itemsize)
 
@@ -218,7 +227,9 @@ class WrittenMap:
         return prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides)
 
     def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
-        """Mark the elements if they are a block, and return whether they are marked, now or before."""
+        """Mark the elements as written if they form a block of rows and columns; return whether they are marked, by
+        this call or an earlier one.
+        """
         with self._lock:
             blocks = self._blocks
             if blocks is None:
@@ -231,13 +242,15 @@ class WrittenMap:
             return is_block
 
     def _remember(self, layout: Layout, itemsize: int) -> None:
-        """Remember that a whole view is written, so that the next request for it need not examine its elements."""
+        """Remember that all elements of a view are written, so that the next :meth:`is_written` for it need not examine
+        them.
+        """
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add((layout, itemsize))
 
     def _make_clearable(self, itemsize: int) -> None:
-        """Replace the flag that everything is written, if it is set, by a mask."""
+        """Make a mask, or blocks, if :attr:`is_full` is set, so that elements can be marked as unwritten."""
         if self.is_full:
             self._make_mask(itemsize)[...] = True
             self.is_full = False

@@ -105,7 +105,8 @@ def normal_distribution(x: _Float64s) -> _Float64s:
 
 
 def _through_float64(function: Callable[[_Float64s], _Float64s]) -> Activation:
-    """Return an activation that evaluates a float64 formula, so that its only error is the final rounding.
+    """Return an activation function that evaluates ``function``, a formula in float64, so that its only error is the
+    final rounding to float32.
 
     The activation takes a few rows at a time, so that intermediate values stay in a cache; this is four times as fast
     as taking a large tile as a whole.
@@ -121,7 +122,9 @@ def _through_float64(function: Callable[[_Float64s], _Float64s]) -> Activation:
 
 
 def _with_limits(function: Activation, below: float, above: float) -> Activation:
-    """Return ``function`` with its limits at -inf and +inf filled in, for formulas that would compute inf * 0 there."""
+    """Return an activation function that is ``function`` except at -inf and +inf, where it is ``below`` and ``above``;
+    the formula would compute inf * 0 there.
+    """
 
     def activation(x: Float32s, out: Float32s) -> None:
         lowest, highest = x == -np.inf, x == np.inf
@@ -133,9 +136,11 @@ def _with_limits(function: Activation, below: float, above: float) -> Activation
 
 
 def _sin(x: _Float64s) -> _Float64s:
-    """Return the sine on [-pi, pi]; outside, the cubic at the end of the range continues.
+    """Return the sine on [-pi, pi]; outside of it, the value of the cubic that continues the sine at the end of the
+    range.
 
     The documentation gives sin(9.0) = 27.65 for the extrapolation, which is the Taylor cubic about pi:
+
     -(x - pi) + (x - pi)^3 / 6.
     """
     beyond = np.abs(x) - np.pi

@@ -28,7 +28,9 @@ def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view as unsigned integers, which numpy moves faster than the types of ``ml_dtypes``."""
+    """Return a view of the elements as unsigned integers of the same width, which numpy copies faster than the types of
+    ``ml_dtypes``.
+    """
     return elements.view(f"u{elements.itemsize}")
 
 

@@ -42,7 +42,7 @@ def _ufunc(function: np.ufunc) -> Binary:
 
 
 def _predicate(function: np.ufunc) -> Binary:
-    """Return a comparison or logical operator that gives 1 where it holds, else 0."""
+    """Return the binary operator that is 1 where the comparison or logical function ``function`` holds, else 0."""
     return lambda x, y, out: np.copyto(out, function(x, y), casting="unsafe")
 
 
@@ -57,7 +57,8 @@ def _power(x: Any, y: Any, out: Array) -> None:
 
 
 def _by_magnitude(wins: np.ufunc) -> Binary:
-    """Return an operator that picks the operand whose magnitude wins, with its sign, and ``y`` on a tie.
+    """Return an operator on x and y that returns the operand, with its sign, whose magnitude ``wins`` prefers, and
+    ``y`` if the magnitudes are equal.
 
     Source: docstrings of ``nl.abs_max`` and ``nl.abs_min``.
     """
@@ -66,7 +67,9 @@ def _by_magnitude(wins: np.ufunc) -> Binary:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The ufunc and the identity with which an operator reduces along the free axis."""
+    """The numpy ufunc by which an operator reduces along the free axis, and the identity, the value from which it
+    starts.
+    """
 
     ufunc: np.ufunc
     identity: float
@@ -102,7 +105,7 @@ ARITHMETIC_UNARY: dict[str, Unary] = {
 
 
 def _shift(function: np.ufunc) -> Binary:
-    """Return a logical shift of the bit pattern that gives 0 where the distance is not smaller than the word."""
+    """Return a logical shift of bit patterns; the result is 0 where the distance is at least the number of bits."""
 
     def shift(x: Any, y: Any, out: Array) -> None:
         unsigned = out.view(out.dtype.str.replace("i", "u"))

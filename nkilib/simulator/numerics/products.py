@@ -64,7 +64,9 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """The callers that currently want one thread: their number, and the number of threads before the first of them."""
+    """The number of callers inside :func:`one_thread`, and the number of threads that was set before the first of
+    them.
+    """
 
     count: int = 0
     threads_before: int = 1
@@ -100,14 +102,17 @@ def one_thread() -> Iterator[None]:
 
 
 def has_one_thread() -> bool:
-    """Return whether products of any size stay on the calling thread now, because some caller wants it."""
+    """Return whether products of any size are computed on the calling thread, because some caller is inside
+    :func:`one_thread`.
+    """
     return _USERS.count > 0
 
 
 def _part(size: int, most: int) -> int:
     """Return the size of the parts into which ``size`` rows or columns are divided.
 
-    The parts are few, have at most ``most`` rows or columns, and are as equal as multiples of ``_STEP`` allow.
+    A part has at most ``most`` rows or columns. There are as few parts as possible, as equal as multiples of ``_STEP``
+    allow.
     """
     whole = max(1, most // _STEP * _STEP if most > _STEP else most)
     even = -(-size // -(-size // whole))
@@ -115,7 +120,8 @@ def _part(size: int, most: int) -> int:
 
 
 def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return the number of rows and of columns of the pieces in which a product is computed, for inner size ``inner``.
+    """Return the numbers of rows and of columns of the pieces into which a product of ``rows`` rows and ``columns``
+    columns is divided, if it sums over ``inner`` elements.
 
     A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
     """
@@ -126,7 +132,8 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _stacks(size: int, part: int) -> list[slice]:
-    """Return a slice of all whole parts, and a slice of the last ``part`` elements if some are left over.
+    """Divide ``size`` rows or columns into parts of ``part``: return a slice of all whole parts and, if some rows or
+    columns are left over, a slice of the last ``part`` ones.
 
     The second slice overlaps the first one; the overlap is computed twice.
     """
@@ -135,7 +142,7 @@ def _stacks(size: int, part: int) -> list[slice]:
 
 
 def _stacked(matrix: Matrix, width: int) -> Matrix:
-    """Return a view of a matrix as a stack of matrices of ``width`` columns each."""
+    """Return a view of a matrix as a stack of matrices, each of ``width`` adjacent columns."""
     rows, columns = matrix.shape
     return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)
 

@@ -25,7 +25,9 @@ _DEPTH = 5
 
 
 def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.uint32]:
-    """Return the five words of the states as rows, followed by ``steps`` rows of new words without the counter."""
+    """Return the five shift-register words of each state as rows, followed by ``steps`` rows of new words; the counter
+    is not added to them.
+    """
     values = np.empty((_DEPTH + steps, len(states)), np.uint32)
     values[:_DEPTH] = states.T
     for start in range(0, steps, _DEPTH):  # as many steps at once as do not need each other's result as the oldest word
@@ -41,8 +43,8 @@ def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.ui
 class Xorwow:
     """The generators of one engine: every lane (partition) has ``streams`` of them, used round-robin.
 
-    An instruction starts with the first stream and steps all of them equally often, so that the words alone determine
-    the numbers that follow.
+    An instruction starts with the first stream of a lane and advances all of them equally often, so that the words
+    alone determine the numbers that follow.
 
     Attributes:
         words: the state, shape (128, streams * 6): for each stream x, y, z, w, v and the counter.
@@ -54,7 +56,9 @@ class Xorwow:
         self.seed(*entropy)
 
     def seed(self, *entropy: int) -> None:
-        """Derive all states from ``entropy`` by numpy's ``SeedSequence``, so that the lanes differ from each other."""
+        """Set the states of all lanes from ``entropy``, by numpy's ``SeedSequence``, so that each lane gives other
+        numbers.
+        """
         count = PARTITIONS * self._streams * WORDS
         words: npt.NDArray[Any] = np.random.SeedSequence(entropy).generate_state(count, np.uint32)
         self.words = words.reshape(PARTITIONS, self._streams * WORDS)
@@ -92,7 +96,9 @@ class RandomState:
 
     @property
     def is_used(self) -> bool:
-        """Whether numbers were drawn or a generator was seeded."""
+        """Whether a kernel has drawn random numbers or seeded a generator, so that a replay would have other
+        numbers.
+        """
         return bool(self._generators)
 
     def of(self, engine: Engine) -> Xorwow:
@@ -109,5 +115,7 @@ class RandomState:
         return self._generators[engine]
 
     def lose(self, engine: Engine) -> None:
-        """Record that the state of an engine's generators is unknown, because this launch left out a draw or a seed."""
+        """Record that the state of an engine's generators is unknown from now on, because this launch left out drawing
+        numbers or the values of a seed.
+        """
         self._lost.add(engine)

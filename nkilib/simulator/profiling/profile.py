@@ -309,6 +309,46 @@ class Profile:
         """
         draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
+    def to_html(self, path: str | PathLike[str], against: Profile | str | PathLike[str] | None = None) -> None:
+        """Write a page to look at: timeline, source with the time of each line, on-chip memory, and the findings.
+
+        The page is one file that any browser opens without network. It contains the source files of the kernel.
+
+        Args:
+            path: the path of the HTML file.
+            against: another profile, or the path of a page of one, to compare with: two timelines, and the lines of the
+                kernel with the largest change first.
+
+        Raises:
+            TypeError: if ``against`` is none of these.
+            OSError: if a file cannot be read or written.
+            ValueError: if ``against`` is the path of another file than such a page.
+        """
+        from .page.writer import page_against, page_of
+
+        if against is not None and not isinstance(against, Profile | str | PathLike):
+            raise TypeError(
+                f"Profile.to_html: against must be a Profile, or the path of a page of one, got {against!r}"
+            )
+        content = self._content()
+        if against is None:
+            page = page_of([content])
+        else:
+            page = page_against(content, against._content() if isinstance(against, Profile) else against)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page)
+
+    def _content(self) -> dict[str, Any]:
+        from .page.content import content_of
+
+        return content_of(self, self._sentences())
+
+    def _repr_html_(self) -> str:
+        """Return the form for a cell of a notebook: a table, a picture, and the page if it is small."""
+        from .page.writer import cell_of
+
+        return cell_of(self._content())
+
     def __repr__(self) -> str:
         """Return one line, because all instructions of a large launch would fill hundreds of screens."""
         return f"<Profile of {self.title}>"
@@ -339,9 +379,12 @@ class Profile:
 
     def _summary(self) -> list[str]:
         """Return the first lines of the table: what ran, its time and bound, what limits it, and the first advice."""
+        return [line for sentence in self._sentences() for line in wrapped(sentence)]
+
+    def _sentences(self) -> list[str]:
         arguments = ", ".join(f"{name} {shown}" for name, shown in self.arguments.items())
         sentences = [self.title, arguments, self._bound_sentence(), self._loops_sentence(), *self._advice_sentences()]
-        return [line for sentence in sentences if sentence for line in wrapped(sentence)]
+        return [sentence for sentence in sentences if sentence]
 
     def _bound_sentence(self) -> str:
         if self.bound_us is None:

@@ -23,6 +23,7 @@ from ..terms.enums import MemoryRegion
 from ..timing.instruction_log import Event, InstructionLog, events_of
 from ..timing.parameters import NS_PER_US
 from ..timing.trace import Collection, Trace
+from .details import CoreRecord, Details, details_of
 from .why.critical_path import AnalysedCore, AnalysedLaunch, TimeModel
 from .why.facts import stored_by_every_core
 from .why.report import Report, report_of
@@ -132,6 +133,8 @@ class ProfiledLaunch:
         traces = collection.traces
         self._cores: Sequence[_Core] = [(trace.core, trace.settled.log, trace.lives.ranges) for trace in traces]
         self._recordings = [trace.settled.recording for trace in traces]
+        self._loops = [trace.loops for trace in traces]
+        self._busy_ns = [trace.settled.timeline.busy_ns() for trace in traces]
         self._ends_ns = [trace.settled.timeline.end_ns for trace in traces]
         self._model = model
         self._busy_us = busy_us
@@ -143,6 +146,26 @@ class ProfiledLaunch:
     def instructions(self) -> tuple[Event, ...]:
         """Every instruction, in the order of its core."""
         return tuple(event for core, log, _ in self._cores for event in events_of(core, log))
+
+    def counts(self) -> dict[int, int]:
+        """Return the number of instructions of each core."""
+        if "instructions" in self.__dict__:
+            return dict(Counter(event.core for event in self.instructions))
+        return {core: len(log) for core, log, _ in self._cores}
+
+    def of_core(self, core: int, first: int, end: int) -> Sequence[Event]:
+        """Return the instructions of a core from position ``first`` up to ``end``, without making those of others."""
+        if "instructions" in self.__dict__:
+            return [event for event in self.instructions if event.core == core][first:end]
+        log = next(log for number, log, _ in self._cores if number == core)
+        return list(events_of(core, log[first:end]))
+
+    @cached_property
+    def details(self) -> Details:
+        """The sums by line, device loops, meetings and unused times of tiles, which only a page to look at shows."""
+        rest = zip(self._recordings, self._loops, self._busy_ns, strict=True)
+        cores = [CoreRecord(*core, *other) for core, other in zip(self._cores, rest, strict=True)]
+        return details_of(cores, self.launch, self.report.links)
 
     @property
     def launch(self) -> AnalysedLaunch:
@@ -189,7 +212,7 @@ class ProfiledLaunch:
         return tuple(sorted(tensor_lives(core, lives, log, repeats=False), key=lambda life: -life.nbytes))
 
     def _all(self) -> dict[str, Any]:
-        names = ("instructions", "report", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")
+        names = ("instructions", "report", "tensors", "sbuf_peak_tensors", "psum_peak_tensors", "details")
         return {name: getattr(self, name) for name in names}
 
     def __eq__(self, other: object) -> bool:

@@ -74,13 +74,15 @@ def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...
 
 
 class Steps:
-    """The steps of a core between two barriers or exchanges, in the order in which they run."""
+    """The steps of a core between two synchronisations, in the order in which they run."""
 
     def __init__(self) -> None:
         self.all: list[Step] = []
 
     def call(self, function: Callable[..., object], *operands: Any, **keywords: Any) -> None:
-        """Add a call of ``function`` with these operands; a ``Slot`` among them stands for its array at that time."""
+        """Add a step that calls ``function`` with these operands; an operand that is a ``Slot`` is replaced by its
+        array when the step runs.
+        """
         late = [place for place, operand in enumerate(operands) if isinstance(operand, Slot)]
         if not late:
             self.all.append(partial(function, *operands, **keywords))
@@ -113,14 +115,14 @@ def _apply(
 
 
 class RowwiseBuilder:
-    """A builder of the steps of a core's row-wise work, for some rows at a time."""
+    """A builder of the steps for a core's row-wise work; each step handles a block of rows."""
 
     def __init__(self, core: int, memory: Memory) -> None:
         self._core = core
         self._memory = memory
 
     def elementwise(self, steps: Steps, work: Elementwise, rows: slice) -> None:
-        """Add the steps that compute the results in some rows."""
+        """Add the steps that compute the results of ``work`` in the rows ``rows``."""
         columns = [self._column(steps, work, number, column, rows) for number, column in enumerate(work.columns)]
         values, is_direct = self._results(work, rows)
         tiles = [
@@ -137,12 +139,16 @@ class RowwiseBuilder:
             self._store(steps, work.dst, rows, values)
 
     def begin(self, steps: Steps, work: Elementwise) -> None:
-        """Add the step that reads the initial values of a reduction, for all rows, before any result is stored."""
+        """Add the step that reads the initial values of the reduction of ``work``, if it has one. It reads those of all
+        rows, and runs before any result is stored.
+        """
         if work.reduction is not None and work.reduction.initial is not None:
             steps.call(work.reduction.begin)
 
     def reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
-        """Add the steps that reduce some rows into a buffer, from which :meth:`store_reduced` stores the results."""
+        """Add the steps that reduce the rows ``rows`` into a buffer, from which :meth:`store_reduced` stores the
+        results.
+        """
         results = self._all_results(work)[rows]
         view, matrix = work.tile.view, work.tile.as_matrix()
         if work.reads_bfloat16 and matrix is not None and is_in_16_bits(view):
@@ -151,7 +157,7 @@ class RowwiseBuilder:
             steps.call(work.reduce, self._float32(steps, "source 0", work.tile, rows, None), results)
 
     def store_reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
-        """Add the steps that store the reductions of some rows."""
+        """Add the steps that store the reductions of the rows ``rows``, which :meth:`reduced` has left in a buffer."""
         self._store(steps, work.dst, rows, self._all_results(work)[rows])
 
     def _all_results(self, work: Reduced) -> npt.NDArray[np.float32]:
@@ -159,7 +165,9 @@ class RowwiseBuilder:
         return results
 
     def _column(self, steps: Steps, work: Elementwise, number: int, value: Any, rows: slice) -> Operand:
-        """Return a scalar operand for some rows: a number, or float32 elements that the work does not overwrite."""
+        """Return ``value``, scalar operand number ``number`` of ``work``, for the rows ``rows``: a number, or float32
+        elements. Elements that ``work`` overwrites are copied to a buffer first.
+        """
         if not isinstance(value, Ref):
             return np.float32(value)
         shape = (rows.stop - rows.start, 1)
@@ -173,7 +181,9 @@ class RowwiseBuilder:
         return copied
 
     def _results(self, work: Elementwise, rows: slice) -> tuple[Operand, bool]:
-        """Return the array in which the results are computed, and whether that is their destination or a buffer."""
+        """Return the array in which the results of ``work`` are computed, and whether it is their destination (True) or
+        a buffer.
+        """
         dst = work.dst
         layout = dst.as_matrix()
         is_float32 = dst.numpy_type == FLOAT32 and dst.dtype != tfloat32
@@ -182,8 +192,8 @@ class RowwiseBuilder:
         return self._memory.scratch(self._core, "result", (rows.stop - rows.start, dst.width)), False
 
     def _float32(self, steps: Steps, role: str, ref: Ref, rows: slice, landing: Operand | None) -> Operand:
-        """Return some rows of a tile in float32; if the tile has another type, they are cast into ``landing`` or a
-        buffer.
+        """Return the rows ``rows`` of a tile in float32. A tile of another type is cast into ``landing``, or if that is
+        None into the buffer for ``role``.
         """
         layout = ref.as_matrix()
         elements = self._memory.array(ref, rows, layout)
@@ -196,7 +206,7 @@ class RowwiseBuilder:
         return values
 
     def _store(self, steps: Steps, dst: Ref, rows: slice, values: npt.NDArray[np.float32]) -> None:
-        """Add the step that casts results into the tile."""
+        """Add the step that casts ``values``, results in float32, into the rows ``rows`` of ``dst``."""
         layout = dst.as_matrix()
         into = self._memory.array(dst, rows, layout)
         if layout is None:
@@ -209,7 +219,7 @@ class RowwiseBuilder:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A float32 copy of an operand."""
+    """A float32 copy of the operands of a sum."""
 
     ref: Ref
     storage: PlaceholderStorage
@@ -217,7 +227,9 @@ class _Copy:
 
 
 class _SumBuilder:
-    """A builder of the steps of sums; the float32 copies of operands are reused until their tile changes."""
+    """A builder of the steps for sums of products. It copies operands to float32, and uses a copy again until its tile
+    changes.
+    """
 
     def __init__(self, core: int, memory: Memory) -> None:
         self._core = core
@@ -226,14 +238,14 @@ class _SumBuilder:
         self._buffers: dict[int, list[npt.NDArray[np.float32]]] = {}
 
     def changed(self, work: Work) -> None:
-        """Drop the float32 copies of elements that a piece of work is about to overwrite."""
+        """Drop the float32 copies of operands that ``work`` overwrites."""
         for key, copy in list(self._copies.items()):
             if any(ref.storage is copy.storage and ref.place.meets(copy.ref.place) for ref in work.writes):
                 del self._copies[key]
                 self._buffers.setdefault(copy.values.size, []).append(copy.values)
 
     def build(self, steps: Steps, work: Sum) -> None:
-        """Add the steps of a sum."""
+        """Add the steps that compute ``work``, a sum of products."""
         into = self._memory.array(work.dst)
         is_begun = work.is_added
         for run in work.runs:
@@ -266,7 +278,8 @@ class _SumBuilder:
 
 @dataclass
 class Segment:
-    """The steps of a core between two synchronisations with the other core.
+    """The steps of a core between two synchronisations with the other core, and the instruction at which the second one
+    happens.
 
     Attributes:
         steps: the steps.
@@ -280,7 +293,9 @@ class Segment:
 
 
 def _is_small_or_in_order(ref: Ref) -> bool:
-    """Tell whether ``np.copyto`` copies these elements fast enough: they are few, or in a good order in memory."""
+    """Tell whether ``np.copyto`` is fast enough to copy these elements: they are few, or the last dimension is
+    contiguous in memory.
+    """
     is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
     return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
 
@@ -297,8 +312,8 @@ def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
 
 
 def _forget_derived(storage: PlaceholderStorage) -> None:
-    """Compute the deferred contents of a storage and drop the values derived from it, which other steps would not
-    update.
+    """Compute the deferred contents of a storage, and drop cached values that were derived from its contents, because
+    other steps change the memory without updating them.
     """
     if storage.parts:
         storage.settle()
@@ -348,9 +363,9 @@ class CoreBuilder:
         self.segments = [Segment()]
 
     def build(self, groups: Iterable[Sequence[Work]]) -> None:
-        """Build the steps of groups of work, one group after the other.
+        """Build the steps of all groups of work, in their order.
 
-        All work of a group runs on a few rows, before any of it runs on the next rows.
+        The steps of a group do all its work on one block of rows before they go on to the next block.
         """
         for group in groups:
             steps = self.segments[-1].steps
@@ -372,7 +387,7 @@ class CoreBuilder:
         _BUILDERS[type(work)](self, steps, work)
 
     def _build_together(self, steps: Steps, group: Sequence[Work]) -> None:
-        """Build steps that do all work of the group on a block of rows, before any work on the next block."""
+        """Add steps that do all work of ``group`` on one block of rows before they go on to the next block."""
         width = max(width_of(work) for work in group)
         for work in group:
             if isinstance(work, Elementwise):

@@ -29,7 +29,7 @@ class LaunchCounts:
     """Counts of launches by how they ran.
 
     Attributes:
-        as_today: launches that ran instruction by instruction and were not recorded.
+        as_today: launches without replay, which ran instruction by instruction and were not recorded.
         recorded: launches that ran instruction by instruction and were recorded.
         replayed: launches that ran from a plan.
         planned: plans that were made.
@@ -48,12 +48,12 @@ class LaunchCounts:
 
     @property
     def launches(self) -> int:
-        """The number of all launches."""
+        """The number of all launches, however they ran."""
         return self.as_today + self.recorded + self.replayed
 
     @property
     def summary(self) -> str:
-        """The number of launches, and how many of them were replayed, in a line."""
+        """The number of launches, and how many of them were replayed, as one line of text."""
         if not self.launches:
             return "no launch ran in the simulator"
         replayed = f"{self.replayed} of them" if self.replayed else "none of them"
@@ -81,14 +81,14 @@ class ReplayCounts:
     kernels: Mapping[str, LaunchCounts]
 
     def __str__(self) -> str:
-        """Return a paragraph for each kernel, and a line for all."""
+        """Return text with a paragraph for each kernel and a line for all kernels."""
         return "\n".join(
             [*(f"{name}: {counts}" for name, counts in self.kernels.items()), f"total: {self.total.summary}"]
         )
 
 
 class Tally:
-    """A counter of the launches of one kernel."""
+    """A counter of the launches of one kernel, by how they ran."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class Tally:
         self._lock = Lock()
 
     def add(self, outcome: str, reason: str = "") -> None:
-        """Count one more launch.
+        """Count one more launch of the kernel.
 
         Args:
             outcome: the field of :class:`LaunchCounts` to increase.
@@ -109,21 +109,21 @@ class Tally:
                 self._reasons[reason if is_known else OTHERS] += 1
 
     def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
-        """Add this tally's numbers to ``counts`` and ``reasons``."""
+        """Add this tally's numbers to ``counts``, and its reasons to ``reasons``."""
         with self._lock:
             counts.update(self._counts)
             reasons.update(self._reasons)
 
 
 class Tallies:
-    """The tallies of all kernels, by name."""
+    """The tallies of all kernels of the process, by the kernel's name."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
         self._lock = Lock()
 
     def of(self, kernel: str) -> Tally:
-        """Return the tally of a kernel."""
+        """Return the tally of the kernel with this name; the first call makes it."""
         tally = self._tallies.get(kernel)
         if tally is None:
             with self._lock:
@@ -132,7 +132,7 @@ class Tallies:
         return tally
 
     def so_far(self) -> ReplayCounts:
-        """Return the counts so far."""
+        """Return the counts of all launches so far."""
         counts: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         kernels = {}

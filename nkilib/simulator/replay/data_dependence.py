@@ -34,7 +34,8 @@ _BARRIER = "core_barrier"
 
 
 class _Span(NamedTuple):
-    """The bytes of a tensor that one row of an indirect view occupies, for index 0.
+    """The bytes of a tensor that one row of an indirect view occupies: where they are for index 0, and how they move
+    with the index.
 
     Attributes:
         first, last: the first and the last byte.
@@ -59,11 +60,15 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether the span may extend over one or more whole rows of the tensor."""
+        """Whether the span is so long that it may contain a whole row of the tensor between those in which it begins
+        and ends.
+        """
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of the tensor in which the span begins and ends, for all indices that are in range."""
+        """Return the rows of the tensor in which the span begins, and those in which it ends, for all indices of
+        ``index`` that are in range.
+        """
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
@@ -80,9 +85,10 @@ class OwnedRows(NamedTuple):
     row_bytes: int
 
     def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
-        """Return a function that raises ``ReplayFailed`` for an index with which ``view`` would leave the core's rows.
+        """Return a function that takes the index of ``view`` and raises ``ReplayFailed`` if ``view`` then leaves the
+        core's rows.
 
-        The instruction itself raises an error for rows that do not exist.
+        Rows that do not exist are not checked: the instruction itself raises an error for them.
         """
         span, is_own = _Span.of(view, self.row_bytes), self.is_own
 
@@ -94,8 +100,8 @@ class OwnedRows(NamedTuple):
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the owner of each row; a row without an owner gets that of the row before it, the first rows that of the
-    next.
+    """Return the number of the core that owns each row, for an array in which some rows have none. Such a row gets the
+    owner of the row before it; rows before the first owned row get that row's owner.
     """
     known = np.flatnonzero(owners != _NOBODY)
     places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
@@ -104,7 +110,7 @@ def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _mark(side: OwnedRows, view: View) -> None:
-    """Mark the rows in which a view has elements."""
+    """Mark the rows in which ``view`` has elements as rows of this core."""
     width = placeholder_of(view).width_of(view.dtype)
     starts = np.array([view.offset * width])
     low = high = 0
@@ -157,7 +163,7 @@ class DataDependent(NamedTuple):
 
     Attributes:
         watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
-        divided: such tensors whose rows the cores divide between them; for each core the rows that it may access.
+        divided: shared tensors whose rows the cores divide between them, with the rows that each core may access.
         unwritten: tensors without values at the beginning of the launch whose written elements depend on the data, or
             from which the data choose rows before all of them are written; each run checks that it reads no unwritten
             ones.
@@ -169,9 +175,7 @@ class DataDependent(NamedTuple):
 
     @property
     def all(self) -> frozenset[PlaceholderStorage]:
-        """The tensors whose instructions run as in a normal launch: those that are watched, and those that are
-        unwritten.
-        """
+        """The tensors on which instructions run as in a normal launch: :attr:`watched` and :attr:`unwritten`."""
         return self.watched | self.unwritten
 
 
@@ -182,7 +186,7 @@ def _written_views(entry: Entry) -> list[View]:
 
 
 def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -> None:
-    """Mark the elements of these tensors that instructions write whatever the data are."""
+    """Mark the elements of these tensors as written that the instructions write whatever the data are."""
     for entry in entries:
         for view in _written_views(entry):
             storage = placeholder_of(view)
@@ -200,13 +204,15 @@ def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
 
 
 def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
-    """Divide the entries of a core at the instructions where the two cores of a launch synchronise."""
+    """Split the entries of a core after each instruction at which the two cores of a launch synchronise."""
     ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, RecordedCall) and entry.is_meeting]
     return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
 
 
 def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
-    """Return the views of these tensors that an instruction reads and whose rows the data choose."""
+    """Return those views of these tensors that an instruction gathers: it reads them, and the data choose their
+    rows.
+    """
     tensors = entry.tensors if isinstance(entry, RecordedCall) else []
     return [
         view
@@ -216,14 +222,15 @@ def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
 
 
 def _has_all_rows(view: View) -> bool:
-    """Tell whether all rows that the data may choose are marked as written."""
+    """Tell whether all rows that the index of a gather may choose are marked as written."""
     assert isinstance(view, NkiTensor) and view.indirect_access is not None
     rows, storage = row_space(view, view.indirect_access), placeholder_of(view)
     return storage.written.is_written(rows.layout, storage.width_of(rows.dtype))
 
 
 def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
-    """Return the tensors that a core gathers from before instructions have written all rows that the data may choose.
+    """Return the tensors of ``gathered`` from which a core gathers rows before instructions have written all rows that
+    the data may choose.
 
     Rows that the other core writes before the next synchronisation count as written, because reading them is a race
     anyway.
@@ -251,7 +258,9 @@ def _views_of(entry: Entry) -> list[View]:
 
 
 def _sides(stream: Stream, storage: PlaceholderStorage) -> list[OwnedRows] | None:
-    """Return the rows of a tensor that each core may touch; None if the cores do not divide them."""
+    """Return the rows of a tensor that each core may touch in replays of ``stream``; None if the cores do not divide
+    its rows.
+    """
     static = [
         [
             view

@@ -38,7 +38,8 @@ def cores_for(stream: Stream) -> list[Core]:
 
 
 def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
-    """Mark the elements that an instruction writes as written, unless its function does so.
+    """Mark the elements that an instruction writes as written, except where the function of the instruction marks them
+    itself.
 
     Args:
         entry: the instruction.
@@ -63,7 +64,8 @@ def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
 
 
 def check_all_written(ref: Ref) -> None:
-    """Check that instructions have written all of these elements: in a plan, unwritten ones have arbitrary values.
+    """Check that instructions have written all elements of ``ref``, because unwritten elements have arbitrary values in
+    a plan.
 
     Raises:
         Unplannable: if some were not written; the message names the tensor.
@@ -73,7 +75,7 @@ def check_all_written(ref: Ref) -> None:
 
 
 class _Emission:
-    """The emitter of a core, which collects the work of its instructions; see machine/core.py.
+    """The emitter of a core (``Emitter`` of machine/core.py), which collects the work of the core's instructions.
 
     Attributes:
         works: the emitted work.
@@ -87,7 +89,7 @@ class _Emission:
         self.shared_reads: list[Ref] = []
 
     def take(self, core: Core, entry: Entry) -> None:
-        """Emit the work of a recorded call or register access, and mark the elements that it writes as written."""
+        """Add the work of a recorded call or register access, and mark the elements that it writes as written."""
         if isinstance(entry, Guarded):
             self._add(Check(entry))
         elif isinstance(entry, Stored):
@@ -125,14 +127,18 @@ class _Emission:
                 )
 
     def _check_sides(self, entry: RecordedCall) -> None:
-        """Emit checks that row indices stay within the core's own rows, for tensors whose rows the cores divide."""
+        """Add checks that the row indices of an instruction stay within this core's rows, for tensors whose rows the
+        cores divide.
+        """
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(placeholder_of(view)), view.indirect_access
             if side is not None and indirect is not None and isinstance(indirect.index, View):
                 self._add(Action.of(side.checking(view), (), (indirect.index,), (), may_refuse=True))
 
     def _gather(self, operand: Gathered) -> None:
-        """Emit the gather of the elements of an operand; the tensor of an output must have been written before."""
+        """Add the work that gathers the elements of an operand. If the operand is an output, its tensor must have been
+        written before.
+        """
         written = operand.base.storage.written
         if operand.is_output and written.is_untouched:
             raise Unplannable("elements are scattered to a tensor that is not written yet")
@@ -140,7 +146,9 @@ class _Emission:
         operand.elements.mark_written()
 
     def _is_dependent(self, entry: RecordedCall) -> bool:
-        """Tell whether an instruction must run as in a normal launch because it accesses a data-dependent tensor."""
+        """Tell whether an instruction accesses a tensor in which the data decide what is accessed, so that it must run
+        as in a normal launch.
+        """
         return bool(self._dependent) and any(placeholder_of(view) in self._dependent for view, _ in entry.tensors)
 
     def _add(self, work: Work) -> None:
@@ -199,8 +207,8 @@ def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -
 
 
 def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
-    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as in a normal
-    launch.
+    """Return the work of each core. An instruction on a tensor in which the data decide what is accessed is one piece
+    of work (:class:`.work.Whole`), which runs as in a normal launch.
 
     Raises:
         Unplannable: if an instruction reads elements that no instruction has written.

@@ -52,7 +52,7 @@ class AnyStream(Protocol):
 
     @property
     def written(self) -> frozenset[int]:
-        """The numbers of the argument arrays that the launch wrote."""
+        """The numbers of the argument arrays that the launch wrote, counted as in ``Candidate.arrays``."""
 
     def differs_from(self, other: Any) -> str:
         """Return text that says how the instructions of another launch differ; empty if they are the same."""
@@ -75,7 +75,7 @@ class AnyRecording(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """The recorder's own fault because of which no plan can be made, or None."""
+        """The recorder's own error because of which no plan can be made, or None."""
 
 
 class AnyPlan(Protocol):
@@ -86,7 +86,7 @@ class AnyPlan(Protocol):
         """The bytes of memory that the plan holds between launches."""
 
     def replay(self, candidate: Candidate) -> Any:
-        """Run the plan on the arguments of a launch, and return the value that the launch returns.
+        """Run the plan on the arguments of ``candidate``, and return the value that the launch returns.
 
         Raises:
             ReplayFailed: if the plan is not valid for the values of this launch; the arguments are unchanged then.
@@ -106,13 +106,15 @@ class Planner(Protocol):
     ) -> AnyRecording:
         """Run a launch and record it.
 
-        ``written`` has the numbers of the argument arrays that launches with this key have written so far.
+        ``candidate`` holds the key and the arrays of the launch. ``written`` has the numbers of the argument arrays
+        that launches with this key have written so far.
 
         It raises only what the launch raises: a fault of the recorder becomes the ``error`` of the recording.
         """
 
     def build(self, recorded: Any, candidate: Candidate) -> AnyPlan:
-        """Return a plan of a launch that was recorded twice, the second time just now.
+        """Return a plan made from ``recorded``, a recording that equals an earlier one. ``candidate`` is the launch
+        that was just recorded.
 
         Raises:
             Unplannable: if no plan can be made.
@@ -164,19 +166,21 @@ class Entry:
     reason: str = ""
 
     def is_for(self, candidate: Candidate) -> bool:
-        """Tell whether a launch has the key of the entry, with the same object behind each ``id`` in it."""
+        """Tell whether a launch belongs to the entry: its key is equal, and each ``id`` in the key still stands for the
+        same object.
+        """
         if self.key != candidate.key:
             return False
         return all(get() is value for get, value in zip(self.kept, candidate.kept, strict=True))
 
     @property
     def written(self) -> frozenset[int]:
-        """The numbers of the argument arrays that the waiting recordings' launches wrote."""
+        """The numbers of the argument arrays that were written in the launches of the waiting recordings."""
         return frozenset().union(*[stream.written for stream in self.waiting])
 
     @property
     def is_to_be_recorded(self) -> bool:
-        """Whether to record the next launch for which no plan is valid."""
+        """Whether the next launch is to be recorded if no plan is valid for it."""
         if self.reason or self.recordings >= MOST_RECORDINGS:
             return False
         return not self.plans or (len(self.plans) < MOST_VARIANTS and self.failures > FAILURES_BEFORE)
@@ -185,7 +189,7 @@ class Entry:
         """Run a launch from the first plan that is valid for it.
 
         Returns:
-            The outcome; None if no plan is valid, and nothing has changed.
+            The outcome; None if no plan is valid: then nothing has changed.
         """
         for position, plan in enumerate(self.plans):
             try:
@@ -208,7 +212,8 @@ class Entry:
         return None
 
     def learn(self, recorded: AnyRecording, candidate: Candidate, planner: Planner) -> None:
-        """Keep a recorded launch, or make a plan of it if it equals an earlier one.
+        """Make a plan if ``recorded`` equals an earlier recording; else keep the recording, to be compared with later
+        ones.
 
         Raises:
             Unplannable: if no plan can be made, now or later.
@@ -230,26 +235,30 @@ class Entry:
         self.waiting = [*self.waiting[-1:], recorded.stream]
 
     def check_failures(self) -> None:
-        """Stop planning this key if no plan was valid for too many launches in a row."""
+        """Stop planning this key if for too many launches in a row no plan was valid."""
         if self.failures_in_a_row >= MOST_FAILURES and not self.reason:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def make_room(self) -> None:
-        """Drop the plans to free memory, and record again; give up if that has happened too often."""
+        """Drop the plans to free memory, so that launches are recorded again; give up if that has happened too
+        often.
+        """
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:
             self.give_up("its plans had to go too often: there are more launches than plans are kept")
 
     def refuse(self, reason: str) -> None:
-        """Stop recording this key: existing plans stay in use, and without plans the key is not planned any more."""
+        """Stop recording launches with this key. Existing plans stay in use; if there are none, all launches run
+        instruction by instruction.
+        """
         if self.plans:
             self.waiting, self.recordings = [], MOST_RECORDINGS
         else:
             self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
-        """Run every launch with this key instruction by instruction from here on."""
+        """Drop the plans, and run every further launch with this key instruction by instruction."""
         self.drop_plans()
         self.reason = reason or "its recorder does not say"
 
@@ -269,7 +278,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Held:
-    """A strong reference to an object of a type that has no weak references."""
+    """A strong reference with the interface of a weak one, for an object of a type that has no weak references."""
 
     value: Any
 
@@ -285,7 +294,7 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 class Entries:
-    """The entries of a process, by key."""
+    """The entries of a process, one for each key of launches that was recorded or planned."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}  # by the hash of the key, which takes longer than all else here
@@ -296,7 +305,9 @@ class Entries:
         self._orphans: deque[int] = deque()
 
     def of(self, candidate: Candidate, kernel: str) -> Entry | None:
-        """Return the entry for a launch; None if there were too few launches with its key for an entry."""
+        """Return the entry for the key of a launch. None if the launches with this key are still too few to record
+        one.
+        """
         if self._orphans:
             self._drop_orphans()
         number = hash(candidate.key)
@@ -309,14 +320,14 @@ class Entries:
         return entry
 
     def note_end(self, candidate: Candidate) -> None:
-        """Count a launch that has no entry and ran instruction by instruction to its end."""
+        """Count a launch that ran instruction by instruction to its end, because its key has no entry yet."""
         number = hash(candidate.key)
         if len(self._ended) >= MOST_COUNTED:
             self._ended.clear()
         self._ended[number] = self._ended.get(number, 0) + 1
 
     def trim(self) -> None:
-        """Drop plans and recordings that exceed the bounds, those used longest ago first."""
+        """Drop the plans and waiting recordings that are too many or too large, those used longest ago first."""
         with self._lock:
             plans = size = waiting = 0
             for entry in sorted(self._entries.values(), key=lambda each: each.used, reverse=True):
@@ -330,7 +341,7 @@ class Entries:
 
     @property
     def plans(self) -> Iterator[AnyPlan]:
-        """Yield all plans of all keys."""
+        """Return an iterator over all plans of all keys."""
         with self._lock:
             entries = [*self._entries.values()]
         return (plan for entry in entries for plan in entry.plans)

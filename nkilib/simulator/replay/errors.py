@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class Unplannable(Exception):
-    """Error for a launch for which no plan with certainly bitwise identical results can be made."""
+    """Error for a launch of which no plan can be made that certainly gives bitwise identical results."""
 
 
 class PlanError(Exception):
@@ -19,4 +19,6 @@ class PlanError(Exception):
 
 
 class ReplayFailed(Exception):
-    """Error for a launch whose values the plan is not valid for, or that raises an error; nothing was changed."""
+    """Error for a plan that cannot run a launch: it is not valid for the launch's values, or a step raises an error.
+    The arguments are then as before.
+    """

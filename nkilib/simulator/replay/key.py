@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
     Attributes:
         key: a value that is equal for launches whose instructions may be the same.
         arrays: each array among the arguments once, in order of first appearance; they share the caller's memory.
-        originals: the caller's objects for these arrays.
+        originals: the objects that the caller passed for these arrays.
         kept: the objects that the key names by ``id``, the kernel's function first; the key is valid while they live.
     """
 
@@ -73,10 +73,10 @@ class Candidate(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The answer for a launch that is neither recorded nor replayed.
+    """The answer, in place of a key, for a launch that can be neither recorded nor replayed.
 
     Attributes:
-        reason: the reason why it is not.
+        reason: the reason why it cannot.
     """
 
     reason: str
@@ -87,12 +87,13 @@ class _Unkeyable(Exception):
 
 
 def _is_constant(kind: type) -> bool:
-    """Tell whether a class is immutable in every respect: a type of Python's or of numpy's scalars."""
+    """Tell whether instances of a class never change: it is a plain type of Python, or a scalar type of numpy."""
     return issubclass(kind, np.generic) or not kind.__flags__ & _HEAP_TYPE
 
 
 def _check_slots(kind: type, known: Collection[str]) -> None:
-    """Check that the instances of a class have no slots but those that are known.
+    """Check that the instances of the class ``kind`` have no slots besides ``known``, because a key would not contain
+    their values.
 
     Raises:
         _Unkeyable: if they have others.
@@ -104,7 +105,7 @@ def _check_slots(kind: type, known: Collection[str]) -> None:
 
 
 class _Collected:
-    """The parts of a key and the arrays, collected in a walk through the arguments of a launch.
+    """The parts of a key, and the arrays, that are collected while the arguments of a launch are walked through.
 
     Args:
         widens: whether the launch copies arrays of low-precision types to hold them in float32.
@@ -124,7 +125,9 @@ class _Collected:
         self._trusts_all = trusts_all
 
     def add(self, value: Any) -> None:
-        """Add an argument, or an item of an argument."""
+        """Add an argument, or an item of a container among the arguments, to the key; arrays are collected in
+        :attr:`arrays`.
+        """
         kind = type(value)
         if kind is np.ndarray:
             self._add_array(value)
@@ -140,7 +143,7 @@ class _Collected:
             self._add_unusual(kind, value)
 
     def add_identity(self, value: Any) -> None:
-        """Add an object that equals only itself, by its ``id``.
+        """Add an object by its ``id``, because it equals only itself.
 
         For a function, its code is added, because it may be replaced, and the spec of its module: if the module is
         loaded again, names in the code refer to other functions.
@@ -152,7 +155,7 @@ class _Collected:
             self.add_identity(value.__globals__.get("__spec__"))
 
     def add_cells(self, cells: Iterable[CellType]) -> None:
-        """Add the contents of a closure."""
+        """Add the contents of a function's closure to the key."""
         for cell in cells:
             try:
                 value = cell.cell_contents
@@ -165,7 +168,7 @@ class _Collected:
                 self.add_identity(value)
 
     def may_overlap(self) -> bool:
-        """Tell whether two arrays may have bytes in common."""
+        """Tell whether two of the arrays may share bytes of memory."""
         arrays = self.arrays
         if len(arrays) < 2 or self._are_owners:
             return False
@@ -198,7 +201,7 @@ class _Collected:
         self.parts += (type(value), array.shape, dtype, flags & _FLAGS)
 
     def _converted(self, value: Any) -> npt.NDArray[Any]:
-        """Return a tensor of PyTorch, or an array of a subclass, as a plain array."""
+        """Return a PyTorch tensor, or an array of a subclass of ``np.ndarray``, as a plain array."""
         if isinstance(value, np.ndarray):
             return np.asarray(value)
         try:
@@ -213,7 +216,7 @@ class _Collected:
         self.parts += (float, value if value and value == value else pack("d", value))
 
     def _add_unusual(self, kind: type, value: Any) -> None:
-        """Add an argument of a rare type; the types are tried in the order in which ``map_leaves`` and the kernel treat
+        """Add an argument of a rare type. Types are tried in the order in which ``map_leaves`` and the kernel treat
         them.
         """
         if is_array(value):
@@ -246,7 +249,7 @@ class _Collected:
         self._add_mapping(kind, vars(value), self.add)
 
     def _add_constant(self, value: Any) -> None:
-        """Add a value inside an object that a launch passes to the kernel without conversion."""
+        """Add a value inside an object that a launch passes to the kernel as it is, without converting arrays."""
         kind = type(value)
         if kind in _PLAIN:
             self.parts += (kind, value)
@@ -285,14 +288,18 @@ class _Collected:
             raise _Unkeyable(f"holds a {kind.__module__}.{kind.__qualname__}, which has no value to compare")
 
     def _add_code(self, value: Callable[..., Any]) -> None:
-        """Add a function or class among the arguments; it must be replayable, because what it reads may change."""
+        """Add a function or class among the arguments, by identity. It must be marked as replayable, because values
+        that its code reads may change.
+        """
         if not self._trusts_all and not is_replayable(value):
             raise _Unkeyable(f"holds {value.__qualname__}, which does not state that it is nkilib.nki.replayable")
         self.add_identity(value)
 
 
 def _argument(func: FunctionType, place: int | str | None) -> str:
-    """Return how a reason names an argument, by its position or name; None stands for the kernel's closure."""
+    """Return the name of an argument in the reason of a refusal: ``place`` is its position or keyword, or None for the
+    kernel's closure.
+    """
     if place is None:
         return "the kernel's closure"
     names = func.__code__.co_varnames[: func.__code__.co_argcount]

@@ -38,7 +38,7 @@ from .stream import Stream, placeholder_of, views_in
 
 
 class _Left(NamedTuple):
-    """The arrays after a replayed launch, from which the returned value is made.
+    """The arrays that are left after a replayed launch; the returned value is made from them.
 
     Attributes:
         arrays: the argument arrays, followed by the arrays of the tensors that the plan returns.
@@ -53,7 +53,9 @@ _Result = Callable[[_Left], Any]
 
 
 def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """Return a function that makes the returned value of a launch; ``tensor`` returns such a function for a tensor."""
+    """Return a function that makes the value that a launch returns, shaped like ``value``. ``tensor`` returns such a
+    function for each tensor in it.
+    """
     if isinstance(value, NkiTensor):
         return tensor(value)
     if type(value) in (tuple, list):
@@ -65,11 +67,12 @@ def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
 
 
 def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
-    """Return a function that makes a returned tensor: an array of the launch, its argument itself, or a view of one.
+    """Return a function that makes one of the tensors that a launch returns: an array of the launch, an argument
+    itself, or a view of either.
 
     Args:
         view: the tensor that the recorded launch returned.
-        place: the number of the array of which it is a view; None for an argument.
+        place: the number of the array of which the tensor is a view; None for an argument.
         as_torch: whether to make a tensor of PyTorch.
     """
     storage, dtype = placeholder_of(view), view.dtype
@@ -91,7 +94,7 @@ def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
 
 
 class Replay:
-    """A plan, and the value that its launch returns.
+    """A plan of a launch (:class:`.plan.Plan`), with the function that makes the value that the launch returns.
 
     Args:
         stream: a recorded launch.
@@ -137,7 +140,9 @@ class Replay:
 
 
 def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
-    """Return the results and written arguments of the recorded launch, after its end."""
+    """Return what a recorded launch left: its result, and the arguments in ``recorded.before``, which it may have
+    written.
+    """
     return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
 
 
@@ -151,7 +156,8 @@ def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def check_same_bits(ours: Any, theirs: Any) -> None:
-    """Check that the results of two launches are bitwise identical.
+    """Check that two values contain bitwise identical tensors: ``ours`` is what a plan left, ``theirs`` what the launch
+    left.
 
     Raises:
         PlanError: if they are not; the message names the first tensor that differs.
@@ -173,12 +179,15 @@ class LaunchPlanner:
         candidate: Candidate,
         written: frozenset[int],
     ) -> RecordedLaunch:
-        """Run a launch and record its instructions."""
+        """Run a launch instruction by instruction, and record it. The arguments ``written`` are copied before, so that
+        a plan can be checked.
+        """
         before = {number: candidate.arrays[number].copy() for number in written}
         return record_launch(kernel, args, kwargs, candidate.originals, before)
 
     def build(self, recorded: RecordedLaunch, candidate: Candidate) -> Replay:
-        """Return a plan of the launch that was just recorded, after checking that its results are bitwise identical.
+        """Return a plan of the launch that was just recorded, after checking that the plan's results are bitwise
+        identical to the launch's.
 
         Raises:
             Unplannable: if no plan can be made.
@@ -210,7 +219,7 @@ def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
     Args:
         kernel: the kernel.
         options: the options in force.
-        free: options that are known not to prevent it.
+        free: options that an earlier call has found not to prevent replay; None if there are none.
     """
     if not options.replay or is_unreplayed():
         return "replay is off"
@@ -266,7 +275,7 @@ class Launches:
         Args:
             kernel: the kernel to launch.
             args, kwargs: its arguments.
-            place: the place where it runs.
+            environment: the options and the other settings under which it runs.
             run_unreplayed: the function that runs it instruction by instruction.
 
         Raises:

@@ -41,14 +41,14 @@ class Arenas:
         self._lock = Lock()
 
     def of(self, core: int) -> Bytes:
-        """Return the arena of a core."""
+        """Return the arena of core number ``core``."""
         arena = self._arenas.get(core)
         if arena is None:
             arena = self._arenas[core] = np.empty(_ARENA_BYTES, np.uint8)
         return arena
 
     def take(self, *, waits: bool) -> bool:
-        """Lock the arenas for a launch.
+        """Lock the arenas for a launch that is about to be replayed.
 
         Args:
             waits: whether to wait while a launch in another thread uses the arenas.
@@ -59,7 +59,7 @@ class Arenas:
         return self._lock.acquire(blocking=waits)
 
     def give_back(self) -> None:
-        """Unlock the arenas, which the launch does not need any more."""
+        """Unlock the arenas after a replayed launch."""
         self._lock.release()
 
 
@@ -67,8 +67,8 @@ ARENAS = Arenas()
 
 
 class _Piece:
-    """The part of a core's arena that one plan uses, from its beginning; the plan allocates more memory if the arena is
-    too small.
+    """The memory that one plan uses of a core's arena, from the beginning of the arena on; the plan allocates more
+    memory if the arena is too small.
 
     Attributes:
         own_bytes: the bytes that the plan allocated besides the arena.
@@ -80,7 +80,7 @@ class _Piece:
         self.own_bytes = 0
 
     def take(self, nbytes: int) -> Bytes:
-        """Return ``nbytes`` bytes with arbitrary content that nothing else in the plan uses."""
+        """Return ``nbytes`` bytes of memory, with arbitrary content, that no other part of the plan uses."""
         start = -(-self._top // _ALIGNMENT) * _ALIGNMENT
         if start + nbytes > self._arena.nbytes:
             self.own_bytes += nbytes
@@ -91,7 +91,7 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Life:
-    """The lifetime of a tile: the numbers of the first and the last group of work that access it."""
+    """The lifetime of a tile: the numbers of the first and of the last group of work that accesses the tile."""
 
     storage: PlaceholderStorage
     first: int
@@ -112,7 +112,7 @@ class Placed:
 
 
 def _touched(work: Work) -> list[PlaceholderStorage]:
-    """Return the storages that a piece of work reads or writes."""
+    """Return the storages whose elements ``work`` reads or writes; a result that is not stored does not count."""
     is_dead = isinstance(work, Elementwise) and work.is_dst_dead
     writes = work.writes[1:] if is_dead else work.writes
     return [ref.storage for ref in (*work.reads, *writes)]
@@ -132,7 +132,8 @@ def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorag
 
 
 def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> Placed:
-    """Return places for the tiles of a core: tiles that are not alive at the same time share memory.
+    """Return places for the tiles of a core in one block of memory. Tiles that are never in use at the same time may
+    overlap.
 
     ``is_own`` is a function that tells whether a storage is a tile of this core.
     """
@@ -155,11 +156,12 @@ def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorag
 
 @dataclass(eq=False)
 class Slot:
-    """A place in a step for an array that exists only while a launch runs: a view of an argument or of a result.
+    """A stand-in, in a step, for an array that exists only while a launch runs: a view of an argument or of a result.
 
     Attributes:
         source: the number of the launch's array of which it is a view.
-        shape, numpy_type, offset, strides: shape, type, offset and strides of the view, the latter two in bytes.
+        shape, numpy_type, offset, strides: the shape, type, offset and strides of the view; offset and strides are in
+            bytes.
         array: the view, while a launch runs.
     """
 
@@ -171,7 +173,7 @@ class Slot:
     array: Any = None
 
     def bind(self, arrays: list[npt.NDArray[Any]]) -> None:
-        """Set the view for a launch that begins with these arrays."""
+        """Make the view of ``arrays``, the arrays of a launch that begins."""
         self.array = np.ndarray(self.shape, self.numpy_type, arrays[self.source], self.offset, self.strides)
 
 
@@ -187,7 +189,7 @@ class Memory:
         cores: the number of cores.
 
     Attributes:
-        slots: the views of these arrays that steps need.
+        slots: a slot for each view of the launch's arrays that the steps need.
     """
 
     def __init__(self, sources: dict[int, int], cores: int) -> None:
@@ -201,7 +203,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that belong to the plan, without those in the shared arenas."""
+        """The bytes of memory that the plan alone uses, without the arenas that plans share."""
         own = sum(part.nbytes for part in self._own.values())
         return own + sum(piece.own_bytes for piece in self._pieces)
 
@@ -212,17 +214,17 @@ class Memory:
         return self._sources.get(storage.number)
 
     def place(self, core: int, placed: Placed) -> None:
-        """Give tiles of a core their places in its arena."""
+        """Give each tile in ``placed`` its memory in the arena of core number ``core``."""
         memory = self._pieces[core].take(placed.nbytes)
         for storage, offset in placed.offsets.items():
             self._places[storage.number] = memory[offset : offset + storage.nbytes]
 
     def keep(self, storage: PlaceholderStorage, content: Bytes) -> None:
-        """Keep the content of a storage that no launch changes."""
+        """Use ``content`` as the memory of ``storage``, which no launch changes."""
         self._own[storage.number] = content
 
     def bytes_of(self, storage: PlaceholderStorage) -> Bytes:
-        """Return the memory of a storage that is in the plan's own memory."""
+        """Return the memory of a storage that is not an argument or a result; the first call may allocate it."""
         memory = self._places.get(storage.number)
         if memory is not None:
             return memory
@@ -232,11 +234,12 @@ class Memory:
         return memory
 
     def take(self, core: int, nbytes: int) -> Bytes:
-        """Return ``nbytes`` bytes for a core, with arbitrary content, that nothing else uses during a launch."""
+        """Return ``nbytes`` bytes of memory for a core, with arbitrary content, that nothing else in the plan uses."""
         return self._pieces[core].take(nbytes)
 
     def array(self, ref: Ref, rows: slice | None = None, layout: Layout | None = None) -> Operand:
-        """Return the elements of ``ref`` in some rows, as an array or as a slot for one.
+        """Return the elements of ``ref`` in the rows ``rows``: an array or, if they are in an array of the launch, a
+        slot for it.
 
         Args:
             ref: the elements.
@@ -262,7 +265,7 @@ class Memory:
         return slot
 
     def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
-        """Return a work buffer; all steps of a core with the same ``role`` share it if it is large enough."""
+        """Return a work buffer for steps. Steps of a core with the same ``role`` share one, if it is large enough."""
         needed = prod(shape) * numpy_type.itemsize
         buffer = self._scratch.get((core, role))
         if buffer is None or buffer.nbytes < needed:

@@ -35,9 +35,9 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Append to ``summed`` the waiting sums that must be computed before ``work``, except ``but``.
+    """Move those waiting sums to ``summed`` that must be computed before ``work``, except the sum ``but``.
 
-    These are the sums whose result ``work`` accesses, or whose operands it changes.
+    A sum must be computed first if ``work`` accesses its result or changes one of its operands.
     """
     if isinstance(work, Meeting):
         summed.extend(waiting.values())
@@ -49,9 +49,10 @@ def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | 
 
 
 def with_sums(works: list[Work]) -> list[Work]:
-    """Return the work with sums in place of products.
+    """Return the work with sums (:class:`.work.Sum`) in place of single products.
 
-    A sum collects products until other work accesses its result or changes an operand.
+    Products that are added to one matrix are collected into a sum until other work accesses the matrix or changes an
+    operand.
     """
     summed: list[Work] = []
     waiting: dict[int, Sum] = {}  # by the number of the storage that takes it
@@ -73,7 +74,7 @@ def with_sums(works: list[Work]) -> list[Work]:
 
 @dataclass(eq=False)
 class _Load:
-    """A load of a tile from HBM; it is kept until a part of the tile is overwritten.
+    """A load of a tile from HBM, whose readers may read HBM instead until a part of the tile is overwritten.
 
     Attributes:
         move: the load.
@@ -101,7 +102,7 @@ class _Load:
 
 
 def _source_of(move: Move) -> Layout | None:
-    """Return the source of a load as a matrix with the rows of the tile; None if the source cannot be read in place of
+    """Return the source of a load as a matrix with the rows of the tile; None if work cannot read the source instead of
     the tile.
     """
     dst, src = move.dst, move.src
@@ -113,7 +114,9 @@ def _source_of(move: Move) -> Layout | None:
 
 
 def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
-    """Let ``work`` read ``place`` instead of ``ref``, and return True; return False if it cannot."""
+    """Make ``work`` read the elements ``place`` instead of ``ref``, and return True; return False if this kind of work
+    cannot.
+    """
     if isinstance(work, Elementwise) and ref in work.tiles:
         work.tiles[work.tiles.index(ref)] = place
     elif isinstance(work, Reduced):
@@ -125,8 +128,8 @@ def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
 
 
 def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
-    """Redirect reads of ``work`` from loaded tiles to HBM where possible, and mark the loads of the other reads as
-    needed.
+    """Make ``work`` read HBM instead of loaded tiles where that is possible; mark loads as needed if ``work`` still
+    reads their tiles.
     """
     for ref in list(work.reads):
         overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
@@ -139,7 +142,9 @@ def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
 
 
 def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
-    """Update the loads for a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
+    """Update the loads for a write to ``ref``. Loads of an overwritten tile end; for loads whose source in HBM is
+    overwritten, HBM is not current any more.
+    """
     tile_loads = loads.get(ref.storage.number)
     if tile_loads:
         for load in tile_loads:
@@ -178,30 +183,30 @@ def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
 
 
 class _Needed:
-    """The elements of tiles that later work reads, in a walk from the end of a launch to its beginning."""
+    """The elements of tiles that later work needs, kept in a walk from the end of a launch to its beginning."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, list[Rectangle]] = {}
 
     def read(self, ref: Ref) -> None:
-        """Record that these elements are read later."""
+        """Record that later work reads the elements of ``ref``."""
         places = self._by_storage.setdefault(ref.storage.number, [])
         if not any(place.contains(ref.place) for place in places):
             places.append(ref.place)
 
     def overwrite(self, ref: Ref) -> None:
-        """Record that all of these elements are overwritten, so that their earlier values are not needed."""
+        """Record that work overwrites all elements of ``ref``, so that the values before it are not needed."""
         places = self._by_storage.get(ref.storage.number)
         if places and ref.is_block:
             places[:] = [place for place in places if not ref.place.contains(place)]
 
     def has(self, ref: Ref) -> bool:
-        """Tell whether any of these elements is read later."""
+        """Tell whether later work reads any of the elements of ``ref``."""
         return any(place.meets(ref.place) for place in self._by_storage.get(ref.storage.number, ()))
 
 
 def without_dead(works: list[Work]) -> list[Work]:
-    """Return the work of a core without work whose results nothing reads.
+    """Return the work of a core without those pieces whose results nothing reads.
 
     Elementwise results that are only reduced are computed, but not stored.
     """
@@ -224,7 +229,8 @@ def without_dead(works: list[Work]) -> list[Work]:
 
 @dataclass(eq=False)
 class _Store:
-    """A store to HBM after which nothing reads the stored tile, found in a walk from the end of a launch.
+    """A store of a tile to HBM after which nothing reads the tile, so that its elements could be computed in HBM
+    directly. Stores are found in a walk from the end of a launch.
 
     Attributes:
         move: the store.
@@ -236,7 +242,7 @@ class _Store:
 
 
 def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
-    """Return a copy as a :class:`_Store` if it stores a tile of which no part is read later; else None."""
+    """Return the copy ``move`` as a :class:`_Store` if it stores a tile of which no part is read later; else None."""
     src, dst = move.src, move.dst
     if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= _SMALLEST):
         return None
@@ -249,7 +255,9 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Tell whether each element that is read is at the place where the result computed from it is stored."""
+    """Tell whether each element of ``read`` lies where the result that is computed from it will be stored in
+    ``target``.
+    """
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
@@ -266,7 +274,9 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
 
 
 def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
-    """Drop waiting stores whose tile or destination ``work`` accesses, because they cannot move before ``work``."""
+    """Drop those waiting stores whose tile or destination ``work`` accesses: such a store cannot happen earlier than
+    ``work``.
+    """
     for number, store in list(waiting.items()):
         if work is store.move:
             continue
@@ -276,14 +286,18 @@ def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
 
 
 def _drop_later_reads(read_later: dict[int, list[Ref]], ref: Ref) -> None:
-    """Drop the later reads of these elements: they read the values that are written here, not earlier ones."""
+    """Drop the later reads that lie within ``ref``, which is written here: they read these values, not the earlier
+    ones.
+    """
     refs = read_later.get(ref.storage.number)
     if refs and ref.is_block:
         refs[:] = [read for read in refs if not ref.place.contains(read.place)]
 
 
 def without_stores(works: list[Work]) -> list[Work]:
-    """Return the work of a core without the stores whose elements are computed in HBM instead."""
+    """Return the work of a core without those stores whose elements can be computed in HBM directly; the work that
+    computes them is changed.
+    """
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
     read_later: dict[int, list[Ref]] = {}
     unneeded: set[int] = set()
@@ -311,7 +325,9 @@ def without_stores(works: list[Work]) -> list[Work]:
 
 
 def _trimmed(group: list[Work]) -> list[list[Work]]:
-    """Split off work at both ends of a group if it is small enough to run on all of its rows at once."""
+    """Split pieces off both ends of a group, each into its own group, if they are small enough to run on all rows at
+    once.
+    """
     if len(group) == 1:
         return [group]
     large = [place for place, work in enumerate(group) if is_large(work)]
@@ -322,20 +338,20 @@ def _trimmed(group: list[Work]) -> list[list[Work]]:
 
 
 def _has_a_row_a_partition(ref: Ref) -> bool:
-    """Tell whether the rows of a tile are in successive partitions, one in each."""
+    """Tell whether the rows of a tile lie in successive partitions, one row in each."""
     return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
 
 
 class _Rows(tuple[int, int]):
-    """The range of partitions whose rows a piece of work reads and writes row by row: the first partition, and the
-    number.
+    """The range of partitions that a piece of work reads and writes row by row, as a pair (first partition, number of
+    partitions).
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, work: Work) -> _Rows | None:
-        """Return the partitions of a piece of work; None if a row of its results may depend on another row."""
+        """Return the partitions of ``work``; None if a result in one row may depend on another row."""
         if isinstance(work, Elementwise):
             if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
                 return None
@@ -352,8 +368,8 @@ class _Rows(tuple[int, int]):
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Tell whether ``work`` may join a group: no row of it shares HBM elements with another row of the group that
-    writes them.
+    """Tell whether ``work`` may join a group: no row of it accesses HBM elements that another row of the group writes,
+    or the reverse.
     """
     for other in group:
         for written in other.writes:
@@ -366,7 +382,7 @@ def _may_follow(work: Work, group: Sequence[Any]) -> bool:
 
 
 def grouped(works: Sequence[Work]) -> list[list[Work]]:
-    """Return the work of a core in its order, in groups that can run a few rows at a time."""
+    """Return the work of a core in its order, divided into groups whose work can run on a block of rows at a time."""
     groups: list[list[Work]] = []
     for work in works:
         rows = _Rows.of(work)

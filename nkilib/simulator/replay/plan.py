@@ -48,7 +48,7 @@ _TRIALS, _GAIN = 2, 0.75
 
 
 class _Arrived:
-    """A stand-in for the launch's barrier, at which the other core has arrived already: it returns that core's tile."""
+    """A stand-in for the launch's barrier at an exchange: the other core has already arrived, with its tile."""
 
     def __init__(self, core: int, src: NkiTensor) -> None:
         self._core = core
@@ -57,18 +57,22 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the data of the other core, which have been checked to match when the launch was recorded."""
+        """Return the data of the other core; that both cores exchange the same kind of data was checked when the launch
+        was recorded.
+        """
         return [replace(item, core=self._core, src=self._src, values=self._values)]
 
 
 class _Agreed:
-    """A stand-in for the launch's barrier, at which the other core has arrived with the same operation."""
+    """A stand-in for the launch's barrier at a collective: the other core has already arrived, with the same
+    operation.
+    """
 
     def __init__(self) -> None:
         self.is_aborted = False
 
     def meet(self, place: str, item: Any) -> list[Any]:
-        """Return the data of the other core, which are those of this core."""
+        """Return this core's own data as the other core's, because both take part with the same data."""
         return [item]
 
 
@@ -79,7 +83,7 @@ def _call(core: Core, meeting: Meeting) -> Call:
 
 
 def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
-    """Run the synchronising instruction on one core, with ``barrier`` in place of the launch's barrier."""
+    """Run the instruction ``meeting`` on one core, with ``barrier`` in place of the launch's barrier."""
     launch_barrier, core.launch.barrier = core.launch.barrier, barrier  # type: ignore[assignment]
     try:
         call = _call(core, meeting)
@@ -89,14 +93,16 @@ def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
 
 
 def _run_collective(core: Core, meeting: Meeting) -> None:
-    """Run a collective of a single rank on one core for both cores; the other core has reached the same collective."""
+    """Run a collective, in a launch without other ranks, on one core for both cores, which have reached the same
+    collective.
+    """
     if core.observers.find(SharedAccesses) is not None:
         raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
     _run_at(_Agreed(), core, meeting)
 
 
 def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
-    """Run the instruction at which both cores synchronise.
+    """Run the instruction at which both cores synchronise; ``meetings`` has it as recorded on each core.
 
     An exchange swaps their tiles, a collective runs on the first core, and a barrier is only reported to the observers.
     """
@@ -116,7 +122,8 @@ def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
 
 
 class _Ways:
-    """The measured times of a round's first runs, sequential and parallel, from which the faster way is chosen.
+    """The measured times of a round's first runs, one core after the other and both in parallel. The faster way is
+    chosen for later runs.
 
     Args:
         may_pay: whether the work is large enough for a second thread to be worth its cost.
@@ -128,21 +135,21 @@ class _Ways:
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the cores run in parallel in the next run."""
+        """Whether the next run has the cores in parallel."""
         sequential, parallel = self._seconds[False], self._seconds[True]
         if not self._may_pay or len(sequential) < _TRIALS:
             return self._may_pay and len(parallel) < len(sequential)
         return len(parallel) < _TRIALS or min(parallel) < _GAIN * min(sequential)
 
     def note(self, is_side_by_side: bool, seconds: float) -> None:
-        """Record how long a run took."""
+        """Record that a run took ``seconds``, with the cores in parallel if ``is_side_by_side``."""
         timings = self._seconds[is_side_by_side]
         if self._may_pay and len(timings) < _TRIALS:
             timings.append(seconds)
 
 
 class _Run:
-    """One run of a core's segment of a round.
+    """One run of the steps that a core has in a round.
 
     Attributes:
         error: the error that ended the run in a thread, or None.
@@ -163,7 +170,9 @@ class _Run:
                 enter(None)
 
     def in_thread(self) -> None:
-        """Run the steps in the calling thread, which was started for them, and keep the error that ends them."""
+        """Run the steps in the calling thread, which was started for them, and keep an error that they raise in
+        :attr:`error`.
+        """
         try:
             with np.errstate(all="ignore"):
                 self()
@@ -186,7 +195,7 @@ class _Round:
     """The work of the cores between two barriers or exchanges.
 
     Args:
-        segments: the segment of each core.
+        segments: the steps of each core in this round.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -195,7 +204,7 @@ class _Round:
         self._ways = _Ways(len(segments) > 1 and is_large)
 
     def run(self, cores: Sequence[Core], *, enters: bool) -> None:
-        """Run the segments of the cores, and the barrier or exchange at their end.
+        """Run the steps of all cores in this round, and then the barrier or exchange at its end.
 
         Args:
             cores: the cores of the plan.
@@ -217,12 +226,13 @@ class _Round:
 
 @dataclass(eq=False)
 class _Late:
-    """A tensor in an array of the launch, which instructions access as a tensor instead of through a slot.
+    """A tensor, in an array of the launch, that instructions access as a tensor because they run as in a normal launch;
+    steps access arrays through slots.
 
     Attributes:
         storage: the storage of the tensor.
         source: the number of the launch's array.
-        views: the views of the tensor.
+        views: the views of the tensor that the instructions use.
     """
 
     storage: PlaceholderStorage
@@ -231,7 +241,9 @@ class _Late:
 
 
 def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
-    """Return the accumulator registers of the cores that use any; each run begins with undefined values in them."""
+    """Return the accumulator registers of the cores that use any, so that each run can begin with undefined values in
+    them.
+    """
     registers: list[npt.NDArray[np.float32]] = []
     for core, core_works in zip(cores, works, strict=True):
         if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
@@ -240,12 +252,14 @@ def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArr
 
 
 def _may_refuse(work: Work) -> bool:
-    """Tell whether a piece of work may meet values for which the launch must run instruction by instruction."""
+    """Tell whether ``work`` may meet values with which the plan is not valid, so that the launch must run instruction
+    by instruction.
+    """
     return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
 
 
 def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
-    """Return the work of each core after the passes, which combine products and remove unnecessary work."""
+    """Return the work of each core after all passes, which combine products and remove unnecessary work."""
     works = [with_sums(core_works) for core_works in emitted]
     written = {ref.storage.number for core_works in works for work in core_works for ref in work.writes}
     return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
@@ -262,7 +276,9 @@ def _returned(result: Any) -> list[PlaceholderStorage]:
 
 
 def _views_of(work: Work) -> list[View]:
-    """Return the tensors that a piece of work accesses as tensors, instead of receiving arrays."""
+    """Return the views of tensors that ``work`` accesses as tensors, for which they need memory; the elements of other
+    tensors are passed to it as arrays.
+    """
     if isinstance(work, Elementwise):
         return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
     if not isinstance(work, Whole):
@@ -281,7 +297,7 @@ def _written(works: list[list[Work]]) -> set[PlaceholderStorage]:
 
 
 class Plan:
-    """The steps of a launch.
+    """The steps of a launch, which repeat it on other arrays.
 
     Args:
         stream: the recorded launch.
@@ -333,7 +349,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that the plan keeps."""
+        """The bytes of memory that the plan keeps between launches."""
         return self._memory.nbytes
 
     def _sources(self, storages: Any) -> dict[int, int]:
@@ -343,8 +359,8 @@ class Plan:
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
-        """Give memory to the tensors of instructions that run as in a normal launch, and to the tensors of
-        reductions.
+        """Give memory to the tensors that :func:`_views_of` returns: those of instructions that run as in a normal
+        launch, and of reductions.
         """
         for core_works in works:
             for work in core_works:
@@ -368,7 +384,7 @@ class Plan:
             late.views.append(view)
 
     def _place(self, core: Core, groups: Sequence[Sequence[Work]]) -> None:
-        """Give the tiles of a core their places in its arena."""
+        """Give the tiles of a core their places in the core's arena."""
         places = placed(groups, lambda storage: storage.label[0] == "core" and self._memory.source_of(storage) is None)
         self._memory.place(core.number, places)
 
@@ -411,7 +427,7 @@ class Plan:
         return fresh
 
     def _bind(self, arrays: Arrays) -> None:
-        """Point the slots of the steps to the arrays of a launch that begins."""
+        """Connect the slots of the steps, and the tensors in arrays of the launch, to ``arrays``."""
         for storage in self._unwritten:
             storage.forget_writes()
         for slot in self._memory.slots:
@@ -422,7 +438,7 @@ class Plan:
                 view.forget_array()
 
     def _unbind(self) -> None:
-        """Release the arrays of a launch that is over."""
+        """Release the arrays of the launch that has ended."""
         for slot in self._memory.slots:
             slot.array = None
         for late in self._late:
@@ -443,7 +459,7 @@ class Plan:
                 raise ReplayFailed(f"{view} is returned and was not written")
 
     def _watch_races(self) -> RaceWatch:
-        """Watch the cores for races on tensors in which the data decide which elements are accessed."""
+        """Return a watcher for races of the cores on tensors in which the data decide which elements are accessed."""
         options = self._cores[0].options
         watch = RaceWatch(RaceLevels(options.races, options.identical_writes))
         for core in self._cores:

@@ -45,7 +45,7 @@ def _has_scalar_offset(value: Any) -> bool:
 
 
 class _CoreRecorder(Observer):
-    """Observer that records the instructions of one core."""
+    """An observer that records the instructions of one core."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self.entries: list[Entry] = []
@@ -55,7 +55,9 @@ class _CoreRecorder(Observer):
         self._count = 0
 
     def count(self) -> int:
-        """Return how many storages of this core were labelled before, and count one more."""
+        """Return how many storages of this core have a label so far, which is the number in the next label; count one
+        more.
+        """
         self._count += 1
         return self._count - 1
 
@@ -88,7 +90,9 @@ class _CoreRecorder(Observer):
         self.entries.append(RecordedCall(definition, tuple(map(self._taken, values)), call.engine, indirect))
 
     def _gathered(self, operand: IndirectOperand, values: list[Any]) -> Gathered:
-        """Return the record of an operand whose elements are gathered before the instruction runs."""
+        """Return the record of ``operand``, a view of ``NkiTensor.indirect`` whose elements are gathered before the
+        instruction runs. ``values`` are the parameters of the call.
+        """
         base, index, gathered = operand.base, operand.index, operand.gathered
         if index.storage is base.storage or any(value is index for value in values):
             raise Unplannable("an instruction uses the tensor of its own offsets")
@@ -100,7 +104,8 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._placeholder_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """Make the plan check the tensor elements from which an operand's address was read.
+        """Record a check, for the plan, of the tensor elements from which an operand's address was read. ``values`` are
+        the parameters of the call.
 
         Raises:
             Unplannable: if the instruction itself has this tensor as an operand, and may have overwritten it.
@@ -116,7 +121,9 @@ class _CoreRecorder(Observer):
         return self._recorder.placeholder_view(view, self._number)
 
     def _taken(self, value: Any) -> Any:
-        """Return a parameter in recorded form: views of placeholders in place of tensors, and copies of registers."""
+        """Return a parameter of a call as it is recorded: with views of placeholders in place of tensors, and with
+        copies of registers.
+        """
         if isinstance(value, NkiTensor):
             indirect = value.indirect_access
             if indirect is None:
@@ -177,7 +184,7 @@ class Recorder(Watcher):
         self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        """Return the observer of a core."""
+        """Return a new observer that records the instructions of core number ``number``."""
         self._cores.append(_CoreRecorder(self, number))
         return self._cores[-1]
 
@@ -194,7 +201,8 @@ class Recorder(Watcher):
 
         Args:
             cores: the cores that ran.
-            result: the value that the kernel returned, as a function that applies a function to its leaves.
+            result: a function that applies its argument, a function, to each leaf of the value that the kernel
+                returned, and returns the new value.
         """
         launch = cores[0].launch
         for position, storage in enumerate(launch.shared):
@@ -231,7 +239,9 @@ class Recorder(Watcher):
             self.refuse(core.unrepeatable)
 
     def placeholder_view(self, view: View, core: int) -> NkiTensor:
-        """Return the view of a placeholder that stands for ``view``, a tensor of a core in the recorded launch."""
+        """Return the view of a placeholder that stands in the recording for ``view``, a tensor of core number
+        ``core``.
+        """
         key = view.storage.number, view.layout, view.dtype, view.buffer
         with self._lock:
             placeholder_view = self._views.get(key)

@@ -92,22 +92,24 @@ class PlaceholderStorage(Storage):
         raise DataNeeded(f"a recorded tensor {self.label}")
 
     def give(self, memory: Bytes) -> None:
-        """Give it ``memory`` for its elements."""
+        """Use ``memory`` for the elements, from now on."""
         self._bytes = memory
         self._has_memory = True
 
     def take_away(self) -> None:
-        """Detach its memory, which is used for something else from now on."""
+        """Detach the memory, which from now on is used for something else."""
         self._bytes = _NOTHING
         self._has_memory = False
 
     def forget_writes(self) -> None:
-        """Mark the elements as at the beginning of a launch: as unwritten, unless they have values then."""
+        """Mark the elements as they are when a launch begins: written if :attr:`has_data`, else unwritten."""
         self.written = self._make_map(self.has_data)
         self._accumulated = self._make_map(False)
 
     def count_as_written(self) -> None:
-        """Mark all elements as written: the recorded launch read no unwritten ones, and neither do its replays."""
+        """Mark all elements as written, because the recorded launch read no unwritten ones, and replays read the same
+        elements.
+        """
         self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, True)
 
 
@@ -130,7 +132,9 @@ def _key_of(indirect: Indirect) -> Hashable:
 
 
 def key_of(value: Any) -> Hashable:
-    """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
+    """Return a hashable key of ``value``, a parameter of an instruction; values with the same effect have equal
+    keys.
+    """
     if isinstance(value, View):
         indirect = value.indirect_access
         return placeholder_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
@@ -151,8 +155,8 @@ def key_of(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class Guarded:
-    """Elements from which a register, a scalar or an address was loaded; a plan is valid only for launches where they
-    are the same.
+    """Elements from which a register, a scalar or an address was loaded. A plan is valid only for launches in which
+    these elements have the same values.
 
     Attributes:
         view: the tensor.
@@ -210,12 +214,12 @@ class Gathered:
         return views, self.choice, self.is_output
 
     def gather(self, into: Elements, base: Elements, index: Elements) -> None:
-        """Copy the elements of ``base`` that ``index`` chooses to ``into``."""
+        """Copy the elements of ``base`` that ``index`` chooses to ``into``, an array like :attr:`elements`."""
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Copy the elements back to the places from which ``index`` chose them; of several for one place, the last one
-        stays.
+        """Copy ``elements`` back to the places in ``base`` from which ``index`` chose them. Of several elements for one
+        place the last one stays.
         """
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
@@ -263,23 +267,25 @@ class RecordedCall:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is a collective operation of ranks; in a launch without other ranks, one of this rank alone."""
+        """Whether the call is an operation among ranks; a recorded launch has no other ranks, so that it involves this
+        rank alone.
+        """
         return self.definition.module != "nisa"
 
     @property
     def is_meeting(self) -> bool:
-        """Whether the two cores of a launch wait for each other in this instruction."""
+        """Whether the two cores of a launch wait for each other in this call."""
         return self.definition.name in _MEETINGS or self.is_collective
 
     @property
     def skips(self) -> bool:
-        """Whether the instruction skips rows whose index is out of range."""
+        """Whether the instruction leaves out rows whose index is out of range, instead of raising an error."""
         names = self.definition.names
         return _OOB_MODE in names and as_oob_mode(self.values[names.index(_OOB_MODE)]) is oob_mode.skip
 
     @property
     def written(self) -> list[View]:
-        """The outputs of which the instruction writes every element whatever the data are; none for a collective
+        """The outputs of which the instruction writes every element, whatever the data are; empty for a collective
         operation.
         """
         if self.is_collective or self.skips:
@@ -289,7 +295,7 @@ class RecordedCall:
 
     @cached_property
     def tensors(self) -> list[TouchedTensor]:
-        """All tensors among its parameters."""
+        """All tensors among the parameters, each with whether it is written."""
         outputs = self.definition.output_names
         touched = []
         for name, value in zip(self.definition.names, self.values, strict=False):
@@ -343,7 +349,7 @@ class Stream:
 
     @property
     def written(self) -> frozenset[int]:
-        """The numbers of the argument arrays that the launch writes."""
+        """The numbers of the argument arrays that the launch writes, as in the labels of their storages."""
         return frozenset(storage.label[1] for storage in self._written_storages() if storage.label[0] == "argument")
 
     def _written_storages(self) -> Iterator[PlaceholderStorage]:
@@ -354,7 +360,9 @@ class Stream:
                 yield placeholder_of(entry.view)
 
     def differs_from(self, other: Stream) -> str:
-        """Return text that says how another launch of the same key differs; empty if it is the same."""
+        """Return text that says how the instructions of another launch with the same key differ; empty if they are the
+        same.
+        """
         if len(self.cores) != len(other.cores):
             return "another number of cores"
         for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):

@@ -62,12 +62,12 @@ class Ref:
 
     @property
     def rows(self) -> int:
-        """The size of dimension 0."""
+        """The number of rows: the size of dimension 0."""
         return self.layout.shape[0] if self.layout.shape else 1
 
     @property
     def width(self) -> int:
-        """The number of elements for each index of dimension 0."""
+        """The number of elements in each row (index of dimension 0)."""
         return prod(self.layout.shape[1:])
 
     @property
@@ -96,11 +96,11 @@ class Ref:
         return Layout((rows, width), (strides[0], 1), self.layout.offset)
 
     def meets(self, other: Ref) -> bool:
-        """Tell whether two references may have an element in common; False is certain."""
+        """Tell whether two references may have an element in common; if the result is False, they have none."""
         return self.storage is other.storage and self.place.meets(other.place)
 
     def is_same(self, other: Ref) -> bool:
-        """Tell whether two references are to the same elements, read as the same type."""
+        """Tell whether two references name the same elements, read as the same type."""
         return self.storage is other.storage and self.layout == other.layout and self.dtype == other.dtype
 
     def __repr__(self) -> str:
@@ -114,8 +114,8 @@ class Work:
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
-        chosen: the elements of ``reads`` from which the data choose. If they may include unwritten ones, the work
-            raises an error when it reads those.
+        chosen: the elements of ``reads`` among which the data decide what is read. If some of them are unwritten, the
+            work raises an error when it reads one.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)
@@ -156,7 +156,7 @@ class Elementwise(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether its only effect is its writes; a reduction changes registers, too."""
+        """Whether the work has no effect besides its writes; a reduction changes registers, too."""
         return self.reduction is None
 
 
@@ -192,7 +192,7 @@ class Action(Work):
         *,
         may_refuse: bool,
     ) -> Action:
-        """Return the action for a call of ``act`` with these arguments."""
+        """Return the action that a call of ``act`` in engines/actions.py with these arguments describes."""
         written, changed, read, some = (list(map(Ref, views)) for views in (writes, updates, reads, chosen))
         action = cls(function, [*written, *changed, *read, *some], may_refuse)
         action.writes, action.reads, action.chosen = [*written, *changed], [*changed, *read, *some], some
@@ -200,7 +200,9 @@ class Action(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether its only effect is its writes; an action that may raise an error for some elements always runs."""
+        """Whether the work has no effect besides its writes. An action that may raise an error for some elements is not
+        pure, and so always runs.
+        """
         return bool(self.writes) and not self.may_refuse
 
 
@@ -245,7 +247,9 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Tell whether ``ref`` continues the series of matrices, at the same distance from the last one."""
+        """Tell whether ``ref`` continues the series of matrices: it is as far from the last matrix as that is from the
+        one before.
+        """
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
         shape, strides, offset = ref.layout
@@ -254,20 +258,20 @@ class Side:
         return self.count == 1 or offset == self.first.layout.offset + self.count * self.distance
 
     def add(self, ref: Ref) -> None:
-        """Add ``ref`` as the next matrix."""
+        """Add ``ref`` as the next matrix of the series."""
         if self.count == 1:
             self.distance = ref.layout.offset - self.first.layout.offset
         self.count += 1
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for sides with the same elements."""
+        """A key that is equal for two sides if they have the same elements."""
         return self.first.storage.number, self.first.layout, self.first.dtype, self.count, self.distance
 
 
 @dataclass(eq=False)
 class Run:
-    """Successive products whose left operands are at equal distances in memory, and whose right operands are too."""
+    """Successive products whose left operands are at equal distances in memory, and whose right operands also are."""
 
     left: Side
     right: Side
@@ -290,7 +294,7 @@ class Sum(Work):
         self.reads = [self.dst] if self.is_added else []
 
     def add(self, product: Product) -> None:
-        """Add one more product."""
+        """Add ``product`` as the last one of the sum."""
         left, right = product.stationary, product.moving
         self.reads += [left, right]
         last = self.runs[-1] if self.runs else None
@@ -302,7 +306,7 @@ class Sum(Work):
 
 
 def everything(storage: PlaceholderStorage) -> Rectangle:
-    """Return the rectangle of all rows and bytes of a storage."""
+    """Return the rectangle of a storage that contains all of its rows and bytes."""
     row = max(1, storage.partition_bytes)
     return Rectangle(0, -(-storage.nbytes // row), 0, row)
 
@@ -342,7 +346,7 @@ class Check(Work):
 
 @dataclass(eq=False)
 class Store(Work):
-    """A store of a register or a scalar, whose value is known from the recorded launch."""
+    """A store of a register or a scalar to a tensor; the value is known from the recorded launch."""
 
     stored: Stored
 
@@ -352,16 +356,18 @@ class Store(Work):
 
 @dataclass(eq=False)
 class Meeting(Whole):
-    """An instruction at which both cores synchronise."""
+    """An instruction at which both cores synchronise: a barrier, an exchange or a collective."""
 
 
 def _in_step(read: Ref, written: Ref) -> bool:
-    """Tell whether row r of one operand shares elements only with row r of the other."""
+    """Tell whether row r of ``read`` shares elements with no row of ``written`` except row r."""
     return read.place.top == written.place.top and read.rows == written.rows and read.is_block and written.is_block
 
 
 def needs_all_rows(work: Elementwise) -> bool:
-    """Tell whether work must not run in blocks of rows: a block would overwrite elements that later blocks read."""
+    """Tell whether ``work`` must run on all rows at once, because a block of rows would overwrite elements that later
+    blocks read.
+    """
     for written in work.writes:
         for read in work.reads:
             if read.storage is written.storage and read.place.meets(written.place) and not _in_step(read, written):
@@ -370,7 +376,7 @@ def needs_all_rows(work: Elementwise) -> bool:
 
 
 def row_count_of(work: Work) -> int:
-    """Return the number of rows of row-wise work, one for each partition."""
+    """Return the number of rows on which row-wise work runs; each row is in one partition."""
     return work.tile.rows if isinstance(work, Reduced) else work.writes[0].rows
 
 
@@ -380,9 +386,8 @@ def width_of(work: Work) -> int:
 
 
 def blocks_for(rows: int, width: int) -> list[slice]:
-    """Return slices of ``rows`` rows, as equal as possible, in which the elements of row-wise work stay in a cache.
-
-    ``width`` is the number of elements of a row.
+    """Return slices that divide ``rows`` rows into blocks, as equal as possible, small enough that the elements of a
+    block of row-wise work stay in a cache.
     """
     count = len(blocks_of_rows(rows, width))
     step = -(-rows // count)
@@ -390,5 +395,5 @@ def blocks_for(rows: int, width: int) -> list[slice]:
 
 
 def is_large(work: Work) -> bool:
-    """Tell whether row-wise work runs in several blocks of rows."""
+    """Tell whether row-wise work has so many elements that it runs in several blocks of rows."""
     return len(blocks_for(row_count_of(work), width_of(work))) > 1

@@ -100,11 +100,11 @@ class VirtualRegister(NKIObject):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the register was set to a value that the launch has not computed."""
+        """Whether the register was set to a value that this launch does not compute."""
         return self._content is None and (self.origin is not None or is_abstract_launch())
 
     def usable_anywhere(self) -> VirtualRegister:
-        """Return a copy that every launch can use. For the simulator."""
+        """Return a copy of the register that instructions of every launch can use. For the simulator."""
         register = copy.copy(self)
         register._scope = ()
         return register
@@ -115,8 +115,8 @@ class VirtualRegister(NKIObject):
             raise NkiValidationError(f"{what}: {self} {why_apart(self._scope, here, '')}")
 
     def forget(self, origin: Hashable = None) -> None:
-        """Mark the register as holding a value that the launch has not computed; ``origin`` is the attribute of this
-        name.
+        """Mark the register as holding a value that the launch does not compute; ``origin`` is the new value of the
+        attribute ``origin``.
         """
         self._check_writable()
         self._content, self.origin = None, origin
@@ -218,7 +218,7 @@ def wrap_integer(name: str, value: Any) -> int:
 
 
 def _wrapped(value: int, dtype: DType) -> int:
-    """Return the low bits of ``value``, as many as the type has, as a signed number."""
+    """Return the lowest bits of ``value``, as many as ``dtype`` has, read as a signed integer."""
     span = 1 << (8 * dtype.itemsize)
     return (value + span // 2) % span - span // 2
 
@@ -293,7 +293,7 @@ class NkiScalar(NKIObject):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the scalar has a value that the launch does not know."""
+        """Whether this launch does not know the scalar's value."""
         return self._value is None
 
     def value(self, what: str) -> int:
@@ -326,7 +326,9 @@ class NkiScalar(NKIObject):
         return NkiScalar.holding(function(left, right), self.dtype, loaded_by=loaded_by)
 
     def _operands(self, symbol: str, other: Any) -> tuple[int, int] | None:
-        """Return the values of this scalar and another compatible operand; None if one of them is not known."""
+        """Return the values of this scalar and of ``other``, the second operand of the operator ``symbol``, after
+        checking that they fit; None if one of the values is not known.
+        """
         self._check_use(f"operator {symbol}")
         second: int | None
         if isinstance(other, NkiScalar):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class AxisSpan(NamedTuple):
-    """All selected elements of an :class:`Axis`, as one dimension of an access pattern.
+    """All selected elements of an :class:`Axis`, described as one dimension of an access pattern.
 
     Attributes:
         size: the number of elements.
@@ -49,7 +49,7 @@ class AxisSpan(NamedTuple):
 
 
 def _as_range(tiles: Sequence[int]) -> Sequence[int]:
-    """Return tile numbers as a range if they form one, so that their step can be read."""
+    """Return the tile numbers as a ``range`` if they have equal steps, so that the step can be read; else unchanged."""
     if isinstance(tiles, range):
         return tiles
     if not tiles:
@@ -88,7 +88,7 @@ class Axis:
 
     @classmethod
     def of(cls, size: int, tile: int, inner: int, outer: int, *, is_tiled: bool = True) -> Axis:
-        """Return the axis of a dimension with all its tiles selected."""
+        """Return the axis of a dimension of ``size`` elements, with all its tiles selected."""
         return cls(size, tile, range(-(-size // tile)), inner, outer, is_tiled=is_tiled)
 
     @property
@@ -109,8 +109,8 @@ class Axis:
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from one cell (tile or block) to the next; None if it is not the same
-        for all.
+        """The number of elements of the dimension from the start of one cell (tile or block) to that of the next; None
+        if these distances differ.
         """
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
@@ -121,28 +121,30 @@ class Axis:
         return steps.pop() * self.tile if len(steps) == 1 else None
 
     def one(self, cell: int) -> Axis:
-        """Return the axis with only cell (tile or block) number ``cell``, counted from 0, selected by an integer
-        index.
+        """Return the axis with only cell (tile or block) number ``cell``, from 0; an integer index has selected it, so
+        that the axis cannot be indexed again.
         """
         tiles = self.tiles[cell * self.group : (cell + 1) * self.group]
         # Without replace(), which takes three times as long: kernels ask for tiles in their innermost loops.
         return Axis(self.size, self.tile, tiles, self.inner, self.outer, self.group, self.is_tiled, True)
 
     def some(self, cells: range) -> Axis:
-        """Return the axis with only the given cells (tiles or blocks), in ascending order, selected by a slice."""
+        """Return the axis with only the cells (tiles or blocks) ``cells``, which are in ascending order; a slice has
+        selected them.
+        """
         if self.group == 1:
             return replace(self, tiles=_as_range(self.tiles[cells.start : cells.stop : cells.step]))
         chosen = [self.tiles[cell * self.group : (cell + 1) * self.group] for cell in cells]
         return replace(self, tiles=_as_range([tile for group in chosen for tile in group]))
 
     def regrouped(self, group: int) -> Axis:
-        """Return the axis with the same tiles in blocks of ``group`` tiles; an integer or a slice can index it
-        again.
+        """Return the axis with the same tiles, grouped into blocks of ``group`` tiles; integers and slices can index
+        these again.
         """
         return replace(self, group=group, is_consumed=False)
 
     def follows_partitions(self) -> bool:
-        """Return whether the elements of the axis, the first one of an on-chip grid, lie in successive partitions."""
+        """Return whether the elements of this axis, the first axis of an on-chip grid, lie in successive partitions."""
         return self.is_tiled and (len(self.tiles) < 2 or self.outer % self.inner == 0)
 
     def span(self) -> AxisSpan | None:
@@ -160,7 +162,9 @@ class Axis:
         return None
 
     def _elements_of(self, tiles: Sequence[int]) -> int:
-        """Return the number of elements of some of the tiles; the last tile of the dimension may be incomplete."""
+        """Return the number of elements in the given tiles; only the last tile of the dimension may have fewer than the
+        others.
+        """
         if not tiles:
             return 0
         lacking = (tiles[-1] + 1) * self.tile - self.size
@@ -181,7 +185,7 @@ def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequenc
 
 
 def _counts(element_shape: Sequence[int], tile_shape: Sequence[int]) -> list[int]:
-    """Return the number of tiles along each dimension; along a dimension that is not tiled, the number of elements."""
+    """Return, for each dimension, the number of tiles, or of elements if the dimension is not tiled."""
     tiles = (1,) * (len(element_shape) - len(tile_shape)) + tuple(tile_shape)
     return [-(-size // tile) for size, tile in zip(element_shape, tiles, strict=True)]
 
@@ -194,7 +198,8 @@ def packed_shape(element_shape: Sequence[int], tile_shape: Sequence[int]) -> tup
 def packed_axes(element_shape: Sequence[int], tile_shape: Sequence[int], partition_stride: int) -> tuple[Axis, ...]:
     """Return an axis for each dimension of a tensor whose tiles lie side by side in memory of :func:`packed_shape`.
 
-    The tiles are in the row-major order of the grid; each has room for a whole one, also where it is smaller.
+    The tiles are in the row-major order of the grid; each takes the memory of a whole tile, even if it has fewer
+    elements.
     """
     leading = len(element_shape) - len(tile_shape)
     slot = prod(tile_shape[1:])
@@ -231,7 +236,9 @@ class NkiGrid:
 
     @classmethod
     def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
-        """Return a grid over the storage of ``tensor``; element 0 of every axis is at ``offset``. For the simulator."""
+        """Return a grid over the storage of ``tensor`` with the axes ``axes``; the element at index 0 of all axes is at
+        ``offset``. For the simulator.
+        """
         grid = cls.__new__(cls)
         grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
         return grid
@@ -351,10 +358,10 @@ class NkiGrid:
         return NkiBlockGrid.of(self._tensor, axes, self._offset)
 
     def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
-        """Return this grid without the coordinates that integers have removed from another grid.
+        """Return this grid without those coordinates that integer indices have removed from the grid ``other``.
 
         Args:
-            other: the grid whose coordinates were removed.
+            other: the grid from which coordinates were removed.
             order: the dimension of ``other`` that corresponds to each dimension of this grid.
         """
         axes = [
@@ -370,7 +377,9 @@ class NkiGrid:
         return str(self.tile_shape)
 
     def _layout(self) -> Layout | None:
-        """Return the layout of all selected elements, or None if no access pattern has them; see :attr:`data`."""
+        """Return the layout of all selected elements; None if no single access pattern selects exactly them (see
+        :attr:`data`).
+        """
         if self._is_packed():
             return self._packed_layout()
         spans = [axis.span() for axis in self._axes]
@@ -381,11 +390,13 @@ class NkiGrid:
         return Layout(tuple(span.size for span in dimensions), tuple(span.stride for span in dimensions), offset)
 
     def _is_packed(self) -> bool:
-        """Return whether several rows of tiles (or of slices of rows) lie side by side in the same partitions."""
+        """Return whether the grid has several rows of tiles that lie side by side in the same partitions."""
         return self._tensor.buffer in ON_CHIP and not self._axes[0].follows_partitions()
 
     def _packed_layout(self) -> Layout | None:
-        """Return the layout of whole tiles that lie side by side in the same partitions, or None."""
+        """Return the layout of the selected tiles if they are whole and lie side by side in the same partitions; else
+        None.
+        """
         rows = self._tiled[0]
         offset, size = self._offset, prod(self.tile_shape[1:])
         for axis in reversed(self._axes):
@@ -398,7 +409,9 @@ class NkiGrid:
         return Layout((rows.tile, size), (rows.inner, 1), offset)
 
     def _keys(self, key: Any) -> list[Any]:
-        """Return one index for each coordinate; omitted ones are whole slices."""
+        """Return one index for each coordinate of the grid, with a slice of everything for coordinates that ``key``
+        omits.
+        """
         keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
         missing = sum(not axis.is_consumed for axis in self._axes) - len(keys)
         dots = [at for at, item in enumerate(keys) if item is Ellipsis]
@@ -417,7 +430,9 @@ class NkiGrid:
         return axis.one(number % axis.cells)
 
     def _range(self, axis: Axis, item: builtins.slice) -> range:
-        """Return the tiles or blocks of a slice. As with tensors, a slice that leaves the grid is an error."""
+        """Return the numbers of the tiles or blocks that the slice ``item`` selects. A slice that leaves the grid is an
+        error, as with tensors.
+        """
         count = axis.cells
         step = 1 if item.step is None else self._integer(item.step, item)
         if step < 1:

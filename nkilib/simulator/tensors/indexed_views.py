@@ -48,7 +48,9 @@ class DynamicSlice(NamedTuple):
 
 
 class _Picked(NamedTuple):
-    """The part of one dimension that an index selects; a register or a scalar is added to ``start``."""
+    """The part of one dimension that an index selects; the value of a register or a scalar, if there is one, is added
+    to ``start``.
+    """
 
     start: int
     length: int
@@ -64,7 +66,7 @@ def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: in
 
 
 def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
-    """Return ``value``, a part of the index ``item``, as an int.
+    """Return ``value``, a part of the index ``item`` of dimension ``dim``, as an int.
 
     A boolean is an error, because numpy would take it for a mask.
     """
@@ -140,7 +142,9 @@ def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
 
 
 def _in_two_dimensions(index: View) -> View:
-    """Return an index tensor without its free dimensions of size 1; if all are of size 1, the last one stays."""
+    """Return an index tensor in two dimensions: free dimensions of size 1 are removed, except the last if all are of
+    size 1.
+    """
     if len(index.shape) <= 2:
         return index
     free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
@@ -149,7 +153,7 @@ def _in_two_dimensions(index: View) -> View:
 
 
 def _violation(index: Any, kind: str, columns: int | None) -> str:
-    """Return the requirement that an index violates, worded to follow "must"; an empty string if there is none."""
+    """Return the requirement that an index tensor does not meet, as text to follow "must"; empty if it meets all."""
     wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
     shape = getattr(index, "shape", None)
     if shape is None or not hasattr(index, "buffer"):
@@ -178,7 +182,7 @@ def _checked_index_tensor(method: str, view: View, index: Any, kind: str, column
         columns: the number of elements per partition; None for any number.
 
     Raises:
-        NkiValidationError: if it is not; the message names the method and the requirement.
+        NkiValidationError: if the index is none; the message names the method and the requirement.
     """
     wrong = _violation(index, kind, columns)
     if wrong:
@@ -292,7 +296,9 @@ class IndexedViews(View):
         return self._with(shape, strides, offset)
 
     def _check_direct(self, picked: list[_Picked], indirect: Indirect) -> None:
-        """Check that an index selects all of each dimension along which the tensor is already indexed indirectly."""
+        """Check that an index selects everything along the dimensions that the tensor's indirect access indexes
+        already.
+        """
         if indirect.kind == "tensor":
             taking_part: Sequence[int] = range(self.ndim)
         else:
@@ -302,7 +308,7 @@ class IndexedViews(View):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
     def _dynamic_part(self, picked: list[_Picked]) -> Indirect | None:
-        """Return the :class:`Indirect` for a register or a scalar in an index; None if the index has none."""
+        """Return the run-time part of an index as an :class:`Indirect`: its register or scalar; None if it has none."""
         indirect = None
         for dim, pick in enumerate(picked):
             if pick.register is not None:
@@ -400,7 +406,7 @@ class IndexedViews(View):
         return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
 
     def _step(self, dim: int, dtype: DType) -> int:
-        """Return the stride of dimension ``dim`` of this tensor, in elements of ``dtype``."""
+        """Return the stride of dimension ``dim`` of this tensor, counted in elements of ``dtype``."""
         step = self.strides[dim] * self.dtype.itemsize
         if step % dtype.itemsize:
             raise NkiValidationError(

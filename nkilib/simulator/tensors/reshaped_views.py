@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
-    """Return every item of a pattern as a tuple of names.
+    """Return every item of a ``rearrange`` pattern as a tuple of names.
 
     Raises:
         NkiValidationError: if an item is neither a name nor a tuple of names, or a name is repeated.
@@ -48,7 +48,8 @@ def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
-    """Return ``parts``, whose product must be ``size``, with the size in place of a -1 (at most one).
+    """Return the sizes ``parts``, whose product must be ``size``; a -1 among them (at most one) is replaced by the size
+    that is missing.
 
     Raises:
         NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
@@ -108,7 +109,7 @@ class _Rearrangement:
 
 
 class ReshapedViews(View):
-    """The methods of ``NkiTensor`` that keep every element."""
+    """The methods of ``NkiTensor`` that return all elements of the tensor, in another shape, order or type."""
 
     __slots__ = ()
 
@@ -327,10 +328,12 @@ class AccessPatterns(IndexedViews, ReshapedViews):
 
     @abstractmethod
     def _outside(self, layout: Layout, dtype: DType, message: str) -> Self:
-        """Return a view whose pattern leaves the tensor; every use of the view raises an error with ``message``."""
+        """Return a view for a pattern that leaves the tensor; using the view raises an error with ``message``."""
 
     def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
-        """Describe how a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""
+        """Return text that says how a static pattern leaves the storage or, on chip, a partition; empty if it does
+        not.
+        """
         low, high = extent(Layout(tuple(shape), tuple(strides), start))
         elements = self.storage.elements_of(dtype)
         if low < 0 or high >= elements:

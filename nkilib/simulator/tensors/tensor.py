@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -116,8 +116,15 @@ class PythonOperators(NKIObject):
         except TensorTypeError:
             raise self._no_operation(function.__name__) from None
 
+    if not TYPE_CHECKING:  # else every attribute would exist for type checkers
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError; that of a method of numpy's or PyTorch's, such as ``sum``, says what to use."""
+            advice = "" if name.startswith("_") else f"; to compute, use {NUMPY_NAMES.get(name, _ELSE)}"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
+
     def _no_operation(self, name: str) -> TensorTypeError:
-        """Return the error about a function of numpy."""
+        """Return the error that says that numpy's function ``name`` does not work on tensors."""
         return TensorTypeError(
             f"{self}: numpy's {name} is no operation of NKI on tensors; use {NUMPY_NAMES.get(name, _ELSE)}"
         )
@@ -155,7 +162,9 @@ for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, 
 
 
 def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a dimension that are printed: all, or the first and last ``edge`` of a long dimension."""
+    """Return the indices of a dimension that are printed: all of them, or of a long dimension the first and last
+    ``edge``.
+    """
     if size <= 2 * edge:
         return np.arange(size)
     return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
@@ -171,7 +180,7 @@ def _unwritten(tensor: View, picks: list[npt.NDArray[np.intp]]) -> npt.NDArray[n
 
 
 def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_precision: bool) -> list[str]:
-    """Return the text of each element, all of one width."""
+    """Return the text of each element, all of the same width; elements in the mask ``unwritten`` are ``--``."""
     written = values[~unwritten]
     if is_low_precision:
         written = written.astype(np.float32)
@@ -184,7 +193,8 @@ def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_pr
 
 
 def _values_text(tensor: View) -> str:
-    """Return the elements as numpy prints them, shortened by the same ``np.set_printoptions``; never an error.
+    """Return the elements of a tensor as text, as numpy prints an array, shortened as ``np.set_printoptions`` says.
+    This never raises an error.
 
     Unwritten elements are ``--``. Only the elements that are shown are read. For an indirect view the index is shown,
     since only an instruction follows it.
@@ -448,22 +458,24 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     @classmethod
     def assign_by(cls, copy_tile: Callable[[NkiTensor, NkiTensor], object]) -> None:
-        """Let ``t[key] = tile`` run ``copy_tile(t[key], tile)``."""
+        """Make ``t[key] = tile`` call ``copy_tile(t[key], tile)``; the layer of instructions sets this."""
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
-        """Record that a function of ``nki.language`` computed this tensor, so that ``if tensor:`` is an error about its
-        values.
+        """Record that a function of ``nki.language`` computed this tensor. ``if tensor:`` is then an error, because it
+        would test the values.
         """
         self.is_computed = True
 
     def mark_comparison(self) -> None:
-        """Record that these are results of a comparison; ``assert tensor`` then checks that it holds everywhere."""
+        """Record that this tensor holds results of a comparison. ``assert tensor`` then checks that the comparison
+        holds everywhere.
+        """
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Record that ``rows`` rows of a grid of tiles lie side by side in these partitions, instead of one below the
-        other.
+        """Record that this tensor holds ``rows`` rows of a grid of tiles side by side in the same partitions, instead
+        of one below the other.
         """
         self.rows_of_tiles = rows
 
@@ -491,7 +503,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
         )
 
     def _holds_everywhere(self) -> bool:
-        """Return True if a comparison, which examples of ``nki.language`` assert, holds everywhere; else raise.
+        """Return True if the comparison whose result this tensor is holds everywhere; else raise an error. Examples of
+        ``nki.language`` assert comparisons.
 
         On the device every tensor is true; a kernel that continued with False would behave differently there.
         Without values, the result is True.
@@ -546,4 +559,6 @@ class OutsideTensor(NkiTensor):
 
     @indirect_access.setter
     def indirect_access(self, indirect: Indirect | None) -> None:
-        """Accept the None that ``_set`` assigns, and store nothing: reading the attribute always raises."""
+        """Accept the None that ``View._set`` assigns to the attribute, and store nothing: reading the attribute always
+        raises.
+        """

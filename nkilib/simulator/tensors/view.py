@@ -109,14 +109,16 @@ class View(NKIObject):
         dtype: DType | None = None,
         indirect: Indirect | None = None,
     ) -> Self:
-        """Return another view of the same storage, with the given properties in place of this view's."""
+        """Return another view of the same storage; properties that are not passed are those of this view."""
         view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
         view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self.indirect_access)
         return view
 
     def with_layout(self, layout: Layout) -> Self:
-        """Return a static view of the same storage with another layout. For the simulator, not for kernels."""
+        """Return a view of the same storage with the layout ``layout``, and without a dynamic part of its address. For
+        the simulator, not for kernels.
+        """
         view = self.__class__.__new__(self.__class__)
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
@@ -156,7 +158,9 @@ class View(NKIObject):
 
     @property
     def flat_rows(self) -> npt.NDArray[Any] | None:
-        """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
+        """The elements as a numpy view (partitions, elements per partition); None if the elements of a partition are
+        not contiguous.
+        """
         storage = self.storage
         if storage.parts:
             storage.settle(storage.block_of(self.layout, self.dtype))
@@ -183,7 +187,9 @@ class View(NKIObject):
         return self.flat_rows
 
     def allow_access(self) -> None:
-        """Record that a compute engine can access this view; see ``may_be_accessed``."""
+        """Record that a compute engine can access this view, so that the check need not be repeated; see
+        ``may_be_accessed``.
+        """
         self.may_be_accessed = True
 
     def mark_written(self, is_matmul: bool = False) -> None:
@@ -199,7 +205,7 @@ class View(NKIObject):
             storage.accumulated.clear(self.layout, storage.width_of(self.dtype))
 
     def covers_storage(self) -> bool:
-        """Return whether the view has all elements of its storage."""
+        """Return whether the view contains every element of its storage."""
         if self.is_whole:
             return True
         is_large_enough = self.size == self.storage.elements_of(self.dtype)
@@ -233,7 +239,9 @@ class View(NKIObject):
         return format(repr(self), spec)
 
     def _check_dim(self, method: str, dim: int) -> int:
-        """Return ``dim``, which may count from the end, as an index from the start."""
+        """Return the dimension ``dim``, which may be negative to count from the end, as a number from 0; ``method``
+        names the caller in errors.
+        """
         if type(dim) is int and 0 <= dim < len(self.shape):  # most are
             return dim
         if not isinstance(dim, int | np.integer) or not -self.ndim <= dim < self.ndim:
@@ -245,7 +253,9 @@ class View(NKIObject):
             raise NkiValidationError(f"NkiTensor.{method}: {self} is indirect already; a view has one dynamic index")
 
     def _keeps_first_dimension(self) -> bool:
-        """Return whether dimension 0 counts partitions, or the rows of a vector offset, and stays unchanged."""
+        """Return whether dimension 0 has to stay first and unchanged, because it counts partitions or the rows of a
+        vector offset.
+        """
         return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)
 
 
@@ -295,7 +305,8 @@ class Indirect:
         """Return the error for an index of this value.
 
         Args:
-            row: the position of the index in its tensor, counted down the partitions and then along the columns.
+            row: the position of the wrong index in the index tensor, counted down the partitions and then along the
+                columns.
             value: the value of the index.
             limit: the exclusive upper limit, if the view's offset leaves fewer rows than :attr:`limit`.
         """
@@ -311,7 +322,9 @@ class Indirect:
 
 
 def partition_elements(tensor: View) -> int:
-    """Return the stride of the storage's partitions, in elements of the view's type."""
+    """Return how many elements of the view's type one partition of the storage holds: the distance between
+    partitions.
+    """
     storage = tensor.storage
     if tensor.dtype is storage.dtype:  # most are
         return storage.partition_elements
@@ -319,7 +332,7 @@ def partition_elements(tensor: View) -> int:
 
 
 def partition_in_storage(tensor: View) -> int:
-    """Return the partition of the tensor's own storage in which an on-chip view starts."""
+    """Return the partition, counted from the first one of the tensor's storage, in which an on-chip view starts."""
     return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 
@@ -330,7 +343,9 @@ def placed_partition(tensor: View) -> int | None:
 
 
 def assumed_partition(tensor: View) -> int:
-    """Return :func:`placed_partition`, with the storage of unplaced tensors assumed to start at partition 0."""
+    """Return the partition in which an on-chip view starts, as if storages that the kernel does not place started at
+    partition 0.
+    """
     placed = placed_partition(tensor)
     return partition_in_storage(tensor) if placed is None else placed
 

@@ -62,7 +62,8 @@ def as_integers(what: str, values: Any) -> tuple[int, ...]:
 
 
 def wrong_value(function: str, arguments: Mapping[str, Any]) -> ArgumentTypeError | None:
-    """Return the error about the first of some named arguments that is no value of NKI, or None.
+    """Return the error about the first argument in ``arguments``, a mapping from names, that is no value of NKI; None
+    if all are.
 
     Its message begins with the name of the ``function``, unless that is empty.
     """
@@ -82,7 +83,8 @@ PLAIN_ERRORS = (TypeError, ValueError, AttributeError)
 def wrong_argument(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ArgumentTypeError | None:
-    """Return the error about the first argument that is no value of NKI, such as an array or a class; None without one.
+    """Return the error about the first argument that is no value of NKI, such as an array or a class; None if all are
+    values of NKI.
 
     Functions call this when Python has raised one of :data:`PLAIN_ERRORS`. If every argument is a value of NKI, the
     exception is a fault of the simulator.

@@ -126,7 +126,7 @@ def bound_call(
 class PublicNames:
     """The functions, and the methods of the classes, that modules of NKI offer to kernels.
 
-    Only those are listed for which Python itself checks the arguments of a call.
+    Only those functions and methods are listed for which Python itself checks the arguments of a call.
     """
 
     def __init__(self) -> None:
@@ -141,11 +141,15 @@ class PublicNames:
         self._found.clear()
 
     def find(self, qualname: str) -> tuple[str, Callable[..., Any]] | None:
-        """Return the name in our messages and the function for ``qualname``, the name in Python's messages; or None."""
+        """Return, for ``qualname``, the name in Python's messages, a pair (name in our messages, function); None if the
+        function is not listed.
+        """
         return self._all().get(qualname)
 
     def label_of(self, code: CodeType) -> str:
-        """Return the name of the function with this code in messages; any other function has its own name."""
+        """Return the name that messages use for the function with the code object ``code``; for a function that is not
+        listed, Python's name.
+        """
         labels = [label for label, function in self._all().values() if function.__code__ is code]
         return labels[0] if labels else code.co_name
 

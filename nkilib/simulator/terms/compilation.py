@@ -71,7 +71,7 @@ class CompileConfig:
             )
 
     def differences(self, other: CompileConfig) -> list[str]:
-        """Return the fields in which this configuration differs from another one, as ``name=mine, not theirs``."""
+        """Return text for each field in which this configuration differs from ``other``: ``name=mine, not theirs``."""
         return [
             f"{field.name}={getattr(self, field.name)}, not {getattr(other, field.name)}"
             for field in fields(self)

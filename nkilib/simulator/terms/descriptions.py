@@ -27,7 +27,9 @@ def describe_tensor(name: str, shape: tuple[int, ...], dtype: DType, region: Mem
 
 
 def describe_foreign_value(value: Any) -> str:
-    """Describe a value that is not a tensor of the kernel: an array in one line, without its elements, and a remedy."""
+    """Return a description of a value that is not a tensor of the kernel, for an error message: an array in one line,
+    without its elements, and what to do instead.
+    """
     if hasattr(value, "is_data_representable"):
         return f"{value!r}: a grid is no operand, its tensor is grid.data"
     shape = getattr(value, "shape", None)

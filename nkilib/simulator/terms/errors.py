@@ -32,8 +32,8 @@ Class = TypeVar("Class", bound=type)
 
 
 def _public(error: Class) -> Class:
-    """Set the module of an exception class to the one from which users import it, because Python shows that name in
-    tracebacks.
+    """Set the module of an exception class to the module from which users import the class, because Python shows that
+    module in tracebacks.
     """
     error.__module__ = _SIMULATOR
     return error
@@ -160,7 +160,7 @@ _KNOWN: dict[str, bool] = {}
 
 
 def _is_standard(file: str) -> bool:
-    """Return whether a file is part of the standard library."""
+    """Return whether ``file`` is a source file of Python's standard library."""
     return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
 
 
@@ -176,9 +176,10 @@ def is_library(frame: FrameType) -> bool:
 
 
 def kernel_frame() -> FrameType | None:
-    """Return the innermost frame of the user's code, which is at the current line of the kernel.
+    """Return the innermost frame of the user's code on the stack; it is at the current line of the kernel. None if
+    there is none.
 
-    Frames of the simulator, of numpy and of the standard library do not count.
+    Frames of the simulator, of numpy and of the standard library do not count as the user's.
     """
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
@@ -191,7 +192,7 @@ def kernel_frame() -> FrameType | None:
 
 
 def kernel_location() -> str:
-    """Return ``file:line`` of :func:`kernel_frame`."""
+    """Return ``file:line`` of the kernel's current line: that of :func:`kernel_frame`."""
     frame = kernel_frame()
     return "<unknown>" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -232,7 +233,9 @@ def add_core(error: Exception, core: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return ``file:line`` of the traceback's innermost frame of the user's code, or an empty string without one."""
+    """Return ``file:line`` of the innermost frame of the user's code in an error's traceback; empty if there is
+    none.
+    """
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
@@ -243,7 +246,9 @@ def last_line(error: BaseException) -> str:
 
 
 def add_location(error: NkiValidationError, instruction: str) -> None:
-    """Prefix ``error``'s message with the kernel location and the instruction, once."""
+    """Prefix ``error``'s message with the location in the kernel and the name of the instruction, unless it has them
+    already.
+    """
     if error.place:
         return
     error.place = kernel_location()

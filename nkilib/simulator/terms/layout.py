@@ -41,7 +41,7 @@ def row_major_strides(shape: Sequence[int]) -> Shape:
 
 
 def dense(shape: Shape) -> Layout:
-    """Return the layout of a new dense tensor."""
+    """Return the layout of a new tensor of ``shape`` whose elements lie in row-major order without gaps."""
     return Layout(shape, row_major_strides(shape), 0)
 
 
@@ -96,7 +96,8 @@ def _reach(steps: Sequence[tuple[int, int]]) -> int:
 
 
 def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
-    """Return whether a distance is a sum of steps along dimensions, in either direction, fewer in each than its size.
+    """Return whether two indices of a layout can be ``distance`` elements apart: whether the distance is a sum of
+    strides, each taken fewer times, in either direction, than its dimension's size.
 
     Args:
         steps: stride and size of each dimension, the strides descending.
@@ -113,7 +114,9 @@ def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
 
 @lru_cache(maxsize=_MOST_SHAPES)
 def has_repeats(shape: Shape, strides: Shape) -> bool:
-    """Return whether a layout of this shape holds an element at two indices, as with a stride of 0."""
+    """Return whether two indices of a layout with this shape and these strides lead to the same element, as with a
+    stride of 0.
+    """
     if 0 in shape:
         return False
     steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)

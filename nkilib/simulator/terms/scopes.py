@@ -36,7 +36,8 @@ def is_around(outer: Scope, inner: Scope) -> bool:
 
 
 def why_apart(scope: Scope, here: Scope, in_loop: str) -> str:
-    """Return the reason why an object of ``scope`` does not exist in ``here``, as a predicate for a message.
+    """Return text for a message, to follow its subject, that says why an object of ``scope`` does not exist in
+    ``here``.
 
     Args:
         scope: the scope of the object; it is not around ``here``.

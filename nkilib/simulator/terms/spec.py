@@ -55,7 +55,7 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
 
 
 class DataNeeded(BaseException):
-    """A signal that an instruction needs values of a tensor without data; its checks up to this point have passed.
+    """A signal that an instruction needs the values of a tensor that has none; all of its checks before have passed.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
 

@@ -34,12 +34,12 @@ def _is_simulators(frame: FrameType) -> bool:
 
 
 def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
-    """Return, for each entry of a traceback, whether it is the user's: neither the simulator's nor a library's called
-    by it.
+    """Return, for each entry of a traceback, whether it is the user's: it is neither in the simulator nor in a library
+    that the simulator has called.
 
     Args:
         entries: the entries of a traceback, the outermost one first.
-        is_inside: whether the simulator has called the first one.
+        is_inside: whether the simulator has called the code of the first entry.
     """
     are_users = []
     for entry in entries:
@@ -57,7 +57,9 @@ def _entries(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def _is_internal(error: BaseException) -> bool:
-    """Return whether the simulator has raised and caught an exception by itself."""
+    """Return whether an exception was raised and caught within the simulator: its traceback has no frame of the user's
+    code.
+    """
     return not any(_are_users(_entries(error.__traceback__), False))
 
 
@@ -99,7 +101,9 @@ def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether an exception arose in the simulator's code and is none of the simulator's own errors."""
+    """Return whether an exception was raised in the simulator's own code without being one of the simulator's errors:
+    it is a fault of the simulator.
+    """
     if isinstance(error, _MEANT):
         return False
     entries = _entries(error.__traceback__)

@@ -33,7 +33,7 @@ EXPONENTIAL_BF16_CYCLES = 0.25
 
 
 class CostInputs(NamedTuple):
-    """An instruction with the properties that its cost depends on.
+    """The properties of a call of an instruction that its cost depends on.
 
     Attributes:
         engine: the engine that runs it.
@@ -48,11 +48,11 @@ class CostInputs(NamedTuple):
     parameters: ModelParameters
 
     def elements(self, *names: str) -> int:
-        """Return the number of elements in a partition of the largest of some tiles."""
+        """Return the number of elements in a partition of the largest of the operands ``names``."""
         return max(self.values[name].free_size for name in names)
 
     def tiles(self, *names: str) -> list[Form]:
-        """Return those of the named operands that are tensors."""
+        """Return the forms of those of the operands ``names`` that are tensors."""
         values = (self.values[name] for name in names)
         return [value for value in values if isinstance(value, Form)]
 
@@ -134,8 +134,8 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
 def scalar_and_tile(call: CostInputs) -> float:
     """Return the cost of ``scalar_tensor_tensor`` on N elements in a partition: 2N cycles on trn1, N from trn2 on.
 
-    With one side in PSUM it is about N + 100; a reduction that is read out takes 64 more. Evidence for N from trn2 on:
-    64 instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
+    With an operand in PSUM it is about N + 100; a reduction that is read out takes 64 more. Evidence for N from trn2
+    on: 64 instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
     jinhuang12/vllm-neuron, of which 100 cycles lie between two instructions.
     """
     elements = call.elements("dst")
@@ -183,7 +183,9 @@ def exponential(call: CostInputs) -> float:
 
 
 def selected(call: CostInputs) -> float:
-    """Return the cost of ``select_reduce``, for which nothing is published."""
+    """Return the cost of ``select_reduce``, which is assumed (``ModelParameters.select_reduce_cycles``), because
+    nothing is published.
+    """
     return max(LEAST_CYCLES, call.elements("on_true") * call.parameters.select_reduce_cycles)
 
 

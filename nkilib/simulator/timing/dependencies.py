@@ -29,7 +29,7 @@ class Done:
 
     Attributes:
         by: the engine that ran the instruction.
-        own_ns: the time from which on the engine ``by`` itself need not wait any more.
+        own_ns: the time from which the engine ``by`` itself need not wait for the completion any more.
         other_ns: the same time for the other engines, which notice the completion later.
         number: the number of the instruction on its core, from 1; 0 if nothing was done.
     """
@@ -43,7 +43,7 @@ class Done:
         self.number = number
 
     def ready_ns(self, by: Engine) -> float:
-        """Return the time from which on the engine ``by`` need not wait for the completion any more."""
+        """Return the time from which the engine ``by`` need not wait for the completion any more."""
         return self.own_ns if self.by is by else self.other_ns
 
 
@@ -51,7 +51,7 @@ NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
 
 
 class Place(Protocol):
-    """A part of a storage whose accesses have to wait for each other.
+    """A part of a storage, such as some columns of a tile, with the accesses for which later instructions have to wait.
 
     Attributes:
         storage: the number of the storage.
@@ -61,26 +61,30 @@ class Place(Protocol):
     def storage(self) -> int: ...
 
     def last_write(self, by: Engine) -> Done:
-        """Return the write that ``by`` has to wait for before it reads the part: the last one that overlaps it."""
+        """Return the write that the engine ``by`` has to wait for before it reads the part: the last one that overlaps
+        it.
+        """
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the access that ``by`` has to wait for before it overwrites the part, and whether it is a read."""
+        """Return the access that the engine ``by`` has to wait for before it overwrites the part, and whether it is a
+        read.
+        """
 
     def note_read(self, done: Done) -> None:
-        """Record a completed read of the part.
-
-        The read has waited for everything that it depends on.
+        """Record a completed read of the part; later writes to the part wait for it. The read itself has waited for all
+        accesses that it depends on.
         """
 
     def note_write(self, done: Done) -> None:
-        """Record a completed write to the part.
-
-        The write has waited for everything that it depends on.
+        """Record a completed write to the part; later reads and writes of the part wait for it. The write itself has
+        waited for all accesses that it depends on.
         """
 
 
 class RegisterPlace:
-    """A register or a scalar that holds the address of an operand; the instruction waits until it is loaded."""
+    """A register or a scalar that holds the address of an operand. The instruction with the operand waits until the
+    register is loaded.
+    """
 
     __slots__ = ("_loaded", "storage")
 
@@ -98,13 +102,13 @@ class RegisterPlace:
         """Do nothing, because no later write has to wait for the read: each load makes another register."""
 
     def note_write(self, done: Done) -> None:
-        """Do nothing; see :meth:`note_read`."""
+        """Do nothing, because no instruction writes the register again: each load makes another register."""
 
 
 class TilePlace:
-    """A part of a tile, with its last write, the reads since then, and the other parts that overlap it.
+    """A part of a tile, with its last write, the reads since that write, and the other parts that overlap it.
 
-    Earlier accesses need not be kept: an access that waits for the last write has also waited for them.
+    Accesses before the last write are not kept: whatever waits for that write has also waited for them.
     """
 
     __slots__ = ("_reads", "_write", "others", "part", "storage")
@@ -136,7 +140,9 @@ class TilePlace:
         return latest, is_read
 
     def _last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the last access to exactly this part, without overlapping parts; see :meth:`last_access`."""
+        """Return the last access to exactly this part that ``by`` has to wait for, and whether it is a read;
+        overlapping parts are not considered.
+        """
         latest, is_read = self._write, False
         # An engine need not wait for its own accesses to a part that it overwrites: it works in order, unlike DMA.
         if latest.by is by and by is not _DMA:
@@ -165,7 +171,9 @@ def _meet(first: OccupiedBytes, second: OccupiedBytes) -> bool:
 
 
 class TileUses(dict[OccupiedBytes, TilePlace]):
-    """The accesses to a tile, by part. A kernel uses a tile as a whole or in a few parts, again and again."""
+    """The accesses to a tile: a :class:`TilePlace` for each part of it that was accessed. A kernel accesses a tile as a
+    whole or in a few parts, again and again.
+    """
 
     __slots__ = ("storage",)
 
@@ -184,7 +192,7 @@ class TileUses(dict[OccupiedBytes, TilePlace]):
 
 
 class HbmAccess:
-    """An access to a part of a tensor in HBM, with the completion of the instruction."""
+    """An access to a part of a tensor in HBM, with the completion of the instruction that made it."""
 
     __slots__ = ("done", "part")
 
@@ -194,8 +202,8 @@ class HbmAccess:
 
 
 class _Index:
-    """An index of the accesses to a tensor, grouped by extent and sorted by first byte, to find those that overlap a
-    part.
+    """An index of the accesses to a tensor, by which those are found that overlap a part; it groups accesses by their
+    extent, and sorts them by their first byte.
     """
 
     __slots__ = ("_known", "_levels", "_unsorted")
@@ -216,11 +224,11 @@ class _Index:
             known.done = done
 
     def uses(self) -> Iterable[HbmAccess]:
-        """Return all uses in the index."""
+        """Return all accesses in the index."""
         return self._known.values()
 
     def meeting(self, part: OccupiedBytes) -> list[HbmAccess]:
-        """Return the uses of all parts that overlap ``part``."""
+        """Return the accesses to all parts that overlap ``part``."""
         meeting: list[HbmAccess] = []
         if not self._known:
             return meeting
@@ -247,7 +255,7 @@ class _Index:
         self._unsorted.clear()
 
     def remove(self, use: HbmAccess) -> None:
-        """Remove a use that :meth:`meeting` has returned."""
+        """Remove ``use``, an access that :meth:`meeting` has returned."""
         del self._known[use.part, use.done.by]
         firsts, uses = self._levels[use.part.level]
         at = bisect_left(firsts, use.part.first)
@@ -267,7 +275,7 @@ def _latest(uses: list[HbmAccess], by: Engine) -> Done:
 
 
 class HbmPlace:
-    """A part of a tensor in HBM."""
+    """A part of a tensor in HBM; its accesses are those in :class:`HbmUses` that overlap the part."""
 
     __slots__ = ("_part", "_uses")
 
@@ -324,7 +332,9 @@ class HbmUses:
         return HbmPlace(self, part)
 
     def note_reached(self, part: OccupiedBytes, nbytes: int, is_write: bool) -> None:
-        """Note that a transfer reads or writes ``nbytes`` of a part, chosen by an index that is read at run time."""
+        """Record that a transfer reads or writes ``nbytes`` of ``part``, and that an index read at run time decides
+        which bytes these are.
+        """
         self.reached.add(part)
         if is_write:
             self.scattered_bytes += nbytes
@@ -340,11 +350,15 @@ class HbmUses:
         return parts - self.reached
 
     def written(self) -> set[OccupiedBytes]:
-        """Return the parts that were written, except those in :attr:`reached`."""
+        """Return the parts that were written last, except those in :attr:`reached`; a part that a later write covered
+        completely is not among them.
+        """
         return {use.part for use in self.writes.uses()} - self.reached
 
     def note_write(self, part: OccupiedBytes, done: Done) -> None:
-        """Note a write to a part, and forget the earlier accesses to what it overwrites completely."""
+        """Record a write to a part, and drop earlier accesses that lie completely within the part: later ones wait for
+        this write instead.
+        """
         covered = [use for use in self.reads.meeting(part) if part.covers(use.part)]
         written = self.writes.meeting(part)
         for use in covered:
@@ -382,7 +396,7 @@ class Tracked:
 
     @property
     def hbm_uses(self) -> HbmUses:
-        """The accesses, of a tensor in HBM."""
+        """The accesses to the storage, which must be a tensor in HBM."""
         assert isinstance(self.uses, HbmUses)
         return self.uses
 
@@ -395,7 +409,7 @@ class Tracked:
 
 
 def tracked(storage: Storage) -> Tracked:
-    """Return a new record for a storage."""
+    """Return a new record, without accesses, for a storage."""
     views = views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:

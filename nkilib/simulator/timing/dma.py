@@ -55,7 +55,9 @@ _SOFTWARE_QUEUES = frozenset({_GPSIMD_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """The source of the address of a transfer: it is known, a register holds it, or a vector names the rows."""
+    """How the address of a transfer is given: it is known before the launch, a register holds it, or a vector of
+    indices names the rows.
+    """
 
     known = "known"
     register = "register"
@@ -76,7 +78,7 @@ class Queue(NamedTuple):
 
 
 def is_software(queue: str) -> bool:
-    """Tell whether GpSimd writes the descriptors of the transfers of a queue."""
+    """Tell whether GpSimd writes the descriptors of the transfers that ``queue`` triggers."""
     return queue in _SOFTWARE_QUEUES
 
 
@@ -115,7 +117,7 @@ def queue_of(
 
 
 def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
-    """Return the least time between two transfers that a queue triggers."""
+    """Return the least time, in nanoseconds, between two transfers that a queue triggers."""
     trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * NS_PER_US
     if queue in _OPEN_QUEUES:
         return trigger_ns / parameters.descriptor_units
@@ -154,7 +156,7 @@ class Side:
 
     @property
     def runs(self) -> int:
-        """The number of contiguous runs of bytes; on chip, a run never extends over several partitions."""
+        """The number of runs of contiguous bytes that the elements form; on chip, a run lies within one partition."""
         if self.is_on_chip:
             return self.shape[0] * _runs(Layout(self.shape[1:], self.strides[1:], 0), self.width)
         return _runs(Layout(self.shape, self.strides, 0), self.width)
@@ -169,7 +171,9 @@ def side_of(
 
 
 def bytes_of(sides: Sequence[Side]) -> int:
-    """Return the bytes that a transfer moves: its elements in the wider of its types, if it casts on the way."""
+    """Return the bytes that a transfer between ``sides`` moves. If it casts, its elements are counted in the wider of
+    the two types.
+    """
     return prod(sides[0].shape) * max(side.width for side in sides)
 
 
@@ -184,13 +188,17 @@ def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
 
 
 def _whole_blocks(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a transpose's result, filled up to blocks of 128 partitions x 16 elements."""
+    """Return the number of elements that a transpose moves for a result of this shape, if it is padded to blocks of 128
+    partitions x 16 elements.
+    """
     partitions, columns = _TRANSPOSED_BLOCK
     return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """Return a pair for each DMA engine that serves partitions of a tile: its number, and how many it serves."""
+    """Return the DMA engines that serve the partitions of an on-chip side, as pairs (number of the engine, number of
+    the side's partitions that it serves). ``engines`` is the number of engines.
+    """
     places = (side.first + side.step * number for number in range(side.shape[0]))
     return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())
 
@@ -240,7 +248,7 @@ class BusyIntervals(NamedTuple):
 
     Attributes:
         total_ns: the total busy time since the start of the kernel.
-        starts, ends: the starts and ends of the latest intervals, in order.
+        starts, ends: the starts and ends of the latest intervals, in order; earlier ones may have been dropped.
     """
 
     total_ns: float
@@ -248,12 +256,16 @@ class BusyIntervals(NamedTuple):
     ends: list[float]
 
     def since(self, begin_ns: float) -> list[tuple[float, float]]:
-        """Return the pairs (start, end) of the intervals after ``begin_ns``, the first one cut off there."""
+        """Return the intervals after ``begin_ns`` as pairs (start, end); an interval that contains ``begin_ns`` starts
+        there.
+        """
         first = bisect_right(self.ends, begin_ns + SAME_NS)
         return [(max(start, begin_ns), end) for start, end in zip(self.starts[first:], self.ends[first:], strict=True)]
 
     def repeats(self, before: BusyIntervals, shift_ns: float, begin_ns: float) -> bool:
-        """Tell whether the intervals from ``begin_ns`` on are those of ``before``, shifted by ``shift_ns``."""
+        """Tell whether the intervals from ``begin_ns`` on are those of the earlier state ``before``, ``shift_ns``
+        later.
+        """
         mine, others = self.since(begin_ns), before.since(begin_ns - shift_ns)
         return len(mine) == len(others) and all(
             abs(mine_part[0] - their_part[0] - shift_ns) <= SAME_NS
@@ -263,7 +275,9 @@ class BusyIntervals(NamedTuple):
 
 
 class BusyTimes:
-    """The busy times of an engine in nanoseconds; other transfers fill the gaps that a late one leaves."""
+    """The busy times of an engine in nanoseconds; where a transfer that starts late leaves a gap, later calls of
+    :meth:`add` fill it.
+    """
 
     def __init__(self) -> None:
         self._starts: list[float] = []
@@ -271,7 +285,9 @@ class BusyTimes:
         self.total_ns = 0.0
 
     def add(self, earliest: float, duration: float) -> float:
-        """Add work of ``duration``, split over the gaps from ``earliest`` on, and return the time of its end."""
+        """Add ``duration`` nanoseconds of work, which fill the gaps between busy intervals from ``earliest`` on; return
+        the time at which the work ends.
+        """
         self.total_ns += duration
         if duration > 0.0 and self._ends and earliest > self._ends[-1]:  # most often it comes after all other work
             self._append(earliest, earliest + duration)
@@ -293,7 +309,7 @@ class BusyTimes:
         return now
 
     def intervals(self) -> BusyIntervals:
-        """Return the busy intervals so far."""
+        """Return the intervals in which the engine is busy, and their total time."""
         return BusyIntervals(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
@@ -311,7 +327,9 @@ class BusyTimes:
                 self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
-        """Return a copy, for another engine that has been busy at the same times so far."""
+        """Return a copy of these busy times, for another engine that shared them so far and is now busy at other
+        times.
+        """
         copied = BusyTimes()
         copied._starts, copied._ends, copied.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
         return copied
@@ -323,7 +341,7 @@ class BusyTimes:
             del self._starts[0], self._ends[0]
 
     def _insert(self, start: float, end: float) -> None:
-        """Insert an interval, merged with the intervals that it touches."""
+        """Insert the interval from ``start`` to ``end``, and merge it with the intervals that it touches."""
         first = bisect_right(self._ends, start)
         if first and self._ends[first - 1] == start:
             first -= 1
@@ -356,19 +374,23 @@ class DmaWork(NamedTuple):
 
     @property
     def longest_ns(self) -> float:
-        """The longest time that any of the engines works on the transfer."""
+        """The time that the engine which works longest on the transfer takes for it, in nanoseconds."""
         return max((time for _, time in self.times), default=0.0)
 
 
 class DmaEngines:
-    """The DMA engines of a core. Those that were busy at the same times so far share one record, usually all."""
+    """The DMA engines of a core. Engines that have been busy at the same times so far, usually all of them, share one
+    record.
+    """
 
     def __init__(self, count: int) -> None:
         self._times = [BusyTimes()] * count
         self._are_alike = True
 
     def add(self, earliest: float, work: DmaWork) -> float:
-        """Add the work of a transfer from ``earliest`` nanoseconds on, and return when the last engine is done."""
+        """Add a transfer whose work can start at ``earliest`` nanoseconds, and return when the last engine has done its
+        part.
+        """
         if self._are_alike and work.is_even:
             return self._times[0].add(earliest, work.times[0][1])
         self._are_alike = False
@@ -386,17 +408,19 @@ class DmaEngines:
         return done
 
     def intervals(self) -> list[BusyIntervals]:
-        """Return the busy intervals of each engine."""
+        """Return for each engine the intervals in which it was busy."""
         accounts = {id(times): times.intervals() for times in self._times}
         return [accounts[id(times)] for times in self._times]
 
     def repeat(self, before: Sequence[BusyIntervals], shift_ns: float, times: int) -> None:
-        """Repeat the work of the last ``shift_ns`` nanoseconds ``times`` times; ``before`` is the state before it."""
+        """Repeat the work of the last ``shift_ns`` nanoseconds ``times`` times; ``before`` holds each engine's busy
+        intervals as they were before that work.
+        """
         accounts = {id(account): (account, intervals) for account, intervals in zip(self._times, before, strict=True)}
         for account, intervals in accounts.values():
             account.repeat(intervals.total_ns, shift_ns, times)
 
     @property
     def longest_ns(self) -> float:
-        """The total busy time of the engine that is busy longest."""
+        """The total busy time, in nanoseconds, of the engine that is busy longest."""
         return max(times.total_ns for times in self._times)

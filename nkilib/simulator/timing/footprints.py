@@ -73,14 +73,14 @@ class OccupiedBytes:
 
     @property
     def nbytes(self) -> int:
-        """The number of its bytes, each counted once."""
+        """The number of bytes that the elements occupy, each counted once."""
         if self.count:
             return self.length * self.count
         sizes = zip(self.layout.shape, self.layout.strides, strict=True)
         return self.width * prod(size for size, stride in sizes if stride)
 
     def meets(self, other: OccupiedBytes) -> bool:
-        """Tell whether the two parts share a byte."""
+        """Tell whether the two parts, of one storage, share a byte."""
         if self.last < other.first or other.last < self.first:
             return False
         if self is other or (self.count == 1 and other.count == 1):
@@ -94,7 +94,9 @@ class OccupiedBytes:
         return runs_apart < self.count and runs_apart * step < below
 
     def covers(self, other: OccupiedBytes) -> bool:
-        """Tell whether this part is known to contain all of ``other``. False may also mean that it is not known."""
+        """Tell whether this part contains all of ``other``; False if it does not, or if comparing the layouts cannot
+        tell.
+        """
         if self is other:
             return True
         if other.first < self.first or other.last > self.last or not self.count:
@@ -117,10 +119,7 @@ class Reach(NamedTuple):
 
 
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
-    """Return a layout with every element that a view may have if its address is read at run time.
-
-    These are the rows that a vector of indices may choose, or all elements of the storage.
-    """
+    """Return the layout of all elements that a view may have, if its address is read at run time."""
     free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
     if reach.kind == "vector" and reach.stride > 0:
         rows = min(reach.limit, (elements - 1 - extent(free)[1]) // reach.stride + 1)
@@ -197,7 +196,7 @@ class Form:
         return is_dense(self.shape[first:], self.strides[first:])
 
     def has_runs(self) -> bool:
-        """Tell whether the elements are contiguous along the innermost free dimension that has several elements."""
+        """Tell whether the elements are contiguous along the innermost free dimension whose size is not 1."""
         free = zip(reversed(self.shape[1:]), reversed(self.strides[1:]), strict=True)
         return next((stride == 1 for size, stride in free if size > 1), True)
 
@@ -227,7 +226,9 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """The properties that the time of a transfer from or to the view depends on."""
+        """The view as an end of a transfer: the properties (:class:`~.dma.Side`) on which the time of a transfer from
+        or to it depends.
+        """
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:
@@ -237,7 +238,9 @@ class Footprint:
 
 
 class Views:
-    """The footprints of the views of all storages of one shape, type, type in the simulator's memory, and region."""
+    """The footprints of the views of storages that have the same shape, type, type in the simulator's memory, and
+    region.
+    """
 
     __slots__ = ("_dtype", "_held_as", "_known", "_shape", "region")
 
@@ -254,16 +257,16 @@ class Views:
 
     @property
     def bytes_each(self) -> int:
-        """The bytes that the storage takes in a partition."""
+        """The bytes that such a storage takes in each partition."""
         return prod(self._shape[1:]) * self._dtype.itemsize
 
     @property
     def elements_each(self) -> int:
-        """The number of elements that the storage has in a partition."""
+        """The number of elements that such a storage has in each partition."""
         return prod(self._shape[1:])
 
     def moved_to(self, region: MemoryRegion) -> Views:
-        """Return the views of a storage in another region that is equal in everything else."""
+        """Return the footprints of views for a storage that differs only in its memory region, ``region``."""
         return views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:

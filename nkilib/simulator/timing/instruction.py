@@ -60,7 +60,7 @@ _ROLES: dict[str, Roles] = {}
 
 
 def roles_of(definition: Definition) -> Roles:
-    """Return the positions of the parameters of an instruction that the model of time uses."""
+    """Return the positions of those parameters of the instruction ``definition`` that the model of time uses."""
     roles = _ROLES.get(definition.name)
     if roles is None:
         inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
@@ -100,9 +100,9 @@ class InstructionKind(NamedTuple):
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
-    """Return the forms by the names of the parameters, in the order of the parameters.
+    """Return the forms of the tensors by parameter name, in the order of the parameters.
 
-    The tensors of a list have names with an index, and come last among the forms of tensors that are read.
+    The tensors of a parameter that is a list have names with an index, and come last among the tensors that are read.
     """
     positions = [*roles.tensors]
     positions += positions[-1:] * (len(forms) - len(positions))
@@ -118,7 +118,9 @@ def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 class InstructionKinds:
-    """The kinds of all instructions on one generation, under one set of assumptions, each worked out once."""
+    """The kinds (:class:`InstructionKind`) of all instructions on one generation of the hardware, under one set of
+    assumptions. Each kind is worked out once.
+    """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self.generation = generation
@@ -176,7 +178,7 @@ class InstructionKinds:
         return work
 
     def moving(self, kind: InstructionKind, work: DmaWork) -> InstructionKind:
-        """Return the kind of a transfer, completed with its work for the DMA engines."""
+        """Return ``kind``, the kind of a transfer, with ``work`` as its work for the DMA engines."""
         key = id(kind), id(work)
         moving = self._moving.get(key)
         # Other objects get the ids of objects that are deleted.
@@ -219,7 +221,9 @@ class InstructionKinds:
         )
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
-        """Return the activation table that an instruction of the Scalar engine needs; empty if none."""
+        """Return the activation table that an instruction with the parameters ``values`` needs on ``engine``: empty
+        unless the Scalar engine computes an activation function.
+        """
         if engine is not Engine.scalar:
             return ""
         function = getattr(values.get("op"), "key", "")
@@ -230,7 +234,7 @@ _KINDS: list[InstructionKinds] = []
 
 
 def kinds_for(generation: Generation, parameters: ModelParameters) -> InstructionKinds:
-    """Return the kinds that all launches on this generation and with these assumptions share."""
+    """Return the kinds for this generation and these assumptions: the same object for all launches."""
     for kinds in _KINDS:
         if kinds.generation is generation and kinds.parameters == parameters:
             return kinds
@@ -321,7 +325,9 @@ class PendingInstruction:
         self.dropped_by = ""
 
     def decided(self, name: str) -> Any:
-        """Return the value of a parameter in :data:`DECIDING`; None if the instruction has no such parameter."""
+        """Return the value of the parameter ``name``, one of :data:`DECIDING`; None if the instruction has no such
+        parameter.
+        """
         names = self.definition.names
         return next(
             (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None

@@ -69,18 +69,20 @@ class Event(NamedTuple):
 
 
 def _lines_of(code: CodeType) -> dict[int, int]:
-    """Return the source line of each bytecode offset in a function: all at once is faster than one by one."""
+    """Return the source line of each bytecode offset of ``code``. All are looked up in one pass, because that is faster
+    than one at a time.
+    """
     return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}
 
 
 class Lines:
-    """A cache of the source lines of bytecode offsets, for each code object of a kernel."""
+    """A cache of the source lines of the kernel's code, by code object and bytecode offset."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
 
     def place(self, code: CodeType | None, position: int) -> str:
-        """Return ``file:line`` of a bytecode offset in the code of the kernel."""
+        """Return ``file:line`` of the bytecode offset ``position`` in ``code``, the code object of the kernel."""
         if code is None:
             return "<unknown>"
         known = self._known.get(id(code))
@@ -90,7 +92,7 @@ class Lines:
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
-    """Yield an event for each note of a core."""
+    """Yield an event for each of the notes of core number ``core``."""
     lines = Lines()
     for number, kind, label, (start, end, cause), code, position in notes:
         work = kind.work
@@ -115,7 +117,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
 
 
 class Site(NamedTuple):
-    """The properties that are equal for all instructions that one call in the kernel issues with the same kind."""
+    """The properties that all instructions share which one call in the kernel's code issues with the same kind."""
 
     kind: InstructionKind
     label: str | None
@@ -160,12 +162,12 @@ class Repeat:
 
     @property
     def period(self) -> int:
-        """The number of notes of each repetition, with those of the inner repeats."""
+        """The number of notes of each repetition; notes that the inner repeats add are counted."""
         return self.end - self.first + self.added_inside
 
     @property
     def added_inside(self) -> int:
-        """The number of notes that the inner repeats add."""
+        """The number of notes that the inner repeats add to each run of the stretch."""
         return sum(repeat.added for repeat in self.inner)
 
     @property
@@ -184,8 +186,8 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 
 
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """Return the cause of a repeated instruction: its distances, which are larger for instructions before the repeated
-    iterations.
+    """Return the cause of a repeated instruction, made from the ``cause`` of the instruction that was run, whose number
+    is ``number``. A distance that reaches back before the repeated iterations becomes larger by the shift.
     """
 
     def moved(distance: int) -> int:
@@ -198,7 +200,9 @@ def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
 
 
 class InstructionLog(Sequence[Note]):
-    """The notes of a core, in program order, with those of the iterations that only repeat others."""
+    """The notes of the instructions of a core, in program order. Those of iterations that were not run, because they
+    repeat others, are made on request.
+    """
 
     def __init__(self) -> None:
         self._numbers = array("q")
@@ -215,7 +219,7 @@ class InstructionLog(Sequence[Note]):
     def add(
         self, number: int, kind: InstructionKind, label: str | None, span: Span, code: CodeType | None, position: int
     ) -> None:
-        """Add the note of the next instruction; the arguments are the items of the note."""
+        """Add the note of the instruction that was issued next; the arguments are the items of the note."""
         key = id(kind), label, id(code), position
         site = self._site_of.get(key)
         if site is None:
@@ -239,17 +243,20 @@ class InstructionLog(Sequence[Note]):
 
     @property
     def repeats(self) -> Sequence[Repeat]:
-        """The outermost repeats; those within others are in ``Repeat.inner``."""
+        """The repeats that lie within no other repeat; the others are in ``Repeat.inner``."""
         return self._repeats
 
     def number(self, position: int) -> int:
-        """Return the number of the instruction at a position among those that were run."""
+        """Return the number that an instruction has on its core; ``position`` counts only the instructions that were
+        run.
+        """
         return self._numbers[position]
 
     def sites(self, first: int, end: int) -> array[int]:
-        """Return the site numbers of the run instructions from position ``first`` up to ``end``.
+        """Return, for the run instructions from position ``first`` up to ``end``, a number each that stands for its
+        :class:`Site`.
 
-        They are equal for instructions with the same kind, label and place in the kernel.
+        The number is equal for instructions with the same kind, label and place in the kernel.
         """
         return self._site[first:end]
 
@@ -275,14 +282,18 @@ class InstructionLog(Sequence[Note]):
         self._repeats.append(Repeat(first, self.run, times, ns, numbers, inner))
 
     def span_of(self, number: int) -> Span:
-        """Return the span of the run instruction with this number."""
+        """Return the start, end and cause of the run instruction with this number."""
         return self._note(bisect_left(self._numbers, number), Shift())[3]
 
     def kinds(self) -> Iterator[tuple[InstructionKind, int]]:
         """Return pairs (kind, number of its instructions), repetitions included; a kind may occur several times."""
+        return ((site.kind, count) for site, count in self.site_counts())
+
+    def site_counts(self) -> Iterator[tuple[Site, int]]:
+        """Return pairs (site, number of its instructions), repetitions included."""
         counts: Counter[int] = Counter()
         self._count(counts, 0, self.run, self._repeats, 1)
-        return ((self._sites[site].kind, count) for site, count in counts.items())
+        return ((self._sites[site], count) for site, count in counts.items())
 
     def _count(self, counts: Counter[int], first: int, end: int, repeats: Sequence[Repeat], times: int) -> None:
         for repeat in repeats:
@@ -293,7 +304,9 @@ class InstructionLog(Sequence[Note]):
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """Yield how many nanoseconds later each repetition of the instructions ``first`` to ``last`` happens."""
+        """Yield, for each repetition of the instructions numbered ``first`` to ``last``, by how many nanoseconds it is
+        later than they.
+        """
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
         return _again(self._repeats, begin, end, 0.0)
 
@@ -304,7 +317,9 @@ class InstructionLog(Sequence[Note]):
         return starmap(self._note, self._between(0, self.run, self._repeats, Shift()))
 
     def run_positions(self) -> Iterator[tuple[int, Shift, int, Site]]:
-        """Yield, for each note, the position of the run instruction, its shift, and the number and site of the note."""
+        """Yield, for each note, the position of the instruction that was run, the distance of the note from that
+        instruction, and the number and site of the note.
+        """
         for position, shift in self._between(0, self.run, self._repeats, Shift()):
             yield position, shift, self._numbers[position] + shift.numbers, self._sites[self._site[position]]
 
@@ -330,9 +345,13 @@ class InstructionLog(Sequence[Note]):
     def _between(
         self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0
     ) -> Iterator[tuple[int, Shift]]:
-        """Yield the positions from ``first`` up to ``end`` with repetitions, without the first ``skip`` ones.
+        """Yield a pair for each note of the run instructions from position ``first`` up to ``end`` and of their
+        repetitions, in program order: the position of the run instruction, and the distance of the note from it.
 
-        Each comes with the distance of its note from the instruction that was run.
+        Args:
+            repeats: the repeats among these instructions.
+            shift: the distance that all of these notes have already, from outer repeats.
+            skip: the number of notes to leave out at the beginning.
         """
         for repeat in repeats:
             inside = repeat.end - first + repeat.added_inside
@@ -349,8 +368,8 @@ class InstructionLog(Sequence[Note]):
             yield position, shift
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
-        """Return the note that comes ``position`` notes after the run instruction at ``first``, counting
-        repetitions.
+        """Return the note that is ``position`` notes after that of the run instruction at ``first``. The notes that
+        ``repeats`` add are counted; ``shift`` is the distance that all of these notes have from outer repeats.
         """
         # The number of notes up to the end of each repeat, with all that it adds.
         added = list(accumulate(repeat.added for repeat in repeats))

@@ -139,7 +139,7 @@ class ModelParameters:
     chooses_engines: bool = True
 
     def __post_init__(self) -> None:
-        """Check the choice of descriptors.
+        """Check ``software_descriptors``.
 
         Raises:
             ValueError: if ``software_descriptors`` is none of its choices.
@@ -151,7 +151,9 @@ class ModelParameters:
             )
 
     def issue_cycles_of(self, timing: Timing) -> float:
-        """Return the cycles between two instructions of any compute engine but Tensor, on this generation."""
+        """Return the cycles between two instructions of a compute engine other than Tensor, on a generation with this
+        ``timing``.
+        """
         return timing.issue_cycles if self.issue_cycles is None else self.issue_cycles
 
     def table_of(self, function: str) -> str:

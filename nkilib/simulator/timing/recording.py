@@ -86,7 +86,7 @@ class Step(NamedTuple):
 
     @property
     def site(self) -> tuple[int, int]:
-        """The call in the kernel, which all steps that it has issued share."""
+        """The code object and position of the call in the kernel, equal for all steps that the call has issued."""
         return id(self.code), self.position
 
 
@@ -144,7 +144,9 @@ class _Call(NamedTuple):
     meets: bool
 
     def action(self, accesses: tuple[Access, ...]) -> Action:
-        """Return the action on some parts of tensors: those at the positions, and those of tensor indirection."""
+        """Return the action on tensors: ``accesses`` are their parts, first those of the operands, then those of tensor
+        indirection.
+        """
         touched = iter(accesses)
         operands: list[Access | None] = []
         reads: list[Access] = []
@@ -163,7 +165,7 @@ class _Call(NamedTuple):
 
 
 def _call_of(instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> _Call:
-    """Return the parts of the action of an instruction that do not depend on its tensors."""
+    """Return the parts of an instruction's action that do not depend on its tensors."""
     places: list[int] = []
     for access in instruction.operands:
         places.append(_NO_TENSOR if access is None else _OPERAND)
@@ -207,12 +209,16 @@ class Recording:
         self._drains: defaultdict[int, list[Drain]] = defaultdict(list)
 
     def begin(self) -> None:
-        """Begin the record of the next instruction: forget what was touched since the last one was added."""
+        """Begin the record of the next instruction: drop the parts that were passed to :meth:`touch` since the last
+        :meth:`add`.
+        """
         end = self._end_at[-1] if self._end_at else 0
         del self._storage[end:], self._footprint[end:]
 
     def touch(self, known: Tracked, footprint: Footprint) -> None:
-        """Record a part that the next instruction touches, in the order of its tensors."""
+        """Record that the next instruction touches a part of the storage ``known``; calls are in the order of the
+        instruction's tensors.
+        """
         if self.is_whole:
             number, footprints = known.uses.storage, self._footprints
             self._storage.append(number)
@@ -224,7 +230,9 @@ class Recording:
                 self.storages[number] = known.views, known.is_placed
 
     def add(self, instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> None:
-        """Record the instruction that was put on the timeline last."""
+        """Record the instruction that was put on the timeline last, with the parts passed to :meth:`touch` as its
+        tensors.
+        """
         if not self.is_whole:
             return
         if len(self._call_at) >= MOST_RECORDED:
@@ -244,12 +252,14 @@ class Recording:
         self._end_at.append(len(self._storage))
 
     def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
-        """Record that the engines synchronise after the instruction that was added last."""
+        """Record a :class:`Drain` with these fields after the instruction that was added last."""
         if self.is_whole:
             self._drains[len(self._call_at) - 1].append(Drain(after_us, register, is_between, is_wait))
 
     def program(self, log: InstructionLog) -> Program:
-        """Return the program of the core, from its log too; empty if there were too many instructions."""
+        """Return the program of the core, with the iterations that only ``log`` has, as they were not run; empty if
+        there were too many instructions to record.
+        """
         if not self.is_whole or len(log) > MOST_RECORDED:
             return []
         actions = self._actions()
@@ -263,7 +273,7 @@ class Recording:
         return steps
 
     def _actions(self) -> list[Action]:
-        """Return the action of each instruction that ran; equal ones are one object."""
+        """Return the action of each instruction that ran, in order; equal actions are one object."""
         footprints = list(self._footprints)
         accesses: dict[tuple[int, int], Access] = {}
         known: dict[tuple[int, tuple[Access, ...]], Action] = {}
@@ -286,7 +296,9 @@ class Recording:
         return actions
 
     def _forget(self) -> None:
-        """Drop all that was recorded, and record no more."""
+        """Drop everything that was recorded, and record nothing from now on, because there are too many
+        instructions.
+        """
         self.is_whole = False
         for kept in (self.storages, self._calls, self._known, self._footprints, self._registers, self._drains):
             kept.clear()
@@ -295,7 +307,9 @@ class Recording:
 
 
 def _named(definition: Definition, places: tuple[int, ...], constants: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
-    """Return the parameters of an instruction that are no tensors, by name; empty for most instructions."""
+    """Return the parameters of an instruction that are no tensors, as pairs (name, value); empty unless a pass or a
+    change needs them (:data:`CONSTANTS_OF`).
+    """
     if definition.name not in CONSTANTS_OF:
         return ()
     tensors = {at for at, place in zip(roles_of(definition).tensors, places, strict=True) if place == _OPERAND}

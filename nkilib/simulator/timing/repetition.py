@@ -51,8 +51,8 @@ class _End(NamedTuple):
     """The state at the start of a loop or at the end of an iteration.
 
     Attributes:
-        notes: how many instructions the log has a note of so far.
-        accesses: how many instructions have their tensors recorded so far.
+        notes: the number of instructions that have a note in the log so far.
+        accesses: the number of instructions whose tensors were recorded so far.
         marks: the state of the timeline.
     """
 
@@ -74,7 +74,9 @@ def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, 
 
 
 def _step(access: TensorAccess, another: TensorAccess) -> int | None:
-    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
+    """Return by how many elements ``access`` lies behind ``another`` in the same tensor, one period earlier; None if
+    they are not equal views of one tensor.
+    """
     (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
     if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
         return None
@@ -84,7 +86,7 @@ def _step(access: TensorAccess, another: TensorAccess) -> int | None:
 
 
 class Watch:
-    """A record of the iterations of one run of a loop, to find out whether they repeat."""
+    """A record of the last iterations of one run of a loop, from which :meth:`period` finds out whether they repeat."""
 
     def __init__(self, log: InstructionLog, timeline: Timeline, accesses: list[Accesses], *, drains: bool) -> None:
         self._log = log
@@ -98,17 +100,17 @@ class Watch:
 
     @property
     def first_number(self) -> int:
-        """The number of the first instruction that the watch still compares."""
+        """The number of the earliest instruction that the watch still needs for comparisons."""
         return self._number(self._ends[0].notes)
 
     def end(self) -> None:
-        """Note the start of the loop, or the end of an iteration."""
+        """Record the state of the timeline, at the start of the loop or at the end of an iteration."""
         self._ends.append(_End(self._log.run, len(self._accesses), self._timeline.marks()))
         del self._ends[: -3 * LONGEST_PERIOD - 1]
         self._count += 1
 
     def period(self) -> Period | None:
-        """Return the shortest period with which the last iterations repeat; None if none is found."""
+        """Return the shortest stretch of iterations that the last iterations repeat; None if there is none."""
         if self._count <= self._next_look:
             return None
         for iterations in range(1, LONGEST_PERIOD + 1):
@@ -120,7 +122,9 @@ class Watch:
         return None
 
     def again(self) -> None:
-        """Note that a period is repeated, and start the comparison of iterations anew after the repetitions."""
+        """Forget the iterations so far, because the last period has been repeated: comparisons start after its
+        repetitions.
+        """
         self._ends.clear()
         self._count = 0
         self.end()
@@ -152,7 +156,9 @@ class Watch:
         return Period(iterations, before.notes, range(end - length, end), ns, before.marks)
 
     def _has_same_notes(self, first: int, second: int, count: int) -> bool:
-        """Tell whether two ranges of notes have the same instructions, with the same repeats among them."""
+        """Tell whether the ``count`` run instructions from position ``first`` and those from ``second`` have the same
+        kinds, labels and places in the kernel, and the same repeats among them.
+        """
         log = self._log
         return log.sites(first, first + count) == log.sites(second, second + count) and _shape(
             log, first, count

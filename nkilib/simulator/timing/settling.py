@@ -45,7 +45,7 @@ LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class _Vacated:
-    """The tiles that gave up their place in PSUM for a new tile, which waits until they have been read and written.
+    """The tiles that lost their place in PSUM to a new tile, which has to wait until all accesses to them are complete.
 
     Attributes:
         storage: the number of the storage of the first of these tiles.
@@ -58,26 +58,25 @@ class _Vacated:
         self.storage = uses[0].storage
 
     def last_write(self, by: Engine) -> Done:
-        """Return the same as :meth:`last_access`: even a read of the new tile waits until its place is free."""
+        """Return the last access to any of the tiles: even a read of the new tile has to wait until its place is
+        free.
+        """
         return self.last_access(by)[0]
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the last access to any of the tiles that were in the place."""
+        """Return the last access to any of the tiles that lost their place, and whether it is a read."""
         accesses = [place.last_access(by) for uses in self._uses for place in uses.values()]
         return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
 
     def note_read(self, done: Done) -> None:
-        """Do nothing, because the new tile has its own record."""
+        """Do nothing, because reads of the new tile are recorded with the new tile's own part."""
 
     def note_write(self, done: Done) -> None:
-        """Do nothing, because the new tile has its own record."""
+        """Do nothing, because writes to the new tile are recorded with the new tile's own part."""
 
 
 def _size(known: Tracked) -> float:
-    """Return the bytes that a tile takes of PSUM, per partition and averaged over all partitions.
-
-    A tile of few partitions takes a quarter or a half of the partitions, beside other such tiles.
-    """
+    """Return the bytes per partition that a tile takes of PSUM, averaged over all partitions."""
     views = known.views
     nbytes = views.bytes_each
     if nbytes > PSUM_BANK_BYTES:
@@ -87,7 +86,7 @@ def _size(known: Tracked) -> float:
 
 
 class Banks:
-    """The PSUM of one core with the tiles that have a place in it, ordered by their last use, the earliest first."""
+    """The PSUM of one core: the tiles that have a place in it, ordered by their last use, the earliest first."""
 
     def __init__(self) -> None:
         self._free = float(PSUM_PARTITION_BYTES)
@@ -118,7 +117,7 @@ class Banks:
 
 
 def _footprint(access: TensorAccess) -> Footprint:
-    """Return the footprint of the part of a tensor that an instruction accesses."""
+    """Return the footprint of the part of a tensor that ``access`` describes."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach)
 
@@ -165,26 +164,32 @@ class Settling:
             self.recording.add(instruction, kind, choices)
 
     def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
-        """Let the engines wait for each other at a device loop, or delay each; see :class:`.recording.Drain`."""
+        """Let all engines wait for each other at a device loop or, if ``is_wait`` is False, only delay each engine; the
+        arguments are fields of :class:`.recording.Drain`.
+        """
         wait = self.timeline.drain if is_wait else self.timeline.hold_up
         wait(after_us, register)
         self.recording.drain(after_us, register, is_between=is_between, is_wait=is_wait)
 
     def repeat(self, period: Period, skip: Skip) -> None:
-        """Repeat the instructions of the last period of a loop, for iterations that are skipped."""
+        """Repeat the instructions of ``period``, the last iterations of a loop that were run, for the iterations that
+        ``skip`` says are not run.
+        """
         self.log.repeat(period.first, skip.times, period.ns, skip.instructions)
         self.tally.repeat(skip)
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
     def arrival_at_barrier(self, engine: Engine, data: TensorAccess) -> float:
-        """Return when the core arrives at a barrier on ``data``, in nanoseconds."""
+        """Return when the core arrives at a barrier on the tensor ``data``, in nanoseconds."""
         writes: Places = []
         self._touch(data, writes)
         self.recording.begin()
         return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: TensorAccess, dst: TensorAccess, values: dict[str, Any]) -> float:
-        """Return when the core is ready to swap tiles with the other core, in nanoseconds."""
+        """Return when the core is ready to swap tiles with the other core, in nanoseconds: ``src`` is the tile that it
+        sends, ``dst`` receives, and ``values`` are the deciding parameters.
+        """
         reads: Places = []
         writes: Places = []
         self._touch(src, reads)
@@ -193,7 +198,9 @@ class Settling:
         return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)
 
     def _compute(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Put an instruction that is no transfer on the timeline: one of an engine, a register or a barrier."""
+        """Put an instruction that is no transfer on the timeline: one that computes, works on a register, or is a
+        barrier.
+        """
         definition, engine, met_ns = instruction.definition, instruction.engine, instruction.met_ns
         reads: Places = []
         writes: Places = []
@@ -220,12 +227,16 @@ class Settling:
         return kind, Span(now, now, NO_CAUSE)
 
     def _kind(self, instruction: PendingInstruction, engine: Engine, forms: list[Form | None]) -> InstructionKind:
-        """Return the kind of an instruction that is no transfer, on an engine."""
+        """Return the kind that an instruction, which is no transfer, has on ``engine`` with tensors of these
+        ``forms``.
+        """
         indirect = tuple([name for *_, name in instruction.besides]) if instruction.besides else ()
         return self._kinds.kind(instruction.definition, engine, forms, instruction.deciding, indirect=indirect)
 
     def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
-        """Put an instruction that works on a register or a scalar on the timeline."""
+        """Put an instruction that works on a register or a scalar on the timeline. The sequencer runs it, which runs
+        such instructions one after the other.
+        """
         parameters = self._parameters
         is_load = instruction.definition.name in LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US
@@ -234,14 +245,18 @@ class Settling:
         return self.timeline.sequence(instruction.number, instruction.engine, duration, reads, writes)
 
     def _register(self, instruction: PendingInstruction, reads: Places) -> None:
-        """Add the register that holds the address of an operand to the places that an instruction reads."""
+        """If a register holds the address of an operand, add it to ``reads``, so that the instruction waits until it is
+        loaded.
+        """
         if instruction.register and self._parameters.waits_for_registers:
             reads.append(self.timeline.register(instruction.register))
 
     def _least_loaded(
         self, instruction: PendingInstruction, forms: list[Form | None], reads: Places, writes: Places
     ) -> Engine:
-        """Return the engine on which an instruction would be done first, if the kernel leaves the engine open."""
+        """Return the engine that an instruction runs on: if the kernel leaves it open, the one on which it would be
+        done first.
+        """
         engines = engines_for(
             instruction, self._kind(instruction, instruction.engine, forms).others, self._kinds.generation
         )
@@ -255,7 +270,7 @@ class Settling:
         return engines[ends.index(min(ends))]
 
     def _dropped(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Return the kind and the span, without time, of an instruction that the device does not run."""
+        """Return the kind and the span of an instruction that the device does not run; it takes no time."""
         forms = [None if access is None else _footprint(access).form for access in instruction.operands]
         kind = self._kinds.kind(instruction.definition, instruction.engine, forms, instruction.deciding)
         kind = kind._replace(cycles=0.0, table="", dropped_by=instruction.dropped_by)
@@ -265,7 +280,7 @@ class Settling:
     def _untimed(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
         """Put an instruction whose time is not modelled on the timeline.
 
-        It takes no time, but accesses to its tensors after it wait for those before it.
+        The instruction takes no time, but later accesses to its tensors wait for the accesses before it.
         """
         places: Places = []
         for access in instruction.operands:
@@ -314,7 +329,9 @@ class Settling:
         return kind, self.timeline.transfer(instruction.number, kind.queue, work, reads, writes, met_ns)
 
     def _touch(self, access: TensorAccess, places: Places) -> Footprint:
-        """Add a tensor to ``places``, those that an instruction reads or those that it writes."""
+        """Return the footprint of the tensor ``access``, and add its part to ``places``, the parts that an instruction
+        reads or those that it writes. For a new tile in PSUM, the tiles whose place it takes are added too.
+        """
         known = access[0]
         footprint = _footprint(access)
         part = footprint.part

@@ -68,7 +68,7 @@ _Key = tuple[Waited, int, tuple[int, ...], int, int, bool]
 
 
 class Causes(dict[_Key, Cause]):
-    """A cache of causes by their fields, so that equal causes are one object."""
+    """A cache of causes by their fields: equal causes are one object, which saves memory."""
 
     def __missing__(self, key: _Key) -> Cause:
         cause = self[key] = Cause(*key)
@@ -82,7 +82,7 @@ _REUSE, _TRIGGER, _MEETING, _LOOP = Waited.reuse, Waited.trigger, Waited.meeting
 
 
 class Span(NamedTuple):
-    """The start and end of an engine's work on an instruction in nanoseconds, and the cause of the start time."""
+    """The start and the end of an engine's work on an instruction, in nanoseconds, and the cause of the start time."""
 
     start_ns: float
     end_ns: float
@@ -123,8 +123,8 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which everything that an instruction reads or overwrites is ready, and the instruction that was ready
-    last.
+    """The time at which everything that an instruction reads or overwrites is ready, and the instruction whose
+    completion came last.
     """
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
@@ -247,7 +247,8 @@ class Timeline:
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add a barrier, at which the last core arrived at ``met_ns``.
+        """Add a barrier, at which the last core arrived at ``met_ns`` nanoseconds. ``data`` are the parts of the
+        tensors that the barrier orders.
 
         It delays its engine and everything that touches its data afterwards, because it counts as a write of the data.
         """
@@ -263,7 +264,9 @@ class Timeline:
         return Span(start, end, cause)
 
     def pass_on(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add an instruction that takes no time of any engine: later accesses to its data wait for earlier ones."""
+        """Add an instruction that takes no time on any engine. It makes later accesses to ``data``, the parts of its
+        tensors, wait for earlier ones.
+        """
         ready = _Ready(engine, [], data)
         now, waited = ready.ns, ready.waited
         if met_ns > now:
@@ -284,14 +287,16 @@ class Timeline:
         return Span(start, end, self._cause(number, waited, last, ready))
 
     def marks(self) -> Marks:
-        """Return the state of the timeline."""
+        """Return the state of the timeline, to compare it with that after other iterations."""
         times: dict[Hashable, float] = dict(self._free.items())
         times |= {("queue", queue): free for queue, free in self._queue_free.items()}
         times["met"], times["end"] = self._met_ns, self.end_ns
         return Marks(times, self._table, dict(self._busy), self._dma.intervals())
 
     def remember(self, number: int | None) -> None:
-        """Remember the completions of instructions from ``number`` on, which :meth:`repeat` moves; None ends it."""
+        """Keep the completions of instructions from ``number`` on, so that :meth:`repeat` can move them to a later
+        time; None stops keeping them.
+        """
         if number is None:
             self._recent = None
         else:
@@ -327,13 +332,13 @@ class Timeline:
                 done.number += further
 
     def register(self, number: int) -> RegisterPlace:
-        """Return the place of the register that instruction ``number`` has loaded."""
+        """Return the register that instruction ``number`` has loaded, as a place for which others wait."""
         return RegisterPlace(self._registers.get(number, NOTHING))
 
     def drain(self, after_us: float, register: int = 0) -> None:
         """Let all engines and queues wait until everything that was issued is done, and ``after_us`` longer.
 
-        They also wait for the register that instruction ``register`` loads; 0 stands for none.
+        They also wait until instruction ``register`` has loaded its register; 0 stands for no register.
         """
         loaded = self._registers.get(register, NOTHING).other_ns
         self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * NS_PER_US
@@ -352,16 +357,18 @@ class Timeline:
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
-        """Return when other engines could use the result if ``engine`` ran an instruction of ``cycles`` next."""
+        """Return when other engines could use the result of an instruction of ``cycles``, if ``engine`` ran it next."""
         timing = self._timing
         return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
-        """Return when an engine is free and everything that its next instruction reads or overwrites is ready."""
+        """Return when an engine is free and everything that its next instruction reads or overwrites is ready, in
+        nanoseconds.
+        """
         return max(self.free_ns(engine), _Ready(engine, reads, writes).ns)
 
     def free_ns(self, engine: Engine) -> float:
-        """Return the time from which on an engine has nothing to do."""
+        """Return the time in nanoseconds at which an engine has done everything that was added for it."""
         return self._free.get(engine, self._met_ns)
 
     def busy_ns(self) -> dict[str, float]:
@@ -369,7 +376,9 @@ class Timeline:
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
     def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:
-        """Return when an engine can start an instruction, what it waits for, and which instruction delays it."""
+        """Return when an engine can start an instruction whose tensors are ready at ``ready``, the kind of thing that
+        the instruction waits for, and the number of the instruction that delays it.
+        """
         free = self._free.get(engine, self._met_ns)
         if free >= ready.ns and free:
             if free == self._met_ns:
@@ -389,7 +398,9 @@ class Timeline:
         ]
 
     def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
-        """Record that an engine is done at ``end_ns``, and that others can use the result from ``ready_ns`` on."""
+        """Record that ``engine`` has done instruction ``number`` at ``end_ns``, and that other engines can use the
+        result from ``ready_ns`` on.
+        """
         # The end of a DMA includes the time that others take to notice it.
         sync_ns = 0.0 if engine is _DMA else self._timing.sync_ns
         if reads:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -45,8 +46,9 @@ _BATCH = 256
 class _Body:
     """The body of a device loop: its tiles and inner loops, in the order in which an iteration reaches them.
 
-    The device has one copy of a body, and so one place for each tile. In an iteration, successive calls of :meth:`tile`
-    and :meth:`loop` return the tiles and loops in order; :meth:`again` starts from the first one.
+    The device has one copy of a body, so that each of its tiles has one place in memory for all iterations. In an
+    iteration, successive calls of :meth:`tile` and :meth:`loop` return the tiles and loops in order; :meth:`again`
+    starts from the first one.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,7 @@ class _Body:
         self._tile = self._loop = 0
 
     def again(self) -> None:
-        """Start the next iteration."""
+        """Start the next iteration: :meth:`tile` and :meth:`loop` return the first tile and loop again."""
         self._tile = self._loop = 0
 
     def tile(self, storage: Storage) -> Tracked:
@@ -72,7 +74,7 @@ class _Body:
         return self._tiles[at][1]
 
     def loop(self) -> _Body:
-        """Return the body of the next inner loop."""
+        """Return the body of the inner loop that the iteration reaches next."""
         at, self._loop = self._loop, self._loop + 1
         if at == len(self._loops):
             self._loops.append(_Body())
@@ -81,12 +83,34 @@ class _Body:
 
 
 def _accesses(operands: Sequence[TensorAccess | None], written: int, besides: Sequence[IndirectAccess]) -> Accesses:
-    """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
+    """Return a pair (tensor, whether the instruction writes it) for each tensor of an instruction.
+
+    Args:
+        operands: the tensors of the parameters, the written ones first; None where a parameter is no tensor.
+        written: the number of parameters that are written.
+        besides: the operands with tensor indirection.
+    """
     accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
     accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
     for index, base, is_output, _ in besides:
         accesses += [(index, False), (base, is_output)]
     return accesses
+
+
+@dataclass
+class LoopNote:
+    """A run of a device loop on a core.
+
+    Attributes:
+        loop: the loop.
+        first, last: the numbers of its first and its last instruction that were run; 0 if it ran none.
+        left_out: the number of iterations that were not run because they only repeat others.
+    """
+
+    loop: LoopRun
+    first: int = 0
+    last: int = 0
+    left_out: int = 0
 
 
 class Trace(Observer):
@@ -96,6 +120,7 @@ class Trace(Observer):
         core: the number of the core.
         lives: its on-chip tensors, and the most bytes of a partition that they take at one time.
         settled: the times of the instructions, and the bytes that they move.
+        loops: the runs of device loops that have ended, the inner ones before those around them.
     """
 
     def __init__(self, core: int, lives: Lives, generation: Generation, parameters: ModelParameters) -> None:
@@ -111,6 +136,9 @@ class Trace(Observer):
         self._parameters = parameters
         # The kernel, and the bodies of the device loops that it is in.
         self._bodies = [_Body()]
+        self.loops: list[LoopNote] = []
+        # The loops that the kernel is in, each with the position of its first instruction.
+        self._entered: list[tuple[LoopNote, int]] = []
         # The watches of these loops if iterations may be left out, and the accesses of instructions in the outermost.
         self._watches: list[Watch | None] = []
         self._accesses: list[Accesses] = []
@@ -175,7 +203,9 @@ class Trace(Observer):
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all recorded instructions on the timeline; no pass may look ahead beyond this point."""
+        """Put all recorded instructions on the timeline, including those in the window, so that no pass can change them
+        any more.
+        """
         self._settle()
         self.settled.add(self._window.flush())
 
@@ -187,7 +217,7 @@ class Trace(Observer):
             del self._known[number], self._kept[number]
 
     def arrives(self, call: Issued) -> float:
-        """Return when this core arrives at a barrier, or is ready to swap tiles with the other core, in nanoseconds."""
+        """Return when this core arrives at the barrier or exchange ``call``, in nanoseconds."""
         self.settle()
         roles = roles_of(call.definition)
         accesses = [self._access(call.values[at]) for at in roles.tensors]
@@ -209,11 +239,14 @@ class Trace(Observer):
         return any(watch is not None for watch in self._watches)
 
     def _first_number(self) -> int:
-        """Return the number of the first instruction that a watch may still compare or repeat; 0 without a watch."""
+        """Return the number of the first instruction that a :class:`Watch` of a loop may still compare or repeat; 0 if
+        no loop is watched.
+        """
         return min((watch.first_number for watch in self._watches if watch is not None), default=0)
 
     def entered(self, loop: LoopRun) -> None:
         self.settle()
+        self._entered.append((LoopNote(loop), self.settled.log.run))
         self.settled.tally.enter()
         self._bodies.append(self._bodies[-1].loop())
         parameters = self._parameters
@@ -223,7 +256,7 @@ class Trace(Observer):
         self._watch(loop)
 
     def _watch(self, loop: LoopRun) -> None:
-        """Watch a loop that starts, if iterations of it may be skipped."""
+        """Compare the iterations of a loop that starts, if iterations of it may be skipped."""
         drains = self._parameters.iterations_drain
         settled = self.settled
         watch = None
@@ -260,11 +293,17 @@ class Trace(Observer):
     def repeated(self, loop: LoopRun, skip: Skip) -> None:
         watch = self._watches[-1]
         assert self._period is not None and watch is not None
+        self._entered[-1][0].left_out += skip.period * skip.times
         self.settled.repeat(self._period, skip)
         watch.again()
 
     def left(self, loop: LoopRun) -> None:
         self.settle()
+        note, begin = self._entered.pop()
+        log = self.settled.log
+        if log.run > begin:
+            note.first, note.last = log.number(begin), log.number(log.run - 1)
+        self.loops.append(note)
         self._bodies.pop()
         self.settled.tally.leave()
         self._watches.pop()
@@ -278,7 +317,7 @@ class Trace(Observer):
         self.settle()
 
     def _access(self, tensor: View) -> TensorAccess:
-        """Return the properties of a tensor that the model needs."""
+        """Return the properties of a tensor that the model of time needs; the tensor's data are not kept alive."""
         known = self._tracked(tensor.storage)
         indirect = tensor.indirect_access
         if indirect is None:
@@ -290,7 +329,7 @@ class Trace(Observer):
         return self._access(operand.index), self._access(operand.base), operand.is_output, operand.name
 
     def _tracked(self, storage: Storage) -> Tracked:
-        """Return the record of a storage."""
+        """Return the record of the accesses to a storage; a new storage gets a new record."""
         number = storage.number
         known = self._known.get(number)
         if known is None:
@@ -302,7 +341,9 @@ class Trace(Observer):
         return known
 
     def _of_body(self, storage: Storage) -> Tracked:
-        """Return the record of a tile that a loop's body makes: the same for all iterations if they reuse tiles."""
+        """Return the record of a new tile in the body of a loop: with ``body_reuses_tiles``, the record that the same
+        tile had in the previous iteration.
+        """
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
         return self._bodies[len(storage.scope) - CORE].tile(storage)
@@ -336,7 +377,7 @@ class Collection(Watcher):
 
 @contextmanager
 def collecting(parameters: ModelParameters) -> Iterator[Collection]:
-    """Trace the kernels launched inside the ``with`` block."""
+    """Trace the kernels launched inside the ``with`` block, and yield the :class:`Collection` of their traces."""
     collection = Collection(parameters)
     with watching(collection):
         yield collection

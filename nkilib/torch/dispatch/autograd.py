@@ -31,20 +31,23 @@ _Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
 
 
 def _differentiated(gradient: str) -> str:
-    """Return the name of the input whose gradient has the name ``gradient``, which is ``grad_<input>``."""
+    """Return the name of the input that ``gradient``, a name ``grad_<input>``, belongs to."""
     return gradient.removeprefix("grad_")
 
 
 def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
-    """Return the memory of an input over which ``backward`` writes a gradient."""
+    """Return the record that guards an input's memory, over which ``backward`` writes a gradient, against a second
+    backward.
+    """
     return ReusedMemory(
         backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
     )
 
 
 def refuse_second(backward: Operator) -> NoReturn:
-    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
-    order.
+    """Raise the error for a derivative of a gradient that ``backward`` computed.
+
+    The message names :attr:`Operator.instead`, a function of PyTorch with derivatives of every order.
     """
     raise NotImplementedError(
         f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
@@ -52,16 +55,18 @@ def refuse_second(backward: Operator) -> NoReturn:
 
 
 def refuse_graph(backward: Operator) -> None:
-    """Reject ``create_graph=True`` in a backward that records no graph, because autograd would take the returned
-    gradient for a constant.
+    """Raise if autograd is asked to record this backward, by ``create_graph=True``.
+
+    It records no graph, so autograd would take the returned gradient for a constant.
     """
     if torch.is_grad_enabled():
         refuse_second(backward)
 
 
 class OnceDifferentiable(torch.autograd.Function):
-    """An identity for a tensor from which PyTorch's operators compute a gradient: a derivative of that gradient with
-    respect to the tensor raises, because it would be incomplete.
+    """An identity function through which a tensor goes whose gradient PyTorch's operators compute.
+
+    Differentiating that gradient again with respect to the tensor raises an error, because the result would lack terms.
 
     The arguments of ``apply`` are the operator that errors name, and the tensor.
     """
@@ -103,28 +108,33 @@ class Derivative:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of the forward's results."""
+        """The names of the results of :attr:`forward`, in order."""
         return tuple(output.name for output in self.forward.outputs)
 
     @cached_property
     def saved(self) -> Mapping[str, Input]:
-        """The inputs of the backward that autograd saves, by name: all but upstream gradients."""
+        """The tensors that autograd saves for the backward: its inputs by name, except upstream gradients."""
         return {operand.name: operand for operand in self.backward.inputs if not operand.name.startswith("grad_")}
 
     @cached_property
     def upstream_names(self) -> Mapping[str, str]:
-        """The names of the upstream gradients that the backward takes, by the name of the result."""
+        """The names ``grad_<result>`` of the upstream gradients that the backward takes, by the name of the forward's
+        result.
+        """
         taken = {operand.name for operand in self.backward.inputs}
         return {name: f"grad_{name}" for name in self.results if f"grad_{name}" in taken}
 
     @cached_property
     def _requests(self) -> Mapping[str, str]:
-        """The names of the options that request the gradients of the backward, by the name of the input."""
+        """The names of the backward's options that request a gradient, by the name of the forward's input that it
+        belongs to.
+        """
         return {_differentiated(output.name): output.request for output in self.backward.outputs}
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
-        """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
-        input.
+        """Return the results of the forward, differentiable.
+
+        With ``inplace``, the backward writes the gradient of the first input over that input.
         """
         if inplace:
             function: Callable[..., Any] = _InPlace.apply
@@ -135,7 +145,15 @@ class Derivative:
         return self.forward.op(first.device)(*tensors, **options)
 
     def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
-        """Save the tensors that the backward takes, and tell autograd which results are constants."""
+        """Save in ``ctx`` the tensors and options that the backward takes, and tell autograd which results are
+        constants.
+
+        Args:
+            ctx: autograd's context.
+            call: the call of the forward.
+            returned: the forward's return value.
+            needed: for each input of the forward, whether it needs a gradient.
+        """
         results = dict(zip(self.results, as_tuple(returned), strict=True))
         known = {**call.tensors, **results}
         ctx.save_for_backward(
@@ -147,7 +165,12 @@ class Derivative:
         self.mark_constants(ctx, call, results, needed)
 
     def mark_constants(self, ctx: Any, call: Call, results: Mapping[str, Tensor], needed: Mapping[str, bool]) -> None:
-        """Tell autograd which results, given by their names in the forward, have no derivative."""
+        """Tell autograd which results of the forward have no derivative in this call.
+
+        Those are results without an upstream gradient in the backward, results that the call does not return, and
+        results that depend on no input that needs a gradient. The arguments are those of :meth:`save`, with ``results``
+        by name.
+        """
         constants = []
         for output in self.forward.outputs:
             is_needed = any(needed[name] for name in output.depends_on or needed)
@@ -159,7 +182,7 @@ class Derivative:
         ctx.set_materialize_grads(False)
 
     def upstream(self, call: Call, grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Return the upstream gradients that the backward takes, by the names of its inputs.
+        """Return the upstream gradients that the backward takes, by the names ``grad_<result>`` of its inputs.
 
         ``grads`` has them by the names of the forward's results. A compiled graph passes zeros for a missing gradient,
         of length 0 for a result that does not exist.
@@ -169,7 +192,11 @@ class Derivative:
         return {names[name]: grad for name, grad in gradients.items() if grad is not None and name in names}
 
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
-        """Return for each input whether it needs a gradient; the dispatcher omits trailing inputs that are None."""
+        """Return, by name, whether each input of the forward needs a gradient.
+
+        ``needs`` has the answers in the order of the inputs, without trailing inputs that are None, which the
+        dispatcher omits.
+        """
         names = self.forward.input_names
         return {**dict.fromkeys(names, False), **dict(zip(names, needs, strict=False))}
 

@@ -117,7 +117,9 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
 
 @lru_cache(maxsize=_MOST_TYPES)
 def _distributed_kinds(tensor: type) -> tuple[str, ...]:
-    """Return the names of the classes of ``torch.distributed`` that a type of tensor inherits from."""
+    """Return the names of the classes of ``torch.distributed``, such as DTensor, that a class of tensors inherits
+    from.
+    """
     return tuple(kind.__name__ for kind in tensor.__mro__ if kind.__module__.startswith("torch.distributed"))
 
 
@@ -193,7 +195,7 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Reject a floating dtype that the hardware does not have.
+    """Reject a floating tensor, the argument ``name``, whose dtype the hardware does not have, such as float64.
 
     Raises:
         TypeError: if the check fails.
@@ -214,7 +216,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def _leaves(input: Tensor) -> list[Tensor]:
-    """Return the autograd leaves among the input and the tensors of which it is a view.
+    """Return the autograd leaves whose memory the input uses: the input itself, or the tensors of which it is a view.
 
     A view of a tensor that is not differentiated may be a leaf itself.
     """
@@ -277,7 +279,7 @@ def check_inplace(
 
 
 def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:
-    """Reject a tensor whose shape is not the input's. PyTorch's losses broadcast, and warn.
+    """Reject the argument ``name`` if its shape is not that of ``input``, where PyTorch would broadcast and warn.
 
     Raises:
         ValueError: if the check fails.

@@ -46,7 +46,10 @@ class _NoNkiOpError(Exception):
 
 
 def warn_of_library(reason: str) -> None:
-    """Warn that ``torch.library`` serves a native device; ``python -m nkilib doctor`` reports the same."""
+    """Warn that the operators of ``torch.library`` are used on a native Neuron device, for the given reason.
+
+    ``python -m nkilib doctor`` reports it too.
+    """
     warnings.warn(
         f"nkilib.torch: {reason}. Its operators on the device neuron are those of torch.library, which torch.compile "
         f"may not take there; {VARIABLE}=library chooses them without this warning",
@@ -78,11 +81,15 @@ class Registrar:
         return "library" if self.nki_op is None else "nki_op"
 
     def serves(self, device: torch.device, name: str) -> bool:
-        """Return whether an operator has been registered by ``nki_op`` for tensors on a device."""
+        """Return whether ``nki_op`` has registered the operator ``name``, and ``device`` is the native one."""
         return device.type == NATIVE_DEVICE and name in self.definitions
 
     def give_up(self, rejected: str, error: Exception) -> None:
-        """Switch to ``torch.library`` for all operators, and warn.
+        """Use ``torch.library`` for all operators from now on, because ``nki_op`` rejected one, and warn.
+
+        Args:
+            rejected: the operator that ``nki_op`` rejected.
+            error: the error that it raised.
 
         Raises:
             RuntimeError: ``NKILIB_TORCH_OPS=nki_op`` requires ``nki_op``.
@@ -153,7 +160,9 @@ SUPPORTED_DEVICES: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
 
 
 def unsupported_device(caller: object, device: torch.device, instead: str) -> NotImplementedError:
-    """Return the error for tensors on ``device``; ``instead`` is the recommended replacement there."""
+    """Return the error for tensors on ``device``, where no kernel runs; ``instead`` is what its message recommends
+    there.
+    """
     return NotImplementedError(
         f"{caller}: tensors must be on cpu (simulated), {NATIVE_DEVICE} (the native device of torch-neuronx) or xla "
         f"(the older torch-neuronx), got {device.type}; move them with .to(), or use {instead} there"

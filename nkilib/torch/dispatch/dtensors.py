@@ -36,8 +36,9 @@ OF_PARTS: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def dtensor(tensor: object) -> DTensor | None:
-    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
-    for it.
+    """Return the argument if it is a DTensor, else None.
+
+    The check does not import the module of DTensor, which is slow to import.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
@@ -45,7 +46,7 @@ def dtensor(tensor: object) -> DTensor | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """The ranks over which every row is spread.
+    """The ranks over which the columns of each row of a DTensor are spread.
 
     Attributes:
         group: the process group of these ranks, in the order of their columns.
@@ -90,17 +91,18 @@ class LocalPart:
 
 
 def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
-    """Return the size on each rank, as ``torch.chunk`` and ``Shard`` divide: equal sizes, then a smaller one,
-    then 0.
+    """Return how many of ``length`` elements each rank has, if ``torch.chunk`` or ``Shard`` divides them.
+
+    First come equal sizes, then a smaller one, then 0.
     """
     most = -(-length // ranks)
     return tuple(min(most, max(length - rank * most, 0)) for rank in range(ranks))
 
 
 def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Reject a mesh whose ranks do not ascend.
+    """Reject a mesh whose ranks do not ascend along ``mesh_dim``, the dimension that shards the rows.
 
-    A process group sorts its ranks, so the columns would be permuted.
+    A process group sorts its ranks, so the columns of such a mesh would be permuted.
     """
     if torch.compiler.is_compiling():
         return
@@ -113,14 +115,18 @@ def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
 
 
 def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
-    """Return the ranks of the mesh dimension that shards the tensor dimension ``axis``."""
+    """Return the ranks over which dimension ``axis`` of ``input`` is spread, which are those along ``mesh_dim`` of its
+    mesh.
+    """
     mesh = input.device_mesh
     _check_order(caller, mesh, mesh_dim)
     return Spread(mesh.get_group(mesh_dim), chunk_sizes(input.shape[axis], mesh.size(mesh_dim)))
 
 
 def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
-    """Return the error for unsupported placements; ``wanted`` names the supported ones."""
+    """Return the error for a DTensor, the argument ``name``, whose placements no rule supports; ``wanted`` names the
+    supported placements.
+    """
     return NotImplementedError(
         f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
         f"{name}.redistribute(placements=[...]) with them, or .full_tensor()"
@@ -128,7 +134,11 @@ def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> Not
 
 
 def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
-    """Return the sharded dimension of the tensor for each mesh dimension that shards one."""
+    """Return which dimension of a DTensor is sharded along each dimension of its mesh, without mesh dimensions that
+    shard none.
+
+    The error for other placements names the argument ``name``.
+    """
     from torch.distributed.tensor import Shard
 
     mesh, shards = tensor.device_mesh, {}
@@ -163,7 +173,9 @@ def _placed_alike(caller: Caller, target: DTensor, mesh: DeviceMesh, expected: M
 
 
 def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | None:
-    """Return a tensor that is equal on every rank as a plain tensor; a plain tensor is returned unchanged."""
+    """Return the argument ``name`` as a plain tensor, if it is a DTensor that is equal on every rank; a plain tensor or
+    None is returned unchanged.
+    """
     placed = dtensor(tensor)
     if placed is None:
         return tensor
@@ -181,7 +193,8 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Reject a plain target that has the rows of all ranks instead of this rank's.
+    """Reject a plain target that covers the rows of all ranks, where it must have only those of ``local``, this rank's
+    part of ``input``.
 
     The message is clearer than that of the shape check.
     """
@@ -207,7 +220,10 @@ def check_member(caller: Caller, mesh: DeviceMesh) -> None:
 
 
 def _report_overwriting(local: Tensor, whole: DTensor) -> None:
-    """Tell autograd which memory a backward overwrites, so that code that saved ``whole`` gets its error.
+    """Let autograd count the backward's write over ``local``, this rank's tensor of the DTensor ``whole``, as a change
+    of ``whole``.
+
+    Code that saved ``whole`` then gets PyTorch's error for a tensor changed in place.
 
     A DTensor does not track changes to the memory of its local tensor.
     """

@@ -26,7 +26,9 @@ from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
 def as_returned(results: Sequence[Any]) -> Any:
-    """Return results as an operator returns them: a single one without a tuple, and None for no results."""
+    """Return a sequence of results in the form in which an operator returns them: one result by itself, several as a
+    tuple, and None for none.
+    """
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
@@ -36,7 +38,7 @@ def as_tuple(returned: Any) -> tuple[Any, ...]:
 
 
 def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
-    """Reject tensors that the operator does not take.
+    """Reject tensors that the operator, or with ``overwrites`` its in-place variant, does not take.
 
     Raises:
         TypeError: another number of dimensions, or another dtype.
@@ -63,7 +65,7 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
 
 
 def _is_empty(operator: Operator, call: Call) -> bool:
-    """Return whether a required input has no elements; a kernel needs at least one."""
+    """Return whether a required input has no elements, so that no kernel can be launched."""
     tensors = [call.tensors[name] for name in operator.required]
     return any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
 
@@ -118,7 +120,9 @@ def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor
 
 
 def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
-    """Launch the kernel on the number of cores that the environment defines, and return the operator's results."""
+    """Launch the operator's kernel for a call, on as many cores as the environment says, and return the operator's
+    results.
+    """
     launch = library_launch(operator.qualified(overwrites), operator.kernel())
     keywords = _kernel_keywords(operator, call)
     if operator.may_overwrite:
@@ -146,14 +150,16 @@ def run(operator: Operator, place: OperatorDevice, overwrites: bool, /, *args: T
 
 
 def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    """Return uninitialised results of the shapes and dtypes that :func:`run` returns."""
+    """Return uninitialised results with the shapes and dtypes of :func:`run`'s, for tracing; no kernel is launched."""
     call = operator.call(args, options)
     check_inputs(operator, call, overwrites)
     return as_returned([output.new(call) for output in operator.returned(overwrites)])
 
 
 def implementation(name: str, operators: Mapping[str, Operator], place: OperatorDevice, overwrites: bool) -> Any:
-    """Return the function that runs the operator of a name, or its in-place variant, on a device of the kind ``place``;
-    it reads ``operators`` at every call.
+    """Return the function that PyTorch registers for the operator ``name``, or its in-place variant, on devices of the
+    kind ``place``.
+
+    It looks the name up in ``operators`` at every call, so a later description takes effect.
     """
     return lambda *args, **options: run(operators[name], place, overwrites, *args, **options)

@@ -26,17 +26,21 @@ _UNSAFE_VIEW: Final = torch.ops.aten._unsafe_view.default
 
 
 def axis_of(tensor: Tensor, dim: int) -> int:
-    """Return the dimension of a row, counted from the front: 0 for a tensor of one dimension."""
+    """Return the dimension along which rows run, for ``dim`` 1 or -1, counted from the front; it is 0 for a tensor of
+    one dimension.
+    """
     return dim % tensor.dim() if tensor.dim() > 1 else 0
 
 
 def row_length(tensor: Tensor, dim: int) -> int:
-    """Return the number of elements of a row."""
+    """Return the number of elements of a row along ``dim``, which is 1 or -1."""
     return tensor.shape[axis_of(tensor, dim)]
 
 
 def rows_shape(tensor: Tensor, dim: int) -> tuple[int, ...]:
-    """Return the shape of a result with one number for each row: the shape of the tensor without the dimension."""
+    """Return the shape of a tensor with one number for each row along ``dim``: the tensor's shape without that
+    dimension.
+    """
     axis = axis_of(tensor, dim)
     return (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
 
@@ -55,7 +59,9 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 
 
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
-    """Return whether ``as_rows`` returns a view of the tensor's own memory, decided from shape and strides."""
+    """Return whether :func:`as_rows` would return a view of the tensor, not a copy; it is decided from shape and
+    strides.
+    """
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
 
 
@@ -105,13 +111,15 @@ class AlongAxis:
 
     @classmethod
     def of(cls, tensor: Tensor, dim: int) -> AlongAxis:
-        """Return the layout of a tensor of one or more dimensions; ``dim`` counts from the front."""
+        """Return the memory order of a tensor of one or more dimensions, for an operator along ``dim``, counted from
+        the front.
+        """
         order = stored_order(tensor)
         return cls(order, tuple(tensor.shape[axis] for axis in order), dim)
 
     @property
     def axis(self) -> int:
-        """The operator's dimension in the result of :meth:`stored`."""
+        """The position of the dimension :attr:`dim` in the views that :meth:`stored` returns."""
         return self.order.index(self.dim) if self._fits else 1
 
     @property
@@ -119,8 +127,10 @@ class AlongAxis:
         return len(self.order) <= KERNEL_DIMENSIONS
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """Return a view, in memory order, of the tensor or of another one of its shape. If it has more dimensions than
-        kernels take, those on each side of :attr:`dim` are merged.
+        """Return a view whose dimensions are in memory order, of the tensor or of another one of its shape and strides.
+
+        If there are more dimensions than kernels take, those before :attr:`dim` are merged into one, and those after
+        it.
         """
         permuted = tensor.permute(self.order)
         if self._fits:

@@ -24,8 +24,9 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return whether a graph is being traced with this tensor: it is fake, functional or the compiler's, and at run
-    time the tensor may have another layout.
+    """Return whether a tensor stands for another one while a graph is traced: it is fake, functional or the compiler's.
+
+    At run time the real tensor may have another layout.
     """
     return torch.compiler.is_compiling() or type(tensor) not in _PLAIN
 
@@ -41,8 +42,8 @@ def address(tensor: Tensor) -> int | None:
 
 
 def _weakly(tensor: Tensor) -> StorageWeakRef:
-    """Return a reference that does not keep a tensor's memory alive; two references are equal if the memory is the
-    same.
+    """Return a weak reference to a tensor's storage, which does not keep the memory alive; references to one storage
+    are equal.
     """
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
@@ -56,7 +57,7 @@ class ReusedMemory:
     Args:
         operator: the operator of the backward, which error messages name.
         remedy: the way to get another backward, for error messages.
-        tensor: the tensor, if others may write to its memory too.
+        tensor: the tensor that has the memory, if other code may write to it too, so that its version must be compared.
 
     Attributes:
         is_spent: whether a backward has written gradients over the memory.
@@ -92,7 +93,8 @@ class ReusedMemory:
 
 
 def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, end: int) -> bool:
-    """Return whether an element of a tensor touches the bytes from ``start`` to ``end``.
+    """Return whether any byte of any element of a tensor lies in the range of addresses from ``start`` to ``end``,
+    which is not included.
 
     Args:
         steps: the number of elements of each dimension and their distance in bytes, largest distance first.
@@ -110,8 +112,8 @@ def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, e
 
 
 def _start(tensor: Tensor) -> tuple[object, int]:
-    """Return the position of a tensor's first element: its device and address, or its storage and the byte offset in
-    it.
+    """Return where a tensor's first element is: its device and address; for a tensor without an address, its storage
+    and the byte offset in that.
     """
     start = address(tensor)
     if start is not None:
@@ -120,7 +122,7 @@ def _start(tensor: Tensor) -> tuple[object, int]:
 
 
 def _share_memory(dense: Tensor, other: Tensor) -> bool:
-    """Return whether an element of ``other`` lies in the memory of a tensor without gaps."""
+    """Return whether any element of ``other`` lies in the memory of ``dense``, a tensor without gaps."""
     (memory, start), (other_memory, at) = _start(dense), _start(other)
     if memory != other_memory or not dense.numel() or not other.numel():
         return False

@@ -68,11 +68,13 @@ class Call:
         return tensor
 
     def group(self, kind: type[Group]) -> Group:
-        """Return the options that are fields of a dataclass, as an instance of it."""
+        """Return an instance of the dataclass ``kind`` that is filled with those options of the call that are its
+        fields.
+        """
         return options_from(kind, self.options)
 
     def replaced(self, tensors: Mapping[str, Tensor | None], **options: Any) -> Call:
-        """Return the call with replaced or additional tensors and options."""
+        """Return a copy of the call, in which these tensors and options replace those of the same name or are added."""
         return Call({**self.tensors, **tensors}, {**self.options, **options})
 
 
@@ -80,12 +82,12 @@ Shape = tuple[int, ...]
 
 
 def per_row(call: Call) -> Shape:
-    """Return the shape of a result of one number for each row of the first input."""
+    """Return [rows], the shape of a result that has one number for each row of the call's first input."""
     return (call.first.shape[0],)
 
 
 def as_first(call: Call) -> Shape:
-    """Return the shape of the first input."""
+    """Return the shape of the call's first input."""
     return tuple(call.first.shape)
 
 
@@ -118,7 +120,7 @@ class Input:
 
     @cached_property
     def of_kernel(self) -> str:
-        """The name of the kernel's argument for this input."""
+        """The name that the kernel's argument for this input has: :attr:`keyword`, or ``<name>_hbm``."""
         return self.keyword or f"{self.name}_hbm"
 
 
@@ -154,20 +156,25 @@ class Output:
 
     @cached_property
     def request(self) -> str:
-        """The name of the option that requests the output, if the operator has such an option."""
+        """The name of the option that requests the output: :attr:`requested_by`, or ``with_<name>``.
+
+        An operator need not have such an option.
+        """
         return self.requested_by or f"with_{self.name}"
 
     def is_given(self, call: Call) -> bool:
-        """Return whether a call returns the output; otherwise it is empty."""
+        """Return whether the call returns the output; if it does not, an empty tensor stands in its place."""
         return bool(call.options.get(self.request, True)) and (self.exists is None or self.exists(call))
 
     def dtype_of(self, call: Call) -> torch.dtype:
-        """Return the dtype of the output."""
+        """Return the dtype that the output has in a call."""
         dtype = call.first.dtype if self.dtype is None else self.dtype
         return dtype if isinstance(dtype, torch.dtype) else dtype(call)
 
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
-        """Return a tensor of the output's shape, dtype and device, uninitialised or filled."""
+        """Return a tensor of the output's shape, dtype and device in a call: filled with ``fill``, or uninitialised if
+        that is None.
+        """
         shape = self.shape(call) if self.is_given(call) else (0,)
         dtype = self.dtype_of(call)
         if fill is None:
@@ -220,14 +227,14 @@ class Operator:
 
     @cached_property
     def keywords(self) -> tuple[Option, ...]:
-        """The options, in the order of the schema."""
+        """The descriptions of the options, in the order of the schema."""
         return tuple(
             option for group in self.options for option in options_of(group) if option.name not in self.without
         )
 
     @cached_property
     def _absent(self) -> Mapping[str, None]:
-        """None for every input by name, in the order of the schema."""
+        """A dict with None for every input, in the order of the schema: the inputs of a call that passes none."""
         return dict.fromkeys(self.input_names)
 
     @cached_property
@@ -254,26 +261,29 @@ class Operator:
 
     @cached_property
     def kernel_inputs(self) -> Mapping[str, str]:
-        """The names of the kernel's arguments by the names of the inputs that the kernel gets."""
+        """The name of the kernel's argument for each input that the kernel gets, by the name of the input."""
         return {operand.name: operand.of_kernel for operand in self.inputs if not operand.is_for_backward}
 
     @cached_property
     def kernel_results(self) -> Sequence[str]:
-        """The names of the kernel's results, in order."""
+        """The names of the results that the kernel returns, in order: :attr:`results`, or those of the outputs."""
         return self.results or [output.name for output in self.outputs]
 
     @cached_property
     def kernel_options(self) -> tuple[str, ...]:
-        """The names of the options that the kernel has: all but requests of outputs that it does not return."""
+        """The names of the options that the kernel takes.
+
+        Those are all options, except requests of outputs that are computed from the kernel's results.
+        """
         computed = {output.request for output in self.outputs if output.name not in self.kernel_results}
         return tuple(name for name in self.option_names if name not in computed)
 
     def unqualified(self, overwrites: bool = False) -> str:
-        """Return the name of the operator, or of its in-place variant, without the namespace."""
+        """Return the operator's name without a namespace; with ``overwrites``, that of its in-place variant."""
         return f"{self.name}_" if overwrites else self.name
 
     def qualified(self, overwrites: bool = False) -> str:
-        """Return the name with the namespace of ``torch.library``."""
+        """Return the operator's name, or that of its in-place variant, with the namespace of ``torch.library``."""
         return self._qualified[overwrites]
 
     @cached_property
@@ -281,27 +291,34 @@ class Operator:
         return f"{NAMESPACE}::{self.unqualified()}", f"{NAMESPACE}::{self.unqualified(True)}"
 
     def qualified_natively(self, overwrites: bool = False) -> str:
-        """Return the name with the namespace of ``nki_op``."""
+        """Return the operator's name, or that of its in-place variant, with the namespace of ``nki_op``."""
         return f"{NATIVE_NAMESPACE}::{self.unqualified(overwrites)}"
 
     def op(self, device: torch.device, overwrites: bool = False) -> Any:
-        """Return PyTorch's function that calls the operator with tensors on a device."""
+        """Return the function of ``torch.ops`` that calls the operator, or its in-place variant, for tensors on a
+        device.
+
+        It is that of ``nki_op``'s namespace if ``nki_op`` serves the device, else that of ``torch.library``'s.
+        """
         name = self.unqualified(overwrites)
         namespace = NATIVE_NAMESPACE if registrar.serves(device, name) else NAMESPACE
         return getattr(getattr(torch.ops, namespace), name)
 
     def written(self, overwrites: bool = False) -> Mapping[str, str]:
-        """Return the inputs that the operator or its in-place variant writes to, with the names of the results written
-        there.
+        """Return the inputs that the operator, or its in-place variant, writes to, and the name of the result that is
+        written to each.
         """
         return {self.inputs[0].name: self.outputs[0].name} if overwrites else self.writes
 
     def returned(self, overwrites: bool = False) -> Sequence[Output]:
-        """Return the outputs that the operator or its in-place variant returns."""
+        """Return the outputs that the operator returns; its in-place variant does not return the first one."""
         return self.outputs[1:] if overwrites else self.outputs
 
     def schema(self, overwrites: bool = False) -> str:
-        """Return the schema for ``torch.library``. An input defaults to None if all inputs after it do."""
+        """Return the schema of the operator, or of its in-place variant, as text for ``torch.library``.
+
+        An input has the default None if it and all inputs after it are optional.
+        """
         arguments = []
         written = list(self.written(overwrites))
         for at, operand in enumerate(self.inputs):
@@ -332,5 +349,7 @@ class Operator:
         return self.taken(values_of(*groups))
 
     def taken(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the given options, by name, that the operator has; a missing one gets its default."""
+        """Return those of the given options, by name, that the operator has. Others are dropped, and missing ones are
+        not added.
+        """
         return {name: options[name] for name in self.option_names if name in options}

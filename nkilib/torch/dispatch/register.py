@@ -67,8 +67,9 @@ def _options(operator: Operator) -> Iterator[Parameter]:
 
 
 def operator_signature(operator: Operator, overwrites: bool) -> Signature:
-    """Return the signature: inputs, then options. A parameter has a default only if all later ones do, as Python
-    requires.
+    """Return the Python signature of an operator: inputs, then options; ``overwrites`` selects its in-place variant.
+
+    A parameter has its default only if all later ones have one too, as Python requires.
     """
     parameters: list[Parameter] = []
     has_default = True
@@ -114,7 +115,11 @@ DEFINITIONS: Final[dict[str, Any]] = {}
 
 
 def _define(name: str, overwrites: bool) -> None:
-    """Define one operator with all its implementations. It rejects every device without an implementation."""
+    """Define the operator ``name``, or with ``overwrites`` its in-place variant, with an implementation for every
+    device.
+
+    On a device that no kernel supports, that implementation raises NotImplementedError.
+    """
     operator = OPERATORS[name]
     qualified = operator.qualified(overwrites)
 
@@ -140,8 +145,9 @@ def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
 
 
 def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
-    """Pass typed functions to ``nki_op`` by the call that published code agrees on: a name, ``mutates_args``, and a
-    function.
+    """Register an operator and its in-place variant, if it has one, with torch-neuronx's ``nki_op``.
+
+    The call has the form that all published code agrees on: a name, ``mutates_args``, and a typed function.
 
     A function that overwrites an input does not return it: a returned buffer would be copied.
     """
@@ -154,8 +160,8 @@ def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
 
 
 def _functionalized(name: str) -> Callable[..., Any]:
-    """Return the in-place variant for tensors without memory, such as XLA's: the input takes the value of the first
-    output.
+    """Return the in-place variant of the operator ``name`` for tensors without memory, such as XLA's: it runs the
+    ordinary operator and makes the first output the new value of the first input.
 
     PyTorch functionalizes its own operators before XLA sees them, but rejects a custom operator that mutates, unless
     such a function is registered for it.

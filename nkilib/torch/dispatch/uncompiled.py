@@ -32,5 +32,5 @@ def refuse_inplace(caller: str) -> NoReturn:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def warn(message: str) -> None:
-    """Warn once, while a graph is compiled; the graph itself cannot warn."""
+    """Warn while a graph is compiled, and so once for the graph: the graph itself cannot warn."""
     warnings.warn(message, UserWarning, stacklevel=2)

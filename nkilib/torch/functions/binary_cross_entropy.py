@@ -27,7 +27,7 @@ from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 
 def _check_probabilities(call: Call) -> None:
-    """Reject values outside of [0, 1], and NaN, as PyTorch does."""
+    """Reject tensors of a call that hold NaN or values outside of [0, 1], as PyTorch does."""
     for name in ("input", "target"):
         tensor = call.tensor(name)
         if tensor.numel() > 0 and not bool(((tensor >= 0.0) & (tensor <= 1.0)).all()):
@@ -62,15 +62,16 @@ def _check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Return whether input and target have one dtype. True also for dtypes that are rejected later, and under autocast,
-    which casts both tensors in PyTorch.
+    """Return whether input and target have one dtype, or may differ for this check.
+
+    They may under autocast, where PyTorch casts both, and if one has a dtype that is rejected later.
     """
     are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
     return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
 
 
 def _check_expands(caller: Caller, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Reject a tensor that does not broadcast to a shape.
+    """Reject the argument ``name`` if it is a tensor that does not broadcast to ``shape``.
 
     Raises:
         RuntimeError: if the check fails, as in PyTorch.
@@ -264,7 +265,9 @@ _SOFT_MARGIN_LOSS: Final = rowwise_loss(
 
 
 def _row_weights(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return the weights as [1, C] if all rows have the same weights, else as one row of weights for each row."""
+    """Return the weights with the classes, dimension ``axis`` of ``shape``, last: [1, C] if all rows have the same
+    weights, else expanded to all rows.
+    """
     if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
         return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
     return weight.expand(shape).movedim(axis, -1)

@@ -87,7 +87,9 @@ _DERIVATIVE: Final = indexed_loss(
 
 
 def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
-    """Return both lengths with their names; PyTorch takes either tensors for both or numbers for both."""
+    """Return both lengths with their names, once it is checked that both are tensors or both are numbers, as PyTorch
+    requires.
+    """
     if isinstance(input_lengths, Tensor) != isinstance(target_lengths, Tensor):
         raise TypeError(
             f"{CTC_LOSS}: input_lengths and target_lengths must be two tensors or two sequences of int, got "
@@ -101,7 +103,9 @@ def _is_integral(length: object) -> bool:
 
 
 def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
-    """Return the lengths as a tensor on the device of the log-probabilities; PyTorch accepts lengths on the CPU too."""
+    """Return the lengths, the argument ``name``, as a tensor on the device of the log-probabilities; they may be passed
+    on the CPU, as in PyTorch.
+    """
     if isinstance(lengths, Tensor):
         if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
             raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {lengths.dtype}; pass {name}.long()")
@@ -147,7 +151,12 @@ def _check(
 
 
 def _longest(lengths: Lengths, total: int, possible: int) -> int:
-    """Return the length of the longest target.
+    """Return the length of the longest target, to which shorter ones are padded.
+
+    Args:
+        lengths: the target lengths; values of a tensor on a device are not read.
+        total: the number of concatenated targets.
+        possible: the greatest length that can have an alignment, which is returned if the values may not be read.
 
     If the values of the lengths may not be read, it is the greatest length that can have an alignment.
 
@@ -171,7 +180,7 @@ def _longest(lengths: Lengths, total: int, possible: int) -> int:
 
 
 def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
-    """Return concatenated targets as padded targets, [N, S].
+    """Return concatenated targets as a padded tensor, [N, S], which is the form that the kernel takes.
 
     It uses tensor operations only, because the values of lengths on a device are not read.
     """
@@ -273,7 +282,7 @@ class CTCLoss(nn.Module):
         self.zero_infinity = zero_infinity
 
     def forward(self, log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
-        """Return the loss."""
+        """Return the loss, as :func:`ctc_loss` does."""
         return ctc_loss(
             log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction, self.zero_infinity
         )

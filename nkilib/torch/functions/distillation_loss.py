@@ -40,8 +40,10 @@ _INT32 = 2**31
 
 
 def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
-    """Return ``beta``, or if it is None the value for ``direction``: 0 for KL(teacher || student), 1 for KL(student ||
-    teacher). A beta between 0 and 1 is the weight of the teacher in the mixture.
+    """Return ``beta`` as a number or, if it is None, the one that ``direction`` stands for: 0 for KL(teacher ||
+    student), 1 for KL(student || teacher).
+
+    A beta between 0 and 1 is the weight of the teacher in the mixture.
 
     Raises:
         TypeError: ``beta`` is not a number.
@@ -97,7 +99,7 @@ def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ..
 
 
 def reduced_divergence(loss: Tensor, positions: tuple[int, ...], counts: Tensor | None, reduction: str) -> Tensor:
-    """Return the reduced loss.
+    """Return the divergences of the positions, reduced as the caller asks.
 
     Args:
         loss: [N], 0 at ignored positions.
@@ -127,7 +129,7 @@ _SAVED: Final = ("moment", "student_shift", "student_sum", "teacher_shift", "tea
 
 
 def _check_temperatures(call: Call) -> None:
-    """Reject temperatures out of range."""
+    """Reject temperatures of a call, if it has a tensor of them, that are out of range."""
     check_temperatures(DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
 
 
@@ -160,7 +162,7 @@ _DERIVATIVE: Final = differentiate(_FORWARD, _BACKWARD)
 
 
 def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute."""
+    """Reject tensors or a reduction that the kernels of :func:`distillation_loss` cannot compute."""
     caller = DISTILLATION
     tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
     checks.check_tensors(caller, tensors, optional=("labels",))
@@ -319,7 +321,7 @@ class DistillationLoss(LossModule):
         self.temperature_squared = temperature_squared
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the loss."""
+        """Return the divergence of the logits, as :func:`distillation_loss` does."""
         return distillation_loss(
             student_logits,
             teacher_logits,

@@ -334,7 +334,7 @@ def _check_triplet_margin(caller: object, margin: float) -> None:
 
 
 def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
-    """Return the options that are numbers as Python numbers."""
+    """Return margin, p and eps as Python numbers, once they and ``swap`` are checked."""
     caller = _TRIPLET_LOSS.caller
     margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
     check_flags(caller, swap=swap)
@@ -347,9 +347,10 @@ def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[
 
 
 def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
-    """Reject two tensors with rows of one element if the third one has longer rows.
+    """Reject tensors of which two have rows of one element and the third has longer rows, of ``columns`` elements.
 
-    PyTorch does not repeat the distance of the two.
+    PyTorch would take the distance of the two without repeating their element. ``lengths`` has the row length of each
+    tensor.
 
     Raises:
         NotImplementedError: if the check fails.

@@ -38,7 +38,7 @@ def _classes(call: Call) -> int:
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices out of range."""
+    """Reject class indices of a call that are out of range, on the CPU."""
     check_range(str(NLL_LOSS), call.tensor("target").reshape(-1), call.options["ignore_index"], _classes(call))
 
 
@@ -191,7 +191,7 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
 
 
 def _least_of_log(caller: Caller, name: str, value: Any) -> float:
-    """Return a number that is added to the argument of a logarithm or bounds it from below, as a Python float.
+    """Return the option ``name``, a lower bound or a summand of the argument of a logarithm, as a Python float.
 
     Raises:
         TypeError: the value is not a number.
@@ -208,7 +208,7 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """Return the variances with the dimensions of the input.
+    """Return the argument ``var`` as a tensor with as many dimensions as the input, if PyTorch accepts it.
 
     A float, and a tensor of a shape that PyTorch expands, are converted; other types are returned unchanged and
     rejected later.

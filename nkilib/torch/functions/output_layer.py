@@ -58,7 +58,11 @@ class _Chunk(NamedTuple):
 
 
 def _fsdp(head: nn.Module) -> FSDPModule | None:
-    """Return the module if ``fully_shard`` was applied to it alone, else None."""
+    """Return the module, typed as FSDP2's class, if ``fully_shard`` was applied to it, else None.
+
+    Raises:
+        NotImplementedError: FSDP1 shards the module.
+    """
     for parameter in head.parameters():
         if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
             raise NotImplementedError(
@@ -70,7 +74,7 @@ def _fsdp(head: nn.Module) -> FSDPModule | None:
 
 @contextmanager
 def _gathered(module: FSDPModule) -> Iterator[None]:
-    """Keep the weights of the module gathered for all chunks, instead of gathering them for each chunk."""
+    """Return a context in which FSDP2 keeps the module's weights gathered from one chunk of tokens to the next."""
     module.set_reshard_after_forward(False)
     module.set_reshard_after_backward(False)
     module.unshard()
@@ -84,7 +88,9 @@ def _gathered(module: FSDPModule) -> Iterator[None]:
 
 
 def _local_rows(hidden: Tensor) -> Tensor:
-    """Return this rank's hidden states as [tokens, width], detached."""
+    """Return the hidden states that this rank has, as a plain tensor [tokens, width], detached from autograd's
+    graph.
+    """
     placed = dtensor(hidden)
     if placed is None:
         return hidden.detach().flatten(0, -2)
@@ -98,8 +104,10 @@ def _local_rows(hidden: Tensor) -> Tensor:
 
 
 def _distributed(rows: Tensor, like: DTensor) -> DTensor:
-    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``; a dimension of the mesh that shards
-    tokens shards the rows.
+    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``, the DTensor of all hidden states.
+
+    A dimension of the mesh that shards tokens in ``like`` shards the rows; any other one has the placement that it has
+    there.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -124,8 +132,8 @@ def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> I
 
 
 class _Gradients(NamedTuple):
-    """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
-    has none.
+    """The gradients of a chunk's loss, for its hidden states and for each parameter of the output layer; None for a
+    tensor that has none.
     """
 
     of_hidden: Tensor | None
@@ -140,7 +148,7 @@ def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> _
 
 
 def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
-    """Run the backward of a chunk, and return only the gradient of its hidden states.
+    """Run the backward of a chunk's loss, ``value``, and return the gradient of its hidden states alone.
 
     FSDP2's module collects the gradients of its parameters itself, and does so only in a backward.
     """
@@ -150,8 +158,9 @@ def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
 
 
 def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Add the gradients to the sums. The first gradient of a parameter is copied, because other tensors may share its
-    memory.
+    """Add the gradients of one chunk to ``sums``, which has an item for each tensor.
+
+    The first gradient of a tensor is copied, because other tensors may share its memory.
     """
     for at, gradient in enumerate(gradients):
         if gradient is not None:
@@ -160,8 +169,9 @@ def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
-    """Return this rank's rows of the gradient of a chunk's hidden states; a DTensor of partial sums is first reduced
-    over the ranks.
+    """Return this rank's rows of ``gradient``, the gradient of ``hidden``, the hidden states of a chunk.
+
+    If it is a DTensor of partial sums, these are first added up over the ranks.
     """
     placed, like = dtensor(gradient), dtensor(hidden)
     if placed is None or like is None:
@@ -170,7 +180,7 @@ def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
-    """Return a gradient of this rank's tokens in the shape of ``hidden``."""
+    """Return ``rows``, the gradient of this rank's tokens, in the shape and placement of ``hidden``."""
     placed = dtensor(hidden)
     if placed is None:
         return rows.view(hidden.shape)
@@ -183,7 +193,11 @@ def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients are already known; ``apply`` takes the gradients and the tensors that they belong to."""
+    """An autograd function that returns a loss whose gradients are already computed; its backward scales them and
+    passes them on.
+
+    ``apply`` takes the gradients and the tensors that they belong to.
+    """
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
@@ -269,7 +283,9 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
 
 
 def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered the hook; bound methods and their wrappers have its module's name."""
+    """Return whether ``fully_shard`` registered a hook: its functions, bound or wrapped too, have the name of one of
+    FSDP2's modules.
+    """
     return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
 
 
@@ -306,7 +322,9 @@ def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Make a call of the module run ``forward`` in place of its own, between the module's hooks."""
+    """Return a context in which a call of the module runs ``forward`` in place of the module's own forward, between the
+    module's hooks.
+    """
     own = vars(module).get("forward")
     module.forward = forward
     try:

@@ -66,18 +66,23 @@ def _arguments(call: Call, caller: Caller, direction: str) -> dict[str, Any]:
 
 
 def _name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in the option ``dtype``."""
+    """Return the name of a dtype as the option ``dtype`` of the operators has it, such as ``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
 def _dtype_of_input(call: Call) -> dict[str, Any]:
-    """Return the option that gives the gradient the input's dtype, which the backward does not get as an input."""
+    """Return the backward's option ``dtype``, which gives the gradient the dtype of the forward's input.
+
+    The backward needs it because it does not get the input.
+    """
     return {"dtype": _name_of(call.first.dtype)}
 
 
 # Tensors of any shape, and an axis.
 def _differentiated(caller: Caller) -> Derivative:
-    """Register both operators of a function with their derivative, and return it."""
+    """Register the forward and the backward operator of ``softmax`` or ``log_softmax``, and return the derivative that
+    joins them.
+    """
     of_forward = Operator(
         f"{caller}_forward",
         inputs=(Input("input", keyword="x_hbm", dtypes=FLOAT_DTYPES),),
@@ -105,11 +110,12 @@ OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX)
 
 
 class _Restored(torch.autograd.Function):
-    """A result in the shape and layout of the caller's tensor, with the memory of the operator's result.
+    """An autograd function that gives the operator's result the shape and layout of the caller's tensor, in the same
+    memory.
 
-    It is not a view, so ``detach_()`` works. It shares its version with the operator's result, which the backward
-    needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the operator's
-    result, the layout, and the caller's shape.
+    The returned tensor is not a view, so ``detach_()`` works. It shares its version with the operator's result, which
+    the backward needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the
+    operator's result, the layout, and the caller's shape.
     """
 
     generate_vmap_rule = True
@@ -129,14 +135,16 @@ class _Restored(torch.autograd.Function):
 
 
 def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the requested dtype, or float32 under autocast: on accelerators, as in PyTorch, and not on the CPU."""
+    """Return the dtype of the result: the requested one; without a request float32 under autocast on accelerators, as
+    in PyTorch; else that of ``x``.
+    """
     if dtype is not None:
         return dtype
     return torch.float32 if x.device.type != "cpu" and autocast_dtype(x.device) is not None else x.dtype
 
 
 def _implicit_dim(caller: Caller, input: Tensor, stacklevel: int) -> int:
-    """Return the dimension that PyTorch chooses if none is given, with its warning."""
+    """Return the dimension that PyTorch chooses if ``dim`` is None, and give PyTorch's warning at ``stacklevel``."""
     message = f"{caller}: dim is not given, and which one PyTorch chooses is deprecated; pass dim="
     if torch.compiler.is_compiling():
         from nkilib.torch.dispatch import uncompiled  # which imports the compiler

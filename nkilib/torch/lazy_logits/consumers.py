@@ -40,7 +40,9 @@ _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ..
 
 
 def _features_last(form: Form) -> Tensor:
-    """Return the hidden states [..., D] of all terms of a form, concatenated along the features."""
+    """Return the hidden states of all terms of a form as one tensor [..., D]: concatenated along the features, which
+    become the last dimension.
+    """
     parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=form.class_dim)).movedim(form.class_dim, -1)
 
@@ -55,23 +57,26 @@ def _sum_of_biases(form: Form) -> Tensor | None:
 
 
 def _kept_classes(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of weight and bias for the classes that the form keeps."""
+    """Return weight and bias cut to the first ``form.classes`` rows, which are the classes that the logits keep."""
     if weight.shape[0] == form.classes:
         return weight, bias
     return weight[: form.classes], None if bias is None else bias[: form.classes]
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast, because the dtype of products is fixed by the call of the output layer, not by
-    the call of the loss.
+    """Return a context that switches autocast off on a device, if it is on.
+
+    The dtype of the products was fixed where the output layer was called, so autocast around the loss must not change
+    it.
     """
     return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple[Tensor, ...]:
-    """Return the results of a function of hidden states, target, weight and bias.
+    """Return what ``function`` computes from the hidden states, the target, the weight and the bias of lazy logits.
 
-    It runs without autocast; the dtype of its products is :func:`_compute_dtype`.
+    It runs without autocast, since the dtype of its products is :func:`_compute_dtype`, and records a graph only if the
+    call of the output layer did too.
     """
     form, call = logits.form, logits.call
     call.check_unchanged()
@@ -100,13 +105,17 @@ def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
 
 
 def _loss_dtype(logits: LazyLogits) -> torch.dtype:
-    """Return the dtype that a loss of the logits has: float32 under autocast."""
+    """Return the dtype that torch's loss of the computed logits would have: float32 under autocast, else the logits'
+    dtype.
+    """
     return logits.dtype if autocast_dtype(logits.device) is None else torch.float32
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """The options of a cross-entropy."""
+    """The options of one cross-entropy, named as the arguments of torch; ``class_weight`` is its argument
+    ``weight``.
+    """
 
     class_weight: Tensor | None
     ignore_index: int
@@ -121,20 +130,29 @@ def _is_log_softmax(form: Form) -> bool:
 
 
 def _is_class_dim_of_losses(form: Form) -> bool:
-    """Return whether the classes are in the dimension where losses of torch expect them: the second, or the only
+    """Return whether the classes are in the dimension where torch's losses expect them: the second one, or the only
     one.
     """
     return form.class_dim == min(1, form.ndim - 1)
 
 
 def _are_indices(form: Form, target: object) -> bool:
-    """Return whether a target has one class index for each position."""
+    """Return whether a target is an integer tensor with one class index for each position of the logits."""
     positions = [size for dim, size in enumerate(form.shape) if dim != form.class_dim]
     return isinstance(target, Tensor) and not target.is_floating_point() and list(target.shape) == positions
 
 
 def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_outputs: bool) -> tuple[Tensor, ...]:
-    """Return the cross-entropy of logits of the given form; with ``return_outputs``, all results that nkilib has."""
+    """Return the cross-entropy of lazy logits as a tuple of one tensor; with ``return_outputs``, all results of
+    nkilib's function.
+
+    Args:
+        logits: the lazy logits, from whose call the options of the output layer are taken.
+        form: the form to use in place of theirs, which may have a further cap or temperature.
+        target: the class indices.
+        loss: the options of the loss.
+        return_outputs: whether to return everything that :func:`nkilib.torch.linear_cross_entropy` can return.
+    """
     options = logits.call.options
     smoothing, lse_square_scale = options.of_loss(loss.label_smoothing, logits.call.term.layer.training)
 
@@ -167,7 +185,10 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
 
 
 def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
-    """Return the cross-entropy; None if the target does not have one class index for each position."""
+    """Return the cross-entropy of lazy logits as torch's function returns it.
+
+    It is None, so that the logits are computed, if the target does not have one class index for each position.
+    """
     if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
         return None
     (result,) = _loss(logits, logits.form, target, loss, False)
@@ -200,15 +221,19 @@ def _nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor | None:
-    """Return the NLL loss of a log-softmax, computed as the cross-entropy of the logits; None for other arguments."""
+    """Return torch's ``nll_loss`` of lazy log-probabilities, computed as the cross-entropy of the logits.
+
+    It is None, so that the logits are computed, if the input is not a log-softmax or the target is not of indices.
+    """
     if not _is_log_softmax(input.form) or size_average is not None or reduce is not None:
         return None
     return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction))
 
 
 def _divided(form: Form, temperature: Tensor) -> Form | None:
-    """Return the form divided by a tensor of one element, or of a shape that broadcasts to the positions; None for
-    other tensors.
+    """Return the form of logits that are divided by a tensor of temperatures.
+
+    The tensor has one element, or a shape that broadcasts to the positions; for another shape the result is None.
     """
     if temperature.numel() == 1:
         return divided_by_tensor(form, temperature.reshape(()))
@@ -234,8 +259,9 @@ def _own_cross_entropy(
     logit_softcap: float | None = None,
     temperature: float | Tensor = 1.0,
 ) -> Tensor | CrossEntropyOutputs | None:
-    """Return :func:`nkilib.torch.cross_entropy` of lazy logits. Its cap and temperature apply after those that the form
-    has.
+    """Return :func:`nkilib.torch.cross_entropy` of lazy logits; None if no kernel takes its arguments.
+
+    The cap and the temperature of the call apply after those that were recorded in the logits' form.
     """
     recorded = input.form
     is_known = class_dim % recorded.ndim == recorded.class_dim and _are_indices(recorded, target)
@@ -248,7 +274,11 @@ def _own_cross_entropy(
 
 
 def _capped(form: Form, logit_softcap: float | None, temperature: float | Tensor) -> Form | None:
-    """Return the form with a cap, and after it a temperature, added; None if the form cannot hold them."""
+    """Return the form of logits to which a cap and then a temperature are applied.
+
+    It is None if the form cannot describe that, as when the logits already have a cap or temperatures and get another
+    cap.
+    """
     is_capped = form.cap is not None or form.temperatures is not None
     if form.kind is not Kind.LOGITS or (is_capped and logit_softcap is not None):
         return None
@@ -261,9 +291,9 @@ _NO_CLASS: Final = -(2**31)
 
 
 def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
-    """Return the log-probabilities of given classes of each position.
+    """Return the log-probabilities of the classes ``ids`` of each position.
 
-    One further score of the same launch is kept in ``known``.
+    The same launch computes the score ``name``, such as ``"lse"``, which is stored in ``logits.known`` for later calls.
     """
     logprob, logits.known[name] = _scores(logits, logits.form, ids, _NO_CLASS, (name,))
     return logprob
@@ -272,8 +302,15 @@ def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
 def _scores(
     logits: LazyLogits, form: Form, ids: Tensor, ignore_index: int, outputs: tuple[str, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the log-probabilities of given classes of each position, and further scores, of logits of the given
-    form.
+    """Return a tuple of the log-probabilities of the classes ``ids`` of each position, and the scores named in
+    ``outputs``.
+
+    Args:
+        logits: the lazy logits.
+        form: the form to use in place of theirs.
+        ids: the class indices, one or several for each position.
+        ignore_index: the index for which no log-probability is computed.
+        outputs: the names of further results of :func:`nkilib.torch.linear_token_scores`.
     """
 
     def scores(hidden: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -322,7 +359,10 @@ def _token_scores(
 
 @_consumes("gather")
 def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
-    """Return log-probabilities or logits of given classes of each position; None for other arguments."""
+    """Return what ``torch.gather`` takes from lazy logits, log-probabilities or probabilities along the classes.
+
+    It is None, so that the logits are computed, for another dimension, other positions or too many classes of each.
+    """
     form = input.form
     is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
     if not is_known:
@@ -343,7 +383,10 @@ def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = F
 
 
 def _score(logits: LazyLogits, name: str) -> Tensor:
-    """Return a score of each position that does not depend on a target, from an earlier call if there was one."""
+    """Return the score ``name``, such as ``"lse"``, of each position.
+
+    It does not depend on a target, so it is taken from ``logits.known`` if an earlier call has computed it.
+    """
     known = logits.known.get(name)
     if known is not None and (known.requires_grad or not torch.is_grad_enabled() or not known.is_floating_point()):
         return known
@@ -354,14 +397,16 @@ def _score(logits: LazyLogits, name: str) -> Tensor:
 
 
 def _over_classes(form: Form, dim: Any) -> bool:
-    """Return whether a reduction is over the classes and over no other dimension."""
+    """Return whether ``dim``, the argument of a reduction, names the dimension of the classes and no other."""
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
     return isinstance(dim, int) and dim % form.ndim == form.class_dim
 
 
 def _placed(form: Form, scores: Tensor, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    """Return scores [positions] in the shape and dtype that a reduction over the classes gives."""
+    """Return scores [positions] as a reduction over the classes returns them: with a dimension of 1 if ``keepdim``, in
+    ``dtype`` unless that is None.
+    """
     scores = scores.unsqueeze(form.class_dim) if keepdim else scores
     return scores if dtype is None else scores.to(dtype)
 
@@ -388,7 +433,11 @@ def _argmax(input: LazyLogits, dim: int | None = None, keepdim: bool = False) ->
 
 @_consumes("max")
 def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the largest logit of each position and its class, by two launches."""
+    """Return what ``torch.max`` returns along the classes: the largest value of each position and its class, by two
+    launches.
+
+    It is None, so that the logits are computed, for other arguments.
+    """
     indices = _argmax(input, dim, keepdim=True) if isinstance(dim, int) else None
     values = None if indices is None else _gather(input, input.form.class_dim, indices)
     if indices is None or values is None:
@@ -398,8 +447,9 @@ def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _sum_of_logits(logits: LazyLogits) -> Tensor:
-    """Return the sum of the logits of each position, computed as a product of the hidden states with the weight summed
-    over the classes.
+    """Return the sum of the logits of each position over the classes.
+
+    It is the product of the hidden states with the weight summed over the classes, plus the sum of the bias.
     """
 
     def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
@@ -415,7 +465,9 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the sum over the classes, or over all elements; None for a form that :func:`_total` does not sum."""
+    """Return the sum over the classes, or over all elements; None, so that the logits are computed, where
+    :func:`_total` is None.
+    """
     return _reduced(input, dim, keepdim, dtype, 1)
 
 
@@ -423,12 +475,16 @@ def _sum(
 def _mean(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the mean over the classes, or over all elements; None for a form that :func:`_total` does not sum."""
+    """Return the mean over the classes, or over all elements; None, so that the logits are computed, where
+    :func:`_total` is None.
+    """
     return _reduced(input, dim, keepdim, dtype, input.numel() if dim is None else input.form.classes)
 
 
 def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | None, divisor: int) -> Tensor | None:
-    """Return the sum over the classes or over all elements, divided by ``divisor``."""
+    """Return the sum over the classes or over all elements, divided by ``divisor``; None where :func:`_total` is
+    None.
+    """
     form = input.form
     is_of_all = dim is None and not keepdim
     total = _total(input) if is_of_all or _over_classes(form, dim) else None
@@ -439,7 +495,8 @@ def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | No
 
 
 def _total(logits: LazyLogits) -> Tensor | None:
-    """Return the sum over the classes of each position; None for a form whose sum no kernel computes.
+    """Return the sum over the classes, for each position, of the values that the form describes; None if no kernel
+    computes it.
 
     A kernel computes the sum of logits, of log-probabilities (for label smoothing), and of p log p and p z (for an
     entropy).
@@ -464,7 +521,10 @@ def _kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor | None:
-    """Return the divergence of a student's log-probabilities from a teacher's, both lazy; None for other arguments."""
+    """Return torch's ``kl_div`` of the lazy log-probabilities of a student (``input``) and a teacher (``target``).
+
+    It is None, so that the logits are computed, for other arguments, such as a target that is not logarithmic.
+    """
     if size_average is not None or reduce is not None or not log_target or not isinstance(target, LazyLogits):
         return None
     student, teacher = input.form, target.form
@@ -480,7 +540,10 @@ def _kl_div(
 
 @_consumes("distillation_loss")
 def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **options: Any) -> Tensor | None:
-    """Return :func:`nkilib.torch.distillation_loss` of a student's and a teacher's lazy logits."""
+    """Return :func:`nkilib.torch.distillation_loss` of a student's and a teacher's lazy logits.
+
+    It is None, so that the logits are computed, if the teacher's are not lazy or no kernel computes the divergence.
+    """
     if not isinstance(teacher_logits, LazyLogits):
         return None
     is_known = all(item.form.kind is Kind.LOGITS for item in (student_logits, teacher_logits))

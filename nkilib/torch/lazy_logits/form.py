@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """The function that a form describes, of the logits z and p = softmax(z)."""
+    """The function that a form describes over the classes: the logits z themselves, or one of z and p = softmax(z)."""
 
     LOGITS = "z"
     LOG_SOFTMAX = "log p"
@@ -42,7 +42,10 @@ class Kind(Enum):
 
 
 class Placed(Enum):
-    """The kind of tensor that the computed logits are, which depends on the ranks that share the output layer."""
+    """The tensor that the logits would be if they were computed: a plain one, or a DTensor and its placement.
+
+    It depends on the ranks that share the output layer.
+    """
 
     TENSOR = "a tensor with all classes"
     SPREAD = "a DTensor whose classes are sharded"
@@ -70,7 +73,10 @@ class Term:
 
 
 def _near(number: float) -> float:
-    """Return the number, or exactly 1 if it differs from 1 only by rounding, as the scale in c * tanh(x / c) may."""
+    """Return the number, or exactly 1 if it differs from 1 only by rounding.
+
+    The scale in c * tanh(x / c) is the product of 1 / c and c, which may be rounded.
+    """
     return 1.0 if abs(number - 1.0) < 1e-12 else number
 
 
@@ -115,7 +121,7 @@ class Form:
 
     @property
     def hidden(self) -> Tensor:
-        """The hidden states of the first term."""
+        """The hidden states of the form's first term; all terms have the same positions."""
         return self.terms[0].hidden
 
     @property
@@ -132,22 +138,26 @@ class Form:
 
     @property
     def num_features(self) -> int:
-        """The number of features of all terms."""
+        """The number of features of all terms together, which is that of one product with concatenated features."""
         return sum(term.hidden.shape[self.class_dim] for term in self.terms)
 
     @property
     def is_last(self) -> bool:
-        """Whether the classes are the last dimension."""
+        """Whether the dimension of the classes is the last one."""
         return self.class_dim == self.ndim - 1
 
     @property
     def has_own_temperatures(self) -> bool:
-        """Whether each position has a temperature of its own."""
+        """Whether there is a tensor with a temperature for each position, not only one temperature for all."""
         return self.temperatures is not None and self.temperatures.dim() > 0
 
     def mapped(self, function: Callable[[Tensor], Tensor], class_dim: int | None = None) -> Form:
-        """Return the form with a function applied to the hidden states of each term, and to temperatures of
-        positions.
+        """Return the form of logits whose positions a function selects or moves.
+
+        Args:
+            function: a view or selection along the positions; it is applied to the hidden states of each term, and to
+                temperatures if each position has its own.
+            class_dim: the dimension of the classes in the result; None: as before.
         """
         terms = tuple(replace(term, hidden=function(term.hidden)) for term in self.terms)
         temperatures = self.temperatures
@@ -157,7 +167,9 @@ class Form:
         return replace(self, terms=terms, temperatures=temperatures, class_dim=class_dim)
 
     def scaled(self, factor: float) -> Form | None:
-        """Return the form multiplied by a number; None if no kernel takes the product."""
+        """Return the form of these logits, or this function of logits, times a number; None if the scale or cap leaves
+        the kernels' range.
+        """
         if self.kind is not Kind.LOGITS:
             return replace(self, factor=self.factor * factor)
         scale = _near(self.scale * factor)
@@ -169,8 +181,8 @@ class Form:
         return replace(self, scale=scale, cap=cap)
 
     def divided(self, temperatures: Tensor) -> Form | None:
-        """Return the form divided by temperatures (float32, in one of the shapes of :class:`Form`); None if no kernel
-        takes them.
+        """Return the form of these logits divided by temperatures, a float32 tensor in one of the shapes that
+        :class:`Form` allows; None if no kernel takes the quotient.
 
         On the CPU this reads their values, except in a traced graph, where the kernel raises an error for a value out
         of range. On devices such a value makes the results of its position NaN.
@@ -186,29 +198,34 @@ class Form:
         return replace(self, temperatures=temperatures)
 
     def temperature_of_positions(self) -> float | Tensor:
-        """Return the argument ``temperature`` for functions of nkilib: 1, or a tensor of one element or of the shape of
-        the positions.
+        """Return the temperatures as the argument ``temperature`` of nkilib's functions: the number 1, a tensor of one
+        element, or one of the shape of the positions.
         """
         if self.temperatures is None:
             return 1.0
         return self.temperatures.squeeze(self.class_dim) if self.temperatures.dim() else self.temperatures
 
     def spread_temperatures(self) -> Tensor:
-        """Return the temperatures, which must not be None, in the shape of the logits with one class."""
+        """Return the temperatures, which must not be None, expanded to one for each position: in the shape of the
+        logits, with one element in the dimension of the classes.
+        """
         sizes = list(self.shape)
         sizes[self.class_dim] = 1
         return cast(Tensor, self.temperatures).expand(sizes)
 
     def is_alike(self, other: Form) -> bool:
-        """Return whether two forms differ only in hidden states and values of temperatures, so that they can be joined
-        along positions.
+        """Return whether two forms differ only in hidden states and in the values of temperatures.
+
+        Such forms can be joined along positions, as by ``torch.cat``.
         """
         mine, theirs = ([(term.layer, term.factor) for term in form.terms] for form in (self, other))
         rest, of_other = (replace(form, terms=(), temperatures=None).__dict__ for form in (self, other))
         return mine == theirs and rest == of_other and (self.temperatures is None) == (other.temperatures is None)
 
     def is_same(self, other: Form) -> bool:
-        """Return whether two forms describe the same function of the same hidden states."""
+        """Return whether two forms describe the same logits, or function of them, of the same hidden states and
+        temperatures.
+        """
         pairs = zip(self.terms, other.terms, strict=False)
         is_of_both = self.is_alike(other) and self.temperatures is other.temperatures
         return is_of_both and all(mine.hidden is theirs.hidden for mine, theirs in pairs)

@@ -46,13 +46,18 @@ _SKIP_LOGITS: Final = Deprecation(
 
 
 def _parameters_of(layer: nn.Linear) -> tuple[Tensor, ...]:
-    """Return views of weight and bias. Unlike parameters, views have a graph, which leads to the parameters."""
+    """Return views of weight and bias, or the parameters themselves under ``fully_shard``.
+
+    A view has an autograd graph that leads to its parameter, which code that follows the graph of an output needs.
+    """
     parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
     return parameters if is_fully_sharded(layer) else tuple(parameter.view_as(parameter) for parameter in parameters)
 
 
 def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
-    """Return the dtype that the layer gives its results, by autocast or by the policy of ``fully_shard``."""
+    """Return the dtype that the layer's result would have: autocast's, that of the policy of ``fully_shard``, or that
+    of ``hidden``.
+    """
     autocast = autocast_dtype(hidden.device)
     if autocast is not None:
         return autocast
@@ -63,8 +68,9 @@ def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
 
 
 def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
-    """Return a clause that says why no kernel takes the products, whatever the number of features; None if kernels take
-    them.
+    """Return a clause that says why no kernel multiplies these hidden states by this layer; None if kernels do.
+
+    The number of features is not considered here: :meth:`FusedHead.reason_for_logits` adds that.
     """
     classes, dtypes = _sizes_of(layer)[0], (hidden.dtype, layer.weight.dtype)
     if hidden.device.type not in SUPPORTED_DEVICES:
@@ -126,8 +132,8 @@ class FusedHead:
     was_called: bool = False
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
-        """Return lazy logits of hidden states. Return logits if no kernel takes the operands, or if lazy logits are not
-        wanted.
+        """Return lazy logits for hidden states, or plain logits if no kernel takes the operands or :meth:`is_asked` is
+        false.
         """
         is_asked = self.is_asked()
         reason = self.reason_for_logits(input) if is_asked else None
@@ -143,22 +149,22 @@ class FusedHead:
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
-        """Return whether a call should return lazy logits: in training with gradients enabled, or as ``skip_logits``
-        and ``evaluation`` say.
+        """Return whether the next call is to return lazy logits: as ``skip_logits`` says, or in training with gradients
+        enabled, or with the option ``evaluation``.
         """
         if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
         return _is_wanted(self.options, self.layer)
 
     def reason_for_logits(self, hidden: Tensor) -> str | None:
-        """Return a clause that says why no kernel takes the products; None if kernels take them."""
+        """Return a clause that says why no kernel multiplies these hidden states by this layer; None if kernels do."""
         _, features = _sizes_of(self.layer)
         if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
             return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
         return _reason_for_logits(self.layer, hidden)
 
     def lazy_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the lazy logits of hidden states, and reset ``skip_logits``."""
+        """Return the lazy logits of hidden states; ``skip_logits`` becomes None, since it is for one call only."""
         self.skip_logits = None
         layer = self.layer
         term = Term(hidden, layer, _parameters_of(layer))
@@ -173,7 +179,7 @@ class FusedHead:
 
 @dataclass(eq=False)
 class _Call:
-    """The call of a fused output layer, hooks included.
+    """The replacement for ``__call__`` of a fused output layer, which runs the layer's hooks and its forward.
 
     It skips the hooks where the result is lazy logits and ``fully_shard`` was applied to the layer alone: these hooks
     would gather weights that the call does not need.
@@ -191,7 +197,7 @@ class _Call:
 
 @dataclass(eq=False)
 class _TellsOfOther:
-    """A hook after the forward of an output layer that is not fused itself.
+    """A forward hook of an output layer that is not fused itself, but should contain fused layers.
 
     It records and warns if the layer multiplied without the fused layers inside it. Some adapters of PEFT do that, and
     so does a layer that replaced the fused one.
@@ -212,7 +218,9 @@ class _TellsOfOther:
 
 
 def _watch(layer: object, options: FusedOptions) -> None:
-    """Register the hook for an output layer that is not fused itself."""
+    """Register the hook :class:`_TellsOfOther` for an output layer that is not fused itself, unless the layer has it
+    already.
+    """
     if not isinstance(layer, nn.Module) or isinstance(vars(layer).get(_FORWARD), FusedHead):
         return
     if not any(isinstance(hook, _TellsOfOther) for hook in layer._forward_hooks.values()):
@@ -247,7 +255,7 @@ class _TakesSkipLogits:
 
 
 def _known_layer(model: nn.Module) -> object:
-    """Return the output layer that the model's ``get_output_embeddings()`` returns."""
+    """Return the output layer that ``get_output_embeddings()`` of the model returns; None if it returns none."""
     get = getattr(model, "get_output_embeddings", None)
     return get() if callable(get) else None
 
@@ -263,15 +271,15 @@ def _sizes_of(layer: nn.Linear) -> tuple[int, int]:
 
 
 def _is_wanted(options: FusedOptions, layer: nn.Module) -> bool:
-    """Return whether a call of an output layer should return lazy logits, if it can: in training with gradients
-    enabled.
+    """Return whether a call of an output layer should return lazy logits, operands permitting: in training with
+    gradients enabled, or always with the option ``evaluation``, unless :func:`_is_traced`.
     """
     return not _is_traced() and (options.evaluation or (layer.training and torch.is_grad_enabled()))
 
 
 def _is_traced() -> bool:
-    """Return whether ``torch.export``, ``torch.jit`` or a function of ``torch.func`` is at work, for which the kernels
-    have no rules.
+    """Return whether ``torch.export``, ``torch.jit`` or a function of ``torch.func`` is running; the kernels have no
+    rules for these.
     """
     if torch.compiler.is_exporting():
         return True
@@ -334,7 +342,9 @@ class Undo:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module only multiplies by its weight: a layer whose forward is its class's own."""
+    """Return whether a layer is a plain ``torch.nn.Linear``: its forward is the one of that class, neither overridden
+    nor replaced on the instance.
+    """
     kind = class_before_sharding(module)
     is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
     return is_linear and _FORWARD not in vars(module)
@@ -364,6 +374,12 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     return [layer for layer in layers if _sizes_of(layer)[0] == classes]
 
 
+def _likely_head(model: nn.Module) -> str:
+    """Return a sentence that names the linear layer with most results, for an error; empty if there is none."""
+    sizes = {name: layer.out_features for name, layer in model.named_modules() if name and isinstance(layer, nn.Linear)}
+    return f"; its widest linear layer is {max(sizes, key=lambda name: sizes[name])!r}" if sizes else ""
+
+
 def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Return the innermost model that knows its output layer, and this layer.
 
@@ -379,7 +395,7 @@ def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     if len(found) != 1:
         raise ValueError(
             f"{FUSE}: model must have one output layer, which get_output_embeddings() returns, got {len(found)} in "
-            f"{type(model).__name__}; {_HEAD_REMEDY}"
+            f"{type(model).__name__}; {_HEAD_REMEDY}{_likely_head(model)}"
         )
     ((layer, owner),) = found.items()
     return owner, layer
@@ -398,7 +414,9 @@ def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[
         try:
             return model, model.get_submodule(head)
         except AttributeError as error:
-            raise ValueError(f"{FUSE}: head must be the path of a module, got {head!r}: {error}") from None
+            raise ValueError(
+                f"{FUSE}: head must be the path of a module, got {head!r}: {error}{_likely_head(model)}"
+            ) from None
     if not isinstance(head, nn.Module):
         raise TypeError(f"{FUSE}: argument 'head' must be str or torch.nn.Module, not {type(head).__name__}")
     if not any(module is head for module in model.modules()):

@@ -95,11 +95,11 @@ class Mode:
 
     @classmethod
     def current(cls, device: torch.device) -> Mode:
-        """Return the present mode."""
+        """Return the mode that torch is in now, for tensors on a device."""
         return cls(torch.is_grad_enabled(), autocast_dtype(device))
 
     def autocast_again(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return a context with the autocast of this mode.
+        """Return a context in which autocast is as it was in this mode.
 
         Gradients need a statement of their own, since ``torch.compile`` does not know their context in a stack of
         contexts.
@@ -131,11 +131,11 @@ class HeadCall:
     num_results: int = 0
 
     def live_results(self) -> list[LazyLogits]:
-        """Return the lazy logits that come from the call and still exist."""
+        """Return the lazy logits that come from this call of the layer, also by later functions, and still exist."""
         return [logits for reference in self.results if (logits := reference()) is not None]
 
     def stock_logits(self) -> Tensor:
-        """Compute the logits as the layer itself does."""
+        """Compute the logits with the layer's own matrix product and bias."""
         term = self.term
         target = torch.zeros((), dtype=torch.int64, device=term.hidden.device)
         (logits,) = results_in_forward(term.layer, term.hidden, target, _linear)
@@ -168,12 +168,14 @@ class HeadCall:
 
 
 def versions_of(term: Term) -> tuple[int, ...]:
-    """Return the version counters of hidden states and parameters. Inference tensors have no counter."""
+    """Return the version counters of hidden states and parameters, which count changes in place. Inference tensors have
+    none.
+    """
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
 
 def replicated(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return a tensor, which every rank has whole, as a DTensor."""
+    """Return a tensor that every rank has whole as a replicated DTensor on ``mesh``."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
@@ -193,7 +195,10 @@ def _linear(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None)
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """The function whose result an object is, its arguments, and the object's index among its results."""
+    """The call by which lazy logits were made from others, kept so that it can be repeated with tensors.
+
+    ``item`` is the index in a result that is a tuple, else None; ``mode`` is torch's mode during the call.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -242,7 +247,7 @@ class LazyLogits:
 
     @property
     def device(self) -> torch.device:
-        """The device of the hidden states."""
+        """The device on which the logits would be computed: that of the hidden states."""
         return self.form.hidden.device
 
     @property
@@ -330,7 +335,7 @@ class LazyLogits:
         return self._computed
 
     def _tensor(self, function: str) -> Tensor:
-        """Return the logits as a tensor for a function that needs them, and record that it did."""
+        """Return the logits as a tensor, and record that ``function`` needed them."""
         if self._computed is None:
             self.call.options.tell(function, self.nbytes, self.call.term.layer.training)
         return self.compute()
@@ -386,7 +391,7 @@ _APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[
 
 
 def _kind_of(form: Form) -> type[Tensor]:
-    """Return the class of the tensor that the computed logits are."""
+    """Return the class of the logits once they are computed: ``Tensor`` or ``DTensor``."""
     if form.placed is Placed.TENSOR:
         return Tensor
     from torch.distributed.tensor import DTensor
@@ -395,7 +400,7 @@ def _kind_of(form: Form) -> type[Tensor]:
 
 
 def _placements_of(form: Form) -> tuple[Any, ...]:
-    """Return the placements of the DTensor that the computed logits are."""
+    """Return the placements of the logits once they are computed as a DTensor."""
     from torch.distributed.tensor import Replicate, Shard
 
     return (Shard(form.class_dim) if form.placed is Placed.SPREAD else Replicate(),)
@@ -413,7 +418,7 @@ def _lazy_in(value: Any) -> Iterator[LazyLogits]:
 
 
 def _mapped(function: Callable[[LazyLogits], Any], value: Any) -> Any:
-    """Return the arguments with a function applied to those that are lazy logits."""
+    """Return ``value`` with ``function`` applied to all lazy logits in it, also in tuples, lists and dicts."""
     if isinstance(value, LazyLogits):
         return function(value)
     if type(value) in (tuple, list):
@@ -441,7 +446,8 @@ def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 def _kept(name: str, value: Any) -> Any:
-    """Return the arguments of a recorded function, with copies of tensors that are temperatures.
+    """Return the positional or keyword arguments of the recorded function ``name``, with copies of possible
+    temperatures.
 
     The caller may change such a tensor in place before the logits are computed.
     """
@@ -453,9 +459,7 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _compute_all(call: HeadCall, function: str) -> None:
-    """Compute all lazy logits that come from a call, before one of them changes in place: as tensors, some share
-    memory.
-    """
+    """Compute all lazy logits of a call before one changes in place, because some of them share memory as tensors."""
     for logits in call.live_results():
         logits._tensor(function)
 
@@ -463,7 +467,7 @@ def _compute_all(call: HeadCall, function: str) -> None:
 def _made(
     first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Any:
-    """Return the object or objects that are the result of a recorded function."""
+    """Return lazy logits, or a tuple of them, for the form or forms that a recorded call of ``function`` gave."""
     mode = Mode.current(first.device)
     if isinstance(result, tuple):
         return tuple(
@@ -473,7 +477,9 @@ def _made(
 
 
 def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0) -> None:
-    """Give each row its part of the scores that are known for all positions, for loops that ask row by row."""
+    """Give each of ``rows``, the result of ``unbind`` along ``dim``, its part of the scores that are known for all
+    positions.
+    """
     at = dim % logits.ndim
     for name, values in logits.known.items():
         for row, value in zip(rows, values.unbind(at - (at > logits.form.class_dim)), strict=True):
@@ -481,8 +487,10 @@ def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0)
 
 
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
-    """Scale lazy logits in place, if nothing else comes from their call, so that no other object can share their
-    memory; None otherwise.
+    """Scale lazy logits in place without computing them.
+
+    The result is None, so that the logits are computed, if other lazy logits of the same call exist, whose memory would
+    change too.
 
     Raises:
         RuntimeError: something else came from the call, in a graph of ``torch.compile``, where it is unknown which
@@ -516,7 +524,7 @@ def _without_logits(
     kwargs: dict[str, Any],
     lazy: list[LazyLogits],
 ) -> Any:
-    """Return the result of a function that needs no logits; None if it needs them."""
+    """Return the result of a function that can be recorded, or computed by a kernel; None if it needs the logits."""
     first = args[0]
     if kwargs.get("out") is not None:
         return None
@@ -572,7 +580,7 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _called(name: str, function: Callable[..., Any], logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of lazy logits, whose function of torch is ``function``."""
+    """Call a method of lazy logits as the function of torch that does the same, ``function``."""
     return _applied(name, function, (logits, *args), kwargs)
 
 

@@ -26,7 +26,9 @@ _LIBRARIES: Final = ("nkilib.torch.", "torch.")
 
 
 class LogitsComputedWarning(UserWarning):
-    """Warns that logits were computed, because a function needed them that no kernel computes."""
+    """The warning that logits were computed, because a function needed them that no kernel computes from hidden
+    states.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class FusedCalls:
 
     @classmethod
     def of_all(cls, calls: Iterable[FusedCalls]) -> FusedCalls:
-        """Return the sums of the calls of several layers."""
+        """Return one record for several layers, with the counts of their records added."""
         fused: Counter[str] = Counter()
         computed: Counter[Place] = Counter()
         for item in calls:
@@ -66,13 +68,13 @@ class FusedCalls:
         return cls(dict(fused), dict(computed))
 
     def count(self, function: str) -> None:
-        """Count a function that ran without logits."""
+        """Count one call of a function that a kernel computed without logits."""
         if not torch.compiler.is_compiling():
             self.fused[function] = self.fused.get(function, 0) + 1
 
 
 def _users_place(function: str) -> Place:
-    """Return the place of the nearest caller outside of torch and nkilib."""
+    """Return the place in the user's code that called ``function``: the nearest caller outside of torch and nkilib."""
     frame = sys._getframe(1)
     while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_LIBRARIES):
         frame = frame.f_back
@@ -104,7 +106,10 @@ class FusedOptions:
     calls: FusedCalls = field(default_factory=FusedCalls)
 
     def of_loss(self, label_smoothing: float, is_training: bool) -> tuple[float, float]:
-        """Return the label smoothing and the z-loss factor of a cross-entropy.
+        """Return the label smoothing and the z-loss factor that a cross-entropy of the layer's logits has to use.
+
+        They come from the call (``label_smoothing``) or from ``fuse_linear_loss``, whose options apply in training
+        only.
 
         Raises:
             ValueError: both the call and ``fuse_linear_loss`` set label smoothing.

@@ -47,7 +47,7 @@ class Handler:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Handler:
-        """Return the handler that calls a function."""
+        """Return a handler that calls ``function``, with the limits on arguments taken from its signature."""
         parameters = inspect.signature(function).parameters.values()
         kinds = {parameter.kind for parameter in parameters}
         positional = [item for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
@@ -56,7 +56,9 @@ class Handler:
         return cls(function, most, None if inspect.Parameter.VAR_KEYWORD in kinds else names)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function; None if an argument has no parameter."""
+        """Return the result of the function; None if torch's call has an argument for which the function has no
+        parameter.
+        """
         is_known = self.most is None or len(args) <= self.most
         if not is_known or (self.keywords is not None and any(name not in self.keywords for name in kwargs)):
             return None
@@ -64,7 +66,9 @@ class Handler:
 
 
 def registering(registry: dict[str, Handler]) -> Callable[..., Callable[[Function], Function]]:
-    """Return a decorator that registers a function under the given names of torch's functions and methods."""
+    """Return a decorator that enters a function in ``registry`` as the substitute for the torch functions and methods
+    of the given names.
+    """
 
     def of_names(*names: str) -> Callable[[Function], Function]:
         def register(function: Function) -> Function:
@@ -81,7 +85,9 @@ _records: Final = registering(RECORDED)
 
 
 def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return sizes as a tuple, whether they were passed one by one or as one sequence."""
+    """Return the sizes that were passed to a method like ``view`` as a tuple, whether they came one by one or as one
+    sequence.
+    """
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], (int, torch.SymInt)) else tuple(sizes)
 
 
@@ -182,14 +188,19 @@ def _is_index(item: Any) -> bool:
 
 
 def _dimensions(item: Any) -> int:
-    """Return how many dimensions of the indexed tensor one index uses up."""
+    """Return how many dimensions of the indexed tensor one item of an index replaces: 0 for None and ``...``, and the
+    dimensions of a mask for a bool tensor.
+    """
     if item is None or item is Ellipsis:
         return 0
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
 def _rank(form: Form, items: tuple[Any, ...]) -> int:
-    """Return the number of dimensions of an indexing's result. All indices that are tensors broadcast to one shape."""
+    """Return the number of dimensions that indexing logits of a form with these items gives.
+
+    All items that are tensors broadcast to one shape, which replaces the dimensions that they index.
+    """
     tensors = [item for item in items if isinstance(item, Tensor)]
     broadcast = max([0, *(1 if item.dtype == torch.bool else item.dim() for item in tensors)])
     dropped = sum(_dimensions(item) for item in items if not isinstance(item, slice))
@@ -197,7 +208,9 @@ def _rank(form: Form, items: tuple[Any, ...]) -> int:
 
 
 def _cut(form: Form, classes: slice) -> Form | None:
-    """Return the form with only the selected classes; None unless they start with the first class, without gaps."""
+    """Return the form of logits cut to a slice of their classes; None unless the slice starts with the first class and
+    has step 1.
+    """
     if classes.step not in (None, 1) or classes.start not in (None, 0):
         return None
     stop = form.classes if classes.stop is None else classes.stop
@@ -295,8 +308,10 @@ _PRODUCTS: Final = {
 
 
 def _product(first: Form, second: Form) -> Form | None:
-    """Return the form of probabilities times logits, or times their own logarithm, of the same positions; None for
-    others.
+    """Return the form of p z or p log p, from the forms of its factors p, the probabilities, and z or log p of the same
+    positions.
+
+    It is None for any other pair of factors.
     """
     kinds = {first.kind, second.kind}
     kind = _PRODUCTS.get(frozenset(kinds)) if len(kinds) == 2 else None
@@ -313,9 +328,9 @@ def divided_by_tensor(form: Form, divisor: Tensor, is_inverse: bool = False) -> 
     On the CPU this reads the values, see :meth:`Form.divided`.
 
     Args:
-        form: logits.
+        form: the form of the logits that are divided.
         divisor: a tensor that broadcasts to the logits, with one element along the classes.
-        is_inverse: whether the tensor multiplies.
+        is_inverse: whether the logits are multiplied by the tensor, so that its reciprocal is the temperature.
     """
     if divisor.requires_grad or divisor.is_complex() or divisor.dtype == torch.bool or divisor.dim() > form.ndim:
         return None
@@ -364,7 +379,9 @@ def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form
 
 @_records("__rdiv__")
 def _divisor_first(divisor: Any, form: Any) -> Form | None:
-    """Return the form of a division whose divisor comes first, as graphs of ``torch.compile`` pass it."""
+    """Return the form of ``form / divisor``, for the reversed division in which graphs of ``torch.compile`` pass the
+    divisor first.
+    """
     is_known = isinstance(divisor, Tensor) and isinstance(form, Form)
     return divided_by_tensor(form, divisor) if is_known else None
 
@@ -375,7 +392,7 @@ def _negated(form: Form) -> Form | None:
 
 
 def _is_linear(form: Form) -> bool:
-    """Return whether a form is only its scaled products, without cap, temperature or function."""
+    """Return whether a form is only a sum of scaled products, with neither cap nor temperature nor softmax."""
     return form.kind is Kind.LOGITS and form.cap is None and form.temperatures is None
 
 
@@ -386,7 +403,9 @@ def _capped(form: Form) -> Form | None:
 
 @_records("add", "__add__", "__radd__")
 def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
-    """Return the form of the sum of two products: one product with the features of both."""
+    """Return the form of the sum of two forms that are products: one form with the terms of both. None for other
+    summands.
+    """
     if not isinstance(form, Form) or not isinstance(other, Form) or alpha != 1:
         return None
     is_alike = form.shape == other.shape and form.class_dim == other.class_dim
@@ -408,7 +427,9 @@ for _name, _dtype in (("float", torch.float32), ("half", torch.float16), ("bfloa
 
 
 def _is_device_of(value: Any, tensor: Tensor) -> bool:
-    """Return whether a value is the tensor's device, or is not a device at all."""
+    """Return whether an argument of ``to`` leaves the device as it is: it is the tensor's device, or no device at
+    all.
+    """
     if not isinstance(value, (str, torch.device)):
         return True
     try:

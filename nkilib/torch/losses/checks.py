@@ -84,7 +84,7 @@ def check_call(
 
 
 def finite_number(caller: Caller, name: str, value: Any) -> float:
-    """Return the value as a Python number.
+    """Return the option ``name``, checked to be a finite number, as a Python number.
 
     Raises:
         TypeError: it is not a number.

@@ -35,9 +35,10 @@ _FEWEST_ROWS: Final = 512
 
 
 def _compact(weight: Tensor, dimensions: int) -> Tensor:
-    """Return a view of a weight with the given number of dimensions.
+    """Return a view of a weight with ``dimensions`` dimensions, and without the repetitions that ``expand`` made.
 
-    A dimension of stride 0, made by ``expand``, has one element again.
+    Missing dimensions are added in front, with one element. A dimension of stride 0, along which ``expand`` repeats one
+    element, is cut to that element.
     """
     whole = weight[(None,) * (dimensions - weight.dim())]
     return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
@@ -60,10 +61,10 @@ class Matrix:
 
     @classmethod
     def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
-        """Return the split that repeats the least of the weights; each dimension of a weight has the extent of
-        ``shape`` or 1.
+        """Return the way to lay out tensors of a shape as a matrix that repeats as little as possible of these weights.
 
-        Return None if no weight is shared, or no weight could be used unexpanded.
+        In each dimension a weight has the extent of ``shape`` or 1. Return None if every weight has the whole shape, or
+        if no way to divide the dimensions lets a kernel take a weight unexpanded.
         """
         if 0 in shape or all(tuple(weight.shape) == shape for weight in weights):
             return None
@@ -74,11 +75,13 @@ class Matrix:
         return cls(shape, ranked[0][-1])
 
     def elements(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the shape as [rows, columns]: a view if it is contiguous."""
+        """Return a tensor of the shape :attr:`shape` as [rows, columns]; it is a view if the tensor is contiguous."""
         return tensor.reshape(self._rows, self._columns)
 
     def weight(self, weight: Tensor) -> Tensor:
-        """Return a weight as [rows, 1] or [1, columns]; [rows, columns] if it is neither."""
+        """Return a weight as kernels take it: [rows, 1] if it is equal along the columns, [1, columns] if it is equal
+        along the rows, else expanded to [rows, columns].
+        """
         if self._is_of_rows(weight):
             return weight.expand(*self.shape[: self.split], *weight.shape[self.split :]).reshape(self._rows, 1)
         if self._is_of_columns(weight):
@@ -100,8 +103,10 @@ class Matrix:
         return all(size == 1 for size in weight.shape[: self.split])
 
     def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
-        """Return two costs of the split: the number of weights that would have to be expanded to all elements, and the
-        number of dimensions along which the other weights would be repeated.
+        """Return two costs of dividing the dimensions at :attr:`split`, by which splits are compared.
+
+        They are the number of weights that would have to be expanded to all elements, and the number of dimensions
+        along which the other weights would be repeated.
         """
         whole, dimensions = 0, 0
         for weight in weights:
@@ -143,8 +148,9 @@ class ElementwiseLoss:
     takes_integers_alone: bool = False
 
     def check(self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any) -> None:
-        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types,
-        beside their shapes.
+        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
+
+        Shapes are not checked here, but when the loss is called.
 
         Raises:
             TypeError: an argument has the wrong Python type, or a tensor is float64.
@@ -191,7 +197,8 @@ class ElementwiseLoss:
         return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
 
     def _floats(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, with integers converted to the dtype that all dtypes promote to, or to float32.
+        """Return the tensors, all floating: integer tensors are converted to the dtype that all dtypes together promote
+        to, or to float32 if all tensors are integers.
 
         Raises:
             NotImplementedError: all tensors are integers, and the loss does not take them, as in PyTorch.
@@ -210,8 +217,10 @@ class ElementwiseLoss:
     def _of_dimensions(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
     ) -> Tensor:
-        """Return the loss of tensors that are permuted to the memory order of the first one, with at least one
-        dimension.
+        """Return the loss, computed on views whose dimensions are in the memory order of the first tensor.
+
+        A tensor without dimensions is computed as one of the shape [1]. The result has the dimensions in the caller's
+        order.
         """
         first = tensors.get(self.tensors[0])
         if first is None:
@@ -237,8 +246,10 @@ class ElementwiseLoss:
     def _of_stored(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
     ) -> Tensor:
-        """Return the loss of tensors in memory order. Weights that several elements share, such as class weights, are
-        not expanded to the full size.
+        """Return the loss of tensors whose dimensions are in memory order already.
+
+        Weights that several elements share, such as class weights, are passed unexpanded where :class:`Matrix` allows
+        it.
         """
         shape = tuple(tensors[self.tensors[0]].shape)
         matrix = Matrix.of(shape, list(weights.values()))
@@ -346,8 +357,9 @@ def elementwise_loss(
 
 
 def _sum_of(weight: Tensor) -> Tensor:
-    """Return the sum of a weight, float32. It avoids PyTorch's sum of an expanded weight, which has errors of up to
-    4e-3 on the CPU.
+    """Return the sum of all elements of a weight in float32.
+
+    PyTorch's own sum of an expanded weight has errors of up to 4e-3 on the CPU.
     """
     if weight.requires_grad:
         return weight.contiguous().sum(dtype=torch.float32)

@@ -46,25 +46,28 @@ _BITS: Final = 32
 
 
 class _Halves(NamedTuple):
-    """Integers as two int32 each: ``high * 2^32 + low``, with ``low`` unsigned."""
+    """The two int32 halves of each integer of a tensor: it equals ``high * 2^32 + low``, where ``low`` is read as
+    unsigned.
+    """
 
     low: Tensor
     high: Tensor
 
     @property
     def fit(self) -> Tensor:
-        """A bool tensor: whether each integer equals ``low``, taken as an int32."""
+        """A bool tensor: whether each integer fits an int32, so that its low half alone is the integer."""
         return self.high == self.low >> (_BITS - 1)
 
     def are(self, value: int) -> Tensor:
-        """Return a bool tensor: whether each integer equals ``value``, a 64-bit integer."""
+        """Return a bool tensor: whether each integer equals ``value``, which may be any 64-bit integer."""
         high, low = value >> _BITS, value & (1 << _BITS) - 1
         return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
 
 
 def _halves(target: Tensor) -> _Halves | None:
-    """Return the halves of 64-bit or unsigned 32-bit integers, read from their memory as int32; None if the memory
-    cannot be read so.
+    """Return the int32 halves of 64-bit integers, or of uint32, read from the tensor's memory.
+
+    It is None for a tensor whose memory cannot be viewed as int32, as in a traced graph.
     """
     if is_traced(target) or target.device.type == "xla":
         return None
@@ -78,13 +81,16 @@ def _halves(target: Tensor) -> _Halves | None:
 
 
 def _is_narrow(target: Tensor) -> bool:
-    """Return whether an int32 can hold every value of the dtype."""
+    """Return whether an int32 can hold every value that the target's dtype can have."""
     limits = torch.iinfo(target.dtype)
     return _INT32.min <= limits.min and limits.max <= _INT32.max
 
 
 def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
-    """Return a bool tensor of the shape of the target: which class indices are ``ignore_index``, any 64-bit integer."""
+    """Return a bool tensor of the shape of the target that is true where a class index equals ``ignore_index``.
+
+    ``ignore_index`` may be any 64-bit integer, also one that the target's dtype cannot hold.
+    """
     limits = torch.iinfo(target.dtype)
     if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap the number into the type
         return torch.zeros_like(target, dtype=torch.bool)
@@ -95,7 +101,9 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:
-    """Return int32 indices. An index that is not a class becomes -1 or ``num_classes``."""
+    """Return class indices as int32, where an index outside [0, num_classes) stays outside: it becomes -1 or
+    ``num_classes``.
+    """
     if _is_narrow(target):
         return target.to(torch.int32).clamp(-1, num_classes)
     halves = _halves(target)
@@ -127,8 +135,9 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
 
 
 def _class_indices(target: Tensor, num_classes: int) -> Tensor:
-    """Return class indices of any integer type as int32, for a kernel without ``ignore_index``: an index out of range
-    stays out of range.
+    """Return class indices of any integer type as int32, for a kernel without ``ignore_index``.
+
+    An index that is not in [0, num_classes) stays outside of it.
     """
     return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
 
@@ -255,12 +264,14 @@ def indexed_loss(
 
 
 def class_targets(call: Call) -> dict[str, Any]:
-    """Return the kernel argument for int32 targets, for a loss without ``ignore_index``."""
+    """Return the kernel argument ``targets_hbm``, the call's class indices as int32, for a loss without
+    ``ignore_index``.
+    """
     return {"targets_hbm": _class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
 
 
 def rows_and_classes(input: Tensor) -> tuple[int, int]:
-    """Return N and C of an input [N, C], [C] or without dimensions, which is one class."""
+    """Return N and C of an input [N, C]; N is 1 for an input [C], and both are 1 for an input without dimensions."""
     if input.dim() == 2:
         return int(input.shape[0]), int(input.shape[1])
     return 1, int(input.shape[0]) if input.dim() else 1

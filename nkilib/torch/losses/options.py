@@ -19,7 +19,9 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def options_from_defaults(defaults: Defaults) -> type[Dataclass]:
-    """Return a dataclass whose fields are these options, each of the type of its default."""
+    """Return a new dataclass with one field for each name in ``defaults``, which has that default and the type of
+    it.
+    """
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     # Nobody makes an instance: the methods would be made for nothing, 34 times at each import.
     return make_dataclass(
@@ -28,10 +30,15 @@ def options_from_defaults(defaults: Defaults) -> type[Dataclass]:
 
 
 def options_of_loss(options: Defaults) -> type[Dataclass]:
-    """Return the options of a loss. Every loss has a reduction: the first option, unless ``options`` contain it."""
+    """Return a dataclass of the options of a loss: ``options`` by name with their defaults, and a reduction, which
+    comes first unless ``options`` contain it.
+    """
     return options_from_defaults(options if "reduction" in options else {"reduction": "mean", **options})
 
 
 def gradient_requests(wanted: Mapping[str, bool]) -> type[Dataclass]:
-    """Return the options that request gradients, by the names of the tensors. Other gradients are not computed."""
+    """Return a dataclass with one bool option for each tensor in ``wanted``, by which a call requests its gradient.
+
+    ``wanted`` has the default of each option. A gradient that is not requested is not computed.
+    """
     return options_from_defaults({f"grad_{name}_wanted": value for name, value in wanted.items()})

@@ -24,7 +24,7 @@ from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Output, Shape
 
 
 def is_each(call: Call) -> bool:
-    """Return whether the call returns the loss of each element or row, not reduced."""
+    """Return whether the call asks for the loss of each element or row: whether its reduction is ``"none"``."""
     return bool(call.options["reduction"] == "none")
 
 
@@ -37,8 +37,11 @@ def loss_output(
     depends_on: tuple[str, ...],
     dtype: Callable[[Call], torch.dtype] = _dtype_of_first,
 ) -> Output:
-    """Return the output for the loss: for ``"none"`` of the given shape and dtype (by default that of the first input),
-    else one float32.
+    """Return the description of an operator's first result, the loss.
+
+    With reduction ``"none"`` it has the shape and dtype that the functions ``shape`` and ``dtype`` return for the call
+    (by default the dtype of the first input); with another reduction it is one float32 number. It has a derivative with
+    respect to the inputs named in ``depends_on``.
 
     The mean of no elements is NaN, as in PyTorch.
     """
@@ -61,15 +64,16 @@ def loss_output(
 
 
 def kernel_gradient(call: Call) -> dict[str, Any]:
-    """Return the kernel argument for the upstream gradient: one number for each loss; for a reduced loss, float32
-    [1].
+    """Return the kernel argument ``grad_loss_hbm`` for the upstream gradient of a call of the backward.
+
+    With reduction ``"none"`` it has one number for each loss; for a reduced loss it is float32 [1].
     """
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}
 
 
 def in_shape_of_rows(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return one value for each row, in the shape of the rows.
+    """Return ``values``, one for each row, reshaped to ``shape``, the dimensions that count the rows.
 
     The result is a copy: a backward may keep ``values``, and a caller may change the result in place.
     """
@@ -106,13 +110,14 @@ def reduced(
 
 
 def promoted(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return the dtype to which the dtypes of the tensors promote."""
+    """Return the dtype to which the dtypes of all tensors together promote."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
-    """Return the tensor, cast to float32 if autocast is on and the losses are not reduced, as in PyTorch. Without
-    autocast such losses have the dtype of their inputs.
+    """Return the tensor in the dtype that PyTorch's losses with reduction ``"none"`` have under autocast, float32.
+
+    Without autocast, or with another reduction, the tensor is returned unchanged.
     """
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor

@@ -48,22 +48,28 @@ class Rows:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Rows:
-        """Return the rows of a tensor of one or more dimensions; if its rows are not contiguous, it will be copied."""
+        """Return the memory order of the rows of a tensor of one or more dimensions.
+
+        If the last dimension is not the innermost one in memory, the order is that of the dimensions, and
+        :meth:`matrix` will copy the tensor.
+        """
         last, order = tensor.dim() - 1, stored_order(tensor)
         lead = order[:-1] if order[-1] == last else tuple(range(last))
         return cls(lead, tuple(tensor.shape[dim] for dim in lead))
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of that shape as [rows, columns], a view if possible."""
+        """Return a tensor as [rows, columns], with its rows in the order :attr:`order`; a view if possible."""
         last = tensor.dim() - 1
         return tensor.permute(*self.order, last).reshape(prod(self.shape), tensor.shape[last])
 
     def vector(self, values: Tensor) -> Tensor:
-        """Return a tensor with one number for each row as [rows]."""
+        """Return a tensor that has one number for each row, and :attr:`shape` up to the order of dimensions, as
+        [rows].
+        """
         return values.permute(self.order).reshape(prod(self.shape))
 
     def restored(self, losses: Tensor) -> Tensor:
-        """Return losses [rows], one for each row in memory order, in the shape of the tensor without its last
+        """Return losses [rows], which are in memory order, as a tensor of the original shape without the last
         dimension.
         """
         return unviewed(losses.reshape(self.shape).permute([self.order.index(dim) for dim in range(len(self.order))]))
@@ -90,7 +96,7 @@ class RowInputs:
 
     @property
     def operands(self) -> tuple[Input, ...]:
-        """The inputs of the operators."""
+        """The operator's inputs, described as :class:`~nkilib.torch.dispatch.operator.Input`."""
         return (
             *(Input(name, dimensions=2, dtypes=FLOAT_DTYPES) for name in self.matrices),
             *(Input(name, dimensions=1, dtypes=(torch.float32,)) for name in self.vectors),
@@ -103,7 +109,9 @@ class RowInputs:
         return (*self.matrices, *self.optional)
 
     def dtype(self, call: Call) -> torch.dtype:
-        """Return the dtype of losses that are not reduced: the dtype that the tensors of rows promote to."""
+        """Return the dtype of losses with reduction ``"none"``: the one to which the dtypes of the tensors of rows
+        promote.
+        """
         tensors = [call.tensors[name] for name in (*self.matrices, *self.optional)]
         return promoted(tensor for tensor in tensors if tensor is not None)
 
@@ -301,8 +309,8 @@ def rowwise_loss(
 
 
 def as_floats(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, with integer ones cast to the dtype that the floating ones promote to, or to float32 without
-    any.
+    """Return the tensors, all floating: integer ones are cast to the dtype to which the floating ones promote, or to
+    float32 if none is floating.
     """
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtype = promoted(floating) if floating else torch.float32

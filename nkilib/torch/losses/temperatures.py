@@ -49,7 +49,10 @@ def keep_temperature(module: nn.Module, temperature: Any) -> None:
 
 
 def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
-    """Reject a tensor of temperatures for positions of which this rank has only a part, as in a DTensor.
+    """Reject a tensor of temperatures of several positions if this rank has only a part of the positions, as with a
+    DTensor.
+
+    Such a tensor would have to be divided over the ranks as the positions are, which is not implemented.
 
     Raises:
         NotImplementedError: if the check fails.
@@ -109,7 +112,7 @@ def temperatures_of_rows(
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether a tensor of a shape can be expanded to the wanted one."""
+    """Return whether ``expand`` can bring a tensor of the shape ``shape`` to the shape ``wanted``."""
     missing = len(wanted) - len(shape)
     return missing >= 0 and all(size in (1, of_whole) for size, of_whole in zip(shape, wanted[missing:], strict=True))
 

@@ -40,7 +40,11 @@ _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 class _Scores(NamedTuple):
-    """The scores that a policy loss gets instead of logits, and passes to ``compute_logprobs``."""
+    """Log-probabilities and entropies of the labels, computed from hidden states, which a policy loss gets in place of
+    logits.
+
+    The loss passes them to ``compute_logprobs``, whose replacement returns them unchanged.
+    """
 
     logprob: Tensor
     entropy: Tensor
@@ -76,7 +80,14 @@ def _compute_logprobs(theirs: Callable[..., Any], devices: frozenset[str]) -> Ca
 
 
 def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
-    """Return whether the losses from hidden states support this tensor and this output layer, which may be None."""
+    """Return whether the losses from hidden states can be computed from this output layer and this tensor of hidden
+    states.
+
+    Args:
+        head: the output layer; None if none is set.
+        hidden: the hidden states, or whatever else the trainer passed in their place.
+        devices: the device types given to :func:`install`.
+    """
     if head is None or not isinstance(hidden, Tensor) or dtensor(hidden) is not None:
         return False
     if not _is_on(hidden, devices) or hidden.shape[-1] not in _WIDTHS:
@@ -87,7 +98,10 @@ def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
 
 
 def _is_one_of(loss: object, names: Sequence[str], modules: Sequence[str]) -> bool:
-    """Return whether the class of a loss has one of these names in one of these modules, which may not be imported."""
+    """Return whether the class of a loss has one of these names and is defined in one of these modules.
+
+    Names are compared, so that modules of TorchTitan that are not loaded need not be imported.
+    """
     return type(loss).__name__ in names and type(loss).__module__ in modules
 
 

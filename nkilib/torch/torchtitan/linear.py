@@ -41,7 +41,10 @@ Reduced = Callable[..., Tensor]
 
 
 def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
-    """Return why losses of :mod:`nkilib.torch.torchtitan.linear` do not support an output layer; None if they do."""
+    """Return the type and the message of the error for an output layer that the losses of this module do not support.
+
+    It is None if they support the layer.
+    """
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         return TypeError, f"lm_head must be a torch.nn.Linear with the forward of that, got {type(head).__qualname__}"
     if any(getattr(parameter, "_is_flat_param", False) for parameter in head.parameters()):  # as FSDP1 marks its own
@@ -60,8 +63,10 @@ def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
 
 
 def checked_head(caller: str, head: nn.Module) -> nn.Linear:
-    """Return the output layer if it is a product and a bias, and whole on every rank or sharded by its own
-    ``fully_shard``.
+    """Return the output layer, once :func:`reason_against` has found nothing against it.
+
+    It must compute a product and a bias, and its weights must be whole on every rank, or sharded by a ``fully_shard``
+    that was applied to this layer itself.
 
     Raises:
         TypeError: it is not a ``torch.nn.Linear``, or computes something else.
@@ -75,7 +80,7 @@ def checked_head(caller: str, head: nn.Module) -> nn.Linear:
 
 
 def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
-    """Return the results of ``scored`` with the whole weights of ``head``."""
+    """Return the results of the function ``scored``, run while the weights of ``head`` are gathered on this rank."""
     return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
 
 
@@ -87,7 +92,7 @@ def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored
         hidden: the hidden states [..., D].
         labels: the labels of the same tokens.
         scored: a function of hidden states [tokens, D] that uses the weights of ``head``. If ``fully_shard`` was
-            applied to ``head``, it runs within a call of it.
+            applied to ``head``, ``scored`` runs within a call of ``head``, whose hooks gather the weights.
         reduced: a function that takes the results of ``scored`` and returns the loss.
     """
     loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
@@ -97,7 +102,11 @@ def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored
 
 
 def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy: bool) -> tuple[Tensor, ...]:
-    """Return log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
+    """Return a tuple of the labels' log-probabilities and, if ``with_entropy``, the entropies, each of the shape of
+    ``labels``.
+
+    The entropies are detached, so no gradient flows through them.
+    """
     scores = linear_token_scores(
         hidden.view(*labels.shape, hidden.shape[-1]),
         head.weight,
@@ -115,7 +124,15 @@ def linear_loss(
     global_valid_tokens: Tensor | float | None,
     memory_limit: int | None = None,
 ) -> Tensor:
-    """Return the loss of :class:`LinearCrossEntropyLoss` for a head that has been checked."""
+    """Return the loss of :class:`LinearCrossEntropyLoss`: the weighted sum of the predictions' losses, divided by
+    ``global_valid_tokens`` unless that is None.
+
+    Args:
+        head: an output layer that :func:`checked_head` accepts.
+        predictions: hidden states with labels and weights, one item for each depth of multi-token prediction.
+        global_valid_tokens: the number of valid tokens on all ranks.
+        memory_limit: see :class:`LinearCrossEntropyLoss`.
+    """
     hidden = [each.pred.flatten(0, -2) for each in predictions]
     # One call of the head for all predictions, so that fully_shard gathers its weights once.
     rows = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
@@ -158,7 +175,7 @@ class LinearCrossEntropyLoss:
         lm_head: the output layer, a ``torch.nn.Linear``.
         memory_limit: the option of :func:`nkilib.torch.linear_cross_entropy`: bytes for loss and gradients in a single
             launch; for each prediction of a tuple.
-        mtp_scale: the weight of the further predictions of a tuple together.
+        mtp_scale: the sum of the weights of all predictions of a tuple but the first.
     """
 
     lm_head: nn.Module | None = None

@@ -39,7 +39,10 @@ Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
 
 
 class Prediction(NamedTuple):
-    """The prediction of a model at one depth, its labels, and its weight in the loss."""
+    """One of the predictions of a model with multi-token prediction, its labels, and the factor ``weight`` of its loss.
+
+    ``pred`` has the logits or the hidden states.
+    """
 
     pred: Tensor
     labels: Tensor
@@ -67,7 +70,7 @@ def predictions_of(caller: str, pred: Tensors, labels: Tensors, mtp_scale: float
 
 
 def weighted_sum(predictions: Sequence[Prediction], losses: Iterable[Tensor]) -> Tensor:
-    """Return the sum of the losses of the predictions, multiplied by their weights."""
+    """Return the sum of the losses, each multiplied by the weight of its prediction; the first one has weight 1."""
     first, *others = losses
     for prediction, loss in zip(predictions[1:], others, strict=True):
         first = first + prediction.weight * loss
@@ -79,8 +82,9 @@ def _as_taken(logits: Tensor) -> Tensor:
 
 
 def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return the group that shares a plain part of the vocabulary: the caller's, or that of the mesh of a running
-    TorchTitan.
+    """Return the group of ranks that share the vocabulary of plain logits; None if this rank has the whole vocabulary.
+
+    It is ``group`` if the caller passed one, else the tensor-parallel group of the mesh with which TorchTitan runs.
     """
     if group is not None or dtensor(logits) is not None:
         return group
@@ -92,7 +96,9 @@ def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dis
 
 
 def _check_whole(noun: str, logits: Tensor, global_vocab_size: int | None) -> None:
-    """Reject a vocabulary of another size than the logits if no group is known."""
+    """Reject ``global_vocab_size`` that differs from the number of classes of ``logits``, where no group of ranks is
+    known that could have the other classes.
+    """
     if global_vocab_size in (None, logits.shape[-1]):
         return
     has = f"has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and"
@@ -226,7 +232,7 @@ class CrossEntropyLoss:
         global_vocab_size: V, if ``pred`` is a plain tensor with a part of the vocabulary; else None.
         group: the ranks that share the vocabulary of a plain ``pred``; None: as for :func:`cross_entropy_loss`.
         inplace: whether the backward writes the gradient over the memory of ``pred``.
-        mtp_scale: the weight of the further predictions together.
+        mtp_scale: the sum of the weights of all predictions of a tuple but the first.
     """
 
     global_vocab_size: int | None = None

@@ -33,14 +33,14 @@ _Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=
 
 
 class Recipe(Protocol[_Results_co]):
-    """The options of TRL's function, with a method that computes its results from operands."""
+    """The options of a function of TRL, with the method that computes the function's results, as a protocol."""
 
     def results(self, operands: Operands) -> _Results_co:
-        """Return the results for the operands."""
+        """Return the results of TRL's function for these operands: hidden states, weights and biases."""
 
 
 def is_sharded(*parameters: Tensor | None) -> bool:
-    """Return whether ZeRO-3 shards one of the parameters."""
+    """Return whether any of the parameters is sharded by ZeRO-3."""
     return any(hasattr(parameter, _STATUS) for parameter in parameters)
 
 
@@ -63,7 +63,8 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Gathered weights and biases whose memory a graph must not keep.
+    """Gathered weights and biases, and the hooks by which a graph saves placeholders for their memory instead of
+    keeping it.
 
     Attributes:
         tensors: the weights, and the biases that exist.
@@ -72,8 +73,8 @@ class _Parameters:
     tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
-        """Return the object that the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of
-        a parameter.
+        """Return what the graph keeps for a tensor that it saves: a placeholder if the tensor shares memory with a
+        parameter, else the tensor.
         """
         for number, parameter in enumerate(self.tensors):
             if saved.data_ptr() == parameter.data_ptr() and saved.numel() == parameter.numel():
@@ -81,20 +82,22 @@ class _Parameters:
         return saved
 
     def unpack(self, kept: _Saved) -> Tensor:
-        """Return the saved tensor; the parameters must have been gathered."""
+        """Return the saved tensor for ``kept``, the object from :meth:`pack`; a placeholder needs the parameters
+        gathered again.
+        """
         if isinstance(kept, Tensor):
             return kept
         return self.tensors[kept.number].detach().as_strided(kept.size, kept.stride)
 
 
 def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """Return a leaf of a new graph with the same memory."""
+    """Return a tensor in the same memory that is a leaf of a new autograd graph."""
     return tensor.detach().requires_grad_(requires_grad)
 
 
 class _Gathered(torch.autograd.Function):
-    """Results computed from detached operands in a graph of their own. The backward runs this inner graph within TRL's
-    context, which gathers the parameters.
+    """An autograd function that computes results from detached operands in an inner graph, and runs that graph's
+    backward while TRL's context has gathered the parameters.
 
     Only the outer graph has the parameters themselves as inputs, so their hooks run once.
     """
@@ -151,6 +154,13 @@ class _Gathered(torch.autograd.Function):
 def gathered_results(
     recipe: Recipe[_Results_co], gathered: Gathering, operands: Operands, layers: Layers
 ) -> _Results_co:
-    """Return the results of a recipe for gathered weights; the backward gathers the weights again."""
+    """Return the results of a recipe whose weights are gathered for the forward, and again for the backward.
+
+    Args:
+        recipe: the options of TRL's function, which compute the results.
+        gathered: a function that returns TRL's context for output layers.
+        operands: the tensors of the call.
+        layers: the output layers to gather.
+    """
     results: _Results_co = _Gathered.apply(recipe, gathered, layers, *operands)  # type: ignore[no-untyped-call]
     return results

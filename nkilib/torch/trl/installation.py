@@ -91,7 +91,7 @@ _DIVERGENCES: Final = Function(
 
 @dataclass(frozen=True)
 class PatchedFunction:
-    """The location of a function of TRL.
+    """The place in TRL's modules where its trainers look up a function that nkilib replaces.
 
     Attributes:
         module: the module in which trainers look it up.
@@ -111,12 +111,14 @@ class PatchedFunction:
         return getattr(self.module, self.attribute)
 
     def put(self, function: Any) -> None:
-        """Make every trainer call ``function`` at this location."""
+        """Make ``function`` the one that trainers find at this location."""
         setattr(self.module, self.attribute, function)
 
     @contextmanager
     def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
-        """Return TRL's context within which ZeRO-3 gathers the parameters of the given output layers."""
+        """Enter TRL's own context, in which ZeRO-3 gathers the parameters of the given output layers (tuples of weight
+        and bias).
+        """
         with ExitStack() as contexts:
             for parameters in layers:
                 contexts.enter_context(getattr(self.utils, _GATHER)(*parameters))
@@ -124,8 +126,8 @@ class PatchedFunction:
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """Return how the arguments of TRL's installed function differ from those of the release that was read, one clause
-    for each difference.
+    """Return a clause for each difference between the arguments of TRL's installed function ``own`` and those that
+    ``function`` records from the release that was read.
     """
     _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
     names, expected = [parameter.name for parameter in parameters], list(function.parameters)
@@ -140,7 +142,9 @@ def _differences(function: Function, own: Any) -> list[str]:
 
 
 def _located(function: Function, faults: list[str]) -> PatchedFunction | None:
-    """Return the location of a function, or None if it is not as expected; differences are added to ``faults``."""
+    """Return the location of a function, or None if TRL's installed function is not as expected; the differences are
+    then added to ``faults``, one clause each.
+    """
     try:
         utils, module = import_module(_UTILS), import_module(function.module)
         own = getattr(import_module(function.own_module), function.own_name)
@@ -218,16 +222,16 @@ class Router:
     installed: list[Installation] = field(default_factory=list)
 
     def is_for(self, tensor: Tensor) -> bool:
-        """Return whether the kernels are installed for the device of a tensor."""
+        """Return whether an installation has the device of this tensor, so that its calls go to the kernels."""
         return any(tensor.device.type in installation.devices for installation in self.installed)
 
     def add(self, installation: Installation) -> None:
-        """Add an installation, and make trainers call this router."""
+        """Add an installation's devices, and make trainers call this router instead of TRL's function."""
         self.installed.append(installation)
         self.place.put(self)
 
     def remove(self, installation: Installation) -> None:
-        """Remove an installation, and make trainers call TRL's function again if it was the last."""
+        """Remove an installation's devices; if no installation is left, make trainers call TRL's function again."""
         if installation in self.installed:
             self.installed.remove(installation)
         if not self.installed and self.place.current is self:
@@ -235,7 +239,7 @@ class Router:
 
 
 class ScoreRouter(Router):
-    """The replacement of ``ChunkedLogProbFunction``."""
+    """The router in place of TRL's ``ChunkedLogProbFunction``, which computes scores of tokens."""
 
     def apply(
         self,
@@ -249,7 +253,9 @@ class ScoreRouter(Router):
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = OUTPUTS,
     ) -> TokenResults:
-        """Return TRL's results, from the kernels where these are installed for the device and take the operands."""
+        """Return what TRL's function returns: by the kernels if they are installed for the device and take the
+        operands, else by TRL's own code.
+        """
         recipe = ScoreRecipe(temperature, final_logit_softcapping, logit_scale, outputs)
         head, operands = Head(hidden, weight, bias), (hidden, weight, bias, targets)
         if not self.is_for(hidden) or not recipe.is_supported(head):
@@ -262,7 +268,7 @@ class ScoreRouter(Router):
 
 
 class DivergenceRouter(Router):
-    """The replacement of ``ChunkedDivergenceFunction``."""
+    """The router in place of TRL's ``ChunkedDivergenceFunction``, which compares a student with a teacher."""
 
     def apply(
         self,
@@ -279,7 +285,9 @@ class DivergenceRouter(Router):
         teacher_logit_scale: float = 1.0,
         teacher_final_logit_softcapping: float | None = None,
     ) -> DivergenceResults:
-        """Return TRL's results, from the kernels where these are installed for the device and take the operands."""
+        """Return what TRL's function returns: by the kernels if they are installed for the device and take the
+        operands, else by TRL's own code.
+        """
         student = Head(student_hidden, student_weight, student_bias)
         teacher = Head(teacher_hidden, teacher_weight, teacher_bias)
         of_student = LogitOptions(student_logit_scale, student_final_logit_softcapping)

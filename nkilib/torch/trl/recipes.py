@@ -63,20 +63,23 @@ class Head(NamedTuple):
 
     @property
     def parameters(self) -> tuple[Tensor | None, ...]:
-        """The weight and the bias."""
+        """The weight and the bias, which may be None."""
         return self.weight, self.bias
 
     @property
     def num_classes(self) -> int:
-        """V, the number of classes. For a weight that ZeRO-3 keeps without elements, it is read from the shape that
-        DeepSpeed stores beside it.
+        """V, the number of classes, which is the number of rows of the weight.
+
+        Where ZeRO-3 leaves the weight without elements, it is read from the shape that DeepSpeed stores with it.
         """
         shape = getattr(self.weight, "ds_shape", self.weight.shape)
         return int(shape[0])
 
 
 class _Rounded(torch.autograd.Function):
-    """A bias rounded to another type, in float32; its gradient is not rounded to that type."""
+    """An autograd function that rounds a bias to the values of another dtype and returns them as float32; its gradient
+    is not rounded to that dtype.
+    """
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -89,7 +92,8 @@ class _Rounded(torch.autograd.Function):
 
 
 def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias with the values that it has in another type, as TRL's token scores read it.
+    """Return a bias with its values rounded to ``dtype``, as TRL's token scores read it; in float32, unless it has that
+    dtype.
 
     The gradient, in the type of ``bias``, is that of the rounded values, without rounding.
     """
@@ -136,7 +140,7 @@ class ScoreRecipe:
     outputs: tuple[str, ...]
 
     def is_supported(self, head: Head) -> bool:
-        """Return whether the kernels compute these scores; TRL's own code computes the others."""
+        """Return whether the kernels compute these scores for this output layer; if not, TRL's own code does."""
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in head):
             return False
         features = FEATURES_MIN <= head.hidden.shape[-1] <= FEATURES_MAX
@@ -179,7 +183,7 @@ DivergenceResults: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LogitOptions:
-    """The scaling and capping of one model's logits.
+    """The scale and the cap that TRL applies to one model's logits.
 
     Attributes:
         scale: the factor of the logits, applied first.
@@ -241,7 +245,7 @@ class DivergenceRecipe:
     teacher: LogitOptions
 
     def is_supported(self, student: Head, teacher: Head) -> bool:
-        """Return whether the kernels compute these divergences; TRL's own code computes the others."""
+        """Return whether the kernels compute this divergence of these models; if not, TRL's own code does."""
         if any(tensor.dtype == torch.float64 for head in (student, teacher) for tensor in head if tensor is not None):
             return False
         has_features = all(FEATURES_MIN <= model.hidden.shape[-1] <= FEATURES_MAX for model in (student, teacher))

@@ -26,12 +26,14 @@ _SMALLEST_NORMAL: Final = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16
 
 
 def is_float(array: Array) -> bool:
-    """Tell whether the elements have one of the floating-point types of the kernels."""
+    """Tell whether an array has one of the floating-point types in which kernels compute."""
     return array.dtype.name in _SMALLEST_NORMAL
 
 
 def classes_of(array: Array) -> npt.NDArray[np.int8]:
-    """Return the index in ``CLASSES`` of the class of each element, for an array for which :func:`is_float` is True."""
+    """Return the class of each element, such as NaN, as an index in ``CLASSES``; the array must have a type of
+    :func:`is_float`.
+    """
     values = array.astype(np.float32)  # exact
     size, negative = np.abs(values), np.signbit(values)
     classes = np.select(
@@ -44,7 +46,7 @@ def classes_of(array: Array) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class ClassDifference:
-    """Elements whose class differs.
+    """The elements of a result whose class (:data:`CLASSES`), such as NaN, is not the expected one.
 
     Attributes:
         count: the number of these elements.
@@ -69,7 +71,9 @@ class ClassDifference:
 
 
 def class_difference(came: Array, expected: Array) -> ClassDifference | None:
-    """Return the elements whose classes differ; None if there are none, and for integers."""
+    """Return the elements of ``came`` whose class differs from that in ``expected``; None if there are none, or for
+    integers.
+    """
     if not is_float(came) or not is_float(expected):
         return None
     came_classes, expected_classes = classes_of(came), classes_of(expected)
@@ -83,7 +87,7 @@ def class_difference(came: Array, expected: Array) -> ClassDifference | None:
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of an array from the simulator's array.
+    """The distance of a result from the simulator's result of the same launch.
 
     Attributes:
         same_bits: the share of bitwise identical elements.
@@ -100,13 +104,15 @@ class Distance:
 
 
 def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
-    """Return the bits of floats as integers in the order of the floats: neighbouring floats differ by 1."""
+    """Return the bits of floats as integers that are ordered like the floats, so that neighbouring floats differ by
+    1.
+    """
     lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
     return np.where(bits < 0, lowest - bits, bits)
 
 
 def distance(came: Array, expected: Array) -> Distance:
-    """Return the distance of two arrays of one shape and type."""
+    """Return the distance of a result from the simulator's result, which has the same shape and type."""
     if not is_float(came):
         return Distance(float((came == expected).mean()), 0)
     bits = np.dtype(f"int{8 * came.dtype.itemsize}")
@@ -135,7 +141,7 @@ class Reference(NamedTuple):
     def worst_error(self, came: Array) -> float:
         """Return the largest ratio of an element's error to its bound; infinite if the class of an element differs.
 
-        If no bound is given, it is infinite if any element differs, else 0.
+        Without a bound, the result is infinite if any element differs, else 0.
         """
         if self.bound is None:
             return 0.0 if np.array_equal(came, self.exact) else np.inf
@@ -171,7 +177,9 @@ class JudgedResult:
         return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
 
     def details(self) -> dict[str, Any]:
-        """Return the details for the report in JSON, which has no infinite number."""
+        """Return the entries for the JSON report, where None stands for an infinite ratio, because JSON has no infinite
+        number.
+        """
         worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
         details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
         if self.distance is not None:
@@ -180,7 +188,9 @@ class JudgedResult:
 
 
 def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
-    """Compare a result with the simulator's result and with the reference."""
+    """Return the comparison of a result with the simulator's result and, unless it is None, with the float64
+    reference.
+    """
     came = typed(came, simulated)
     if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
         wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
@@ -197,7 +207,7 @@ def judged(name: str, came: Array, simulated: Array, reference: Reference | None
 
 @dataclass(frozen=True)
 class Case(Step):
-    """A launch of a kernel.
+    """A launch of a kernel of the library, as a step of the verification.
 
     Attributes:
         sizes: the numbers of positions and classes of the logits.
@@ -221,7 +231,7 @@ class Case(Step):
 
     @cached_property
     def results(self) -> Sequence[str]:
-        """The names of the returned tensors, in order."""
+        """The names of the tensors that the kernel returns, in order."""
         return self.names(self.arguments()) if callable(self.names) else self.names
 
     @property
@@ -255,7 +265,7 @@ class Case(Step):
         return Verdict(Status.AS_EXPECTED, "\n".join(lines), details)
 
     def _changed(self, observation: Observation, arguments: Mapping[str, Any]) -> list[str]:
-        """Return a message for each array that the launch changed although it only reads it."""
+        """Return a message for each argument array that the launch changed although the kernel should only read it."""
         return [
             f"{name}: changed by the launch, which only reads it"
             for name, value in arguments.items()

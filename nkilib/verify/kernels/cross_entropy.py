@@ -43,18 +43,24 @@ _LONG_SIZES: Final = (256, 32128)
 
 
 def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
-    """Return the numpy types of loss and log-sum-exp of a launch."""
+    """Return the numpy types of the results loss and log-sum-exp, for the arguments ``dtype`` and ``lse_dtype`` of a
+    launch.
+    """
     return inputs.ALL_TYPES[str(dtype)][0], inputs.ALL_TYPES[str(dtype if lse_dtype is None else lse_dtype)][0]
 
 
 def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
-    """Return the log-sum-exp that a forward with float32 results would pass to the backward."""
+    """Return the exact log-sum-exp of each row, rounded to float32, as a forward with float32 results would pass it to
+    the backward.
+
+    ``dtype`` is the type of the kernel's tiles, to which the logits are rounded first.
+    """
     with np.errstate(all="ignore"):
         return row_statistics(logits, targets, dtype).lse.astype(np.float32)
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return loss and log-sum-exp in float64, and the derived bounds."""
+    """Return the float64 references of loss and log-sum-exp, with the bounds that are derived for them."""
     with np.errstate(all="ignore"):
         statistics = row_statistics(arguments["logits_hbm"], arguments["targets_hbm"], arguments["dtype"])
         bounds = forward_bounds(statistics, *loss_types(arguments["dtype"], arguments.get("lse_dtype")))
@@ -62,7 +68,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the gradient in float64, and its derived bound."""
+    """Return the float64 reference of the gradient, with the bound that is derived for it."""
     logits = arguments["logits_hbm"]
     scale = gradient_scale(arguments.get("reduction", "mean"), len(logits))
     rows = logits, arguments["targets_hbm"], arguments["lse_state_hbm"], scale, arguments["dtype"]
@@ -112,8 +118,10 @@ def _special(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _late_maxima(type_name: str) -> dict[str, Any]:
-    """Return arguments for a forward that subtracts a shift instead of the maximum of a row, so that rows have to be
-    recomputed: on each core, in more than one iteration of its loop.
+    """Return arguments for a forward that subtracts a shift instead of a row's maximum, with logits for which rows have
+    to be recomputed.
+
+    On each core the loop that recomputes rows has more than one iteration.
     """
     arguments = _forward(*_LATE_SIZES, type_name, positions_per_batch=64, chunk_size=50, exact_maximum=False)
     return {**arguments, "logits_hbm": inputs.late_maxima(*_LATE_SIZES, type_name)}
@@ -161,7 +169,7 @@ def inlined_cross_entropy(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -
 
 
 def logits_and_targets() -> dict[str, Any]:
-    """Return the arrays of an inlined forward, [5, 37] and [5]."""
+    """Return the arguments of a kernel that calls the forward: logits [5, 37] and targets [5]."""
     return {
         "logits_hbm": inputs.logits(*_SMALL_SIZES, "float32"),
         "targets_hbm": inputs.targets(*_SMALL_SIZES),
@@ -172,7 +180,7 @@ _LSE_UNITS: Final = 4.0
 
 
 def widened(references: References) -> References:
-    """Widen the bounds of gradients, because the launch computes its own log-sum-exp.
+    """Return the references with wider bounds for gradients of a launch that computes its own log-sum-exp.
 
     An error of the log-sum-exp by some units changes every softmax probability by as many units of its own size.
     """
@@ -183,8 +191,10 @@ def widened(references: References) -> References:
 
 
 def _inlined_references(arguments: Mapping[str, Any]) -> References:
-    """Return the references. The gradient is computed from the exact log-sum-exp, rounded; the launch's log-sum-exp may
-    differ from it by some units.
+    """Return the references of a kernel that calls forward and backward.
+
+    The gradient is that of the exact log-sum-exp, rounded; the log-sum-exp of the launch may differ from it by some
+    units.
     """
     launch = {**arguments, "dtype": nl.float32}
     lse = exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], nl.float32)
@@ -193,7 +203,7 @@ def _inlined_references(arguments: Mapping[str, Any]) -> References:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
     summed = partial(_backward, *small, "float32", inplace=False, reduction="sum")
     yield _forward_case("small, float32", 1, partial(_forward, *small, "float32"))

@@ -73,14 +73,16 @@ class ElementwiseEntry:
         )
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
-        """Return tensors of a shape, by the names of the loss definition; they take ``dtypes`` in turn."""
+        """Return pseudo-random tensors of a shape, by the names of the loss definition; their types are ``dtypes`` in
+        order, repeated.
+        """
         return {
             name: MAKERS[sample](seed, shape).astype(dtypes[seed % len(dtypes)])
             for seed, (name, sample) in enumerate(self.tensors.items())
         }
 
     def arguments(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the arguments of either kernel, except the reduction."""
+        """Return the keyword arguments that forward and backward have in common, except the reduction."""
         arguments = {f"{name}_hbm": tensor for name, tensor in tensors.items()}
         return {**arguments, **{f"{name}_hbm": None for name in self.absent}, **self.options}
 
@@ -108,7 +110,9 @@ def _tensors(entry: ElementwiseEntry, type_name: str) -> dict[str, Any]:
 
 
 def _named(entry: ElementwiseEntry, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of the launch, with weights of rows and of columns broadcast to a number for each element."""
+    """Return the tensors of a launch by the names of the loss definition, with weights of rows or columns expanded to
+    all elements, as the reference takes them.
+    """
     return {name: np.broadcast_to(arguments[f"{name}_hbm"], _SIZES) for name in entry.tensors}
 
 
@@ -126,7 +130,7 @@ def _forward_references(entry: ElementwiseEntry, arguments: Mapping[str, Any]) -
 
 
 def _backward(entry: ElementwiseEntry, type_name: str, reduction: str, **wanted: bool) -> dict[str, Any]:
-    """Return the arguments of a backward, which is in place unless ``wanted`` selects gradients."""
+    """Return the arguments of a backward: in place and with all gradients, unless ``wanted`` selects some."""
     upstream = inputs.numbers(7, *(_SIZES if reduction == "none" else (1,))) + np.float32(3)
     arguments = entry.backward_arguments(_tensors(entry, type_name), upstream, **wanted)
     return {**arguments, **_TILING, "reduction": reduction, "inplace": not wanted}
@@ -175,7 +179,9 @@ def _of_entry(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def _forward_backward(entry: ElementwiseEntry, type_name: str) -> dict[str, Any]:
-    """Return the arguments of a fused forward-backward with unreduced losses and the last gradient only."""
+    """Return the arguments of a fused forward-backward with reduction ``"none"`` that computes only the last
+    gradient.
+    """
     return {**_backward(entry, type_name, "none", **{entry.gradients[-1]: True}), "dtype": nl.float32}
 
 
@@ -203,7 +209,9 @@ def _in_one_launch(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def _shared(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with ``weight`` cut to one number per row, and ``pos_weight`` to one per column."""
+    """Return the arguments with weights that elements share: ``weight`` has one number for each row, and ``pos_weight``
+    one for each column.
+    """
     parts = {"weight_hbm": (slice(None), slice(0, 1)), "pos_weight_hbm": (slice(0, 1), slice(None))}
     return {**arguments, **{name: np.ascontiguousarray(arguments[name][part]) for name, part in parts.items()}}
 
@@ -236,7 +244,7 @@ def _of_shared_weights(entry: ElementwiseEntry, type_name: str) -> Iterator[Case
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for type_name in inputs.TYPES:
         for entry in ENTRIES:
             yield from _of_entry(entry, type_name)

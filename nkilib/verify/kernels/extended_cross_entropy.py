@@ -80,7 +80,7 @@ OPTIONS.update(
 
 
 def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
-    """Return the options of a launch in the form that the reference takes."""
+    """Return the options of a launch as the object that the float64 reference takes."""
     recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
     if "temperature_hbm" in arguments:
         recipe["temperature"] = arguments["temperature_hbm"]
@@ -88,18 +88,20 @@ def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
 
 
 def has_reference(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the reference knows every option of a launch."""
+    """Return whether the float64 reference implements every option of a launch."""
     return {field.name for field in fields(LossOptions)} & arguments.keys() <= _RECIPE | _FORM
 
 
 def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the results of the forward, in order."""
+    """Return the names of the forward's results for these arguments, in order."""
     return _FIRST + tuple(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names)
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return every result in float64; for a shard all except the loss, which a shard does not define. Empty if the
-    reference lacks one of the options.
+    """Return the float64 reference of every result of a forward; none if the reference does not implement one of the
+    options.
+
+    For a shard of the classes the loss has no reference, because a shard does not define it.
     """
     if not has_reference(arguments):
         return {}
@@ -138,7 +140,9 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the gradient in float64, for a launch on all classes; empty if the reference lacks one of the options."""
+    """Return the float64 reference of the gradient, for a launch on all classes; none if the reference does not
+    implement one of the options.
+    """
     if not has_reference(arguments):
         return {}
     logits, dtype, options = arguments["logits_hbm"], arguments["dtype"], loss_of(arguments)
@@ -155,7 +159,7 @@ def backward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the launch on all classes that a shard's launch is a part of."""
+    """Return the arguments of the launch on all classes from which a shard's arguments were cut."""
     type_name = arguments["logits_hbm"].dtype.name
     return {
         **arguments,
@@ -165,7 +169,9 @@ def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the columns of :func:`backward_references` that belong to a shard, from the launch on all classes."""
+    """Return the float64 reference of a shard's gradient: the columns of the gradient for all classes that the shard
+    has.
+    """
     (expected,) = backward_references(_whole(arguments)).values()
     if expected.bound is None:
         raise AssertionError("the gradient has a bound")
@@ -183,7 +189,7 @@ def _forward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    """Return the arguments cut to a shard: the last classes of the launch on all classes."""
     cut = {"logits_hbm": np.ascontiguousarray(arguments["logits_hbm"][:, _SHARD_FIRST:])}
     if "class_weight_hbm" in arguments:
         cut["class_weight_hbm"] = arguments["class_weight_hbm"][_SHARD_FIRST:].copy()
@@ -195,7 +201,7 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _ties(type_name: str) -> dict[str, Any]:
-    """Return arguments with the largest logit of a row in many columns, a few of them in the last chunk.
+    """Return arguments in which many columns of a row have its largest logit, a few of them in the last chunk.
 
     The last chunk has fewer than eight columns.
     """
@@ -215,7 +221,9 @@ def _special_forward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _backward(forward: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Return the arguments of a backward for those of a forward; the log-sum-exp is the exact one, rounded."""
+    """Return the arguments of a backward from those of a forward, with the exact log-sum-exp, rounded to float32, and
+    further ``options``.
+    """
     arguments = {name: value for name, value in {**forward, **options}.items() if name not in _ASKED}
     with np.errstate(all="ignore"):
         exact = extended_forward_reference(
@@ -225,8 +233,10 @@ def _backward(forward: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def _all_gradients(type_name: str) -> dict[str, Any]:
-    """Return arguments of a backward that writes over the logits: with upstream gradients of every result that has one,
-    and with maximum and log-sum, from which p is computed.
+    """Return arguments of a backward that writes over the logits and gets the upstream gradient of every result that
+    has one.
+
+    It computes p from ``maximum_hbm`` and ``log_sum_hbm``.
     """
     arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED, **_SQUARE))
     z = arguments["logits_hbm"].astype(np.float64)
@@ -244,7 +254,7 @@ def _all_gradients(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of the backward of a shard.
+    """Return the arguments of a backward on one shard of the classes.
 
     The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too.
     """
@@ -307,7 +317,7 @@ def _special_backward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for name, options in OPTIONS.items():
         yield _forward_case(f"{name}, float32", 2, partial(_forward, "float32", **options, **_ALL_ASKED))
         yield _backward_case(f"{name}, float32", partial(_of_forward, "float32", options))

@@ -33,7 +33,10 @@ ALL_TYPES: Final = {**TYPES, "float16": (np.dtype(np.float16), nl.float16)}
 
 
 def _uniform(places: Array, seed: int) -> Array:
-    """Return float64 numbers in (0, 1): the finalizer of SplitMix64 on the places (Steele, Lea, Flood 2014)."""
+    """Return float64 numbers in (0, 1) that depend on the index of each element (``places``) and on the seed alone.
+
+    They come from the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+    """
     start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
     state = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -43,7 +46,7 @@ def _uniform(places: Array, seed: int) -> Array:
 
 
 def numbers(seed: int, *shape: int) -> Array:
-    """Return standard normal numbers, float32: Box and Muller's formula on a hash of the element's place.
+    """Return standard normal numbers, float32, made by Box and Muller's formula from a hash of the element's index.
 
     A generator of numpy may change its stream with a release, but a report identifies inputs only by their case.
     """
@@ -53,20 +56,24 @@ def numbers(seed: int, *shape: int) -> Array:
 
 
 def integers(seed: int, limit: int, *shape: int) -> Array:
-    """Return int32 numbers in [0, limit)."""
+    """Return pseudo-random int32 numbers in [0, limit)."""
     places = np.arange(int(np.prod(shape)), dtype=np.uint64)
     return (_uniform(places, 2 * seed) * limit).astype(np.int32).clip(0, limit - 1).reshape(shape)
 
 
 def logits(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Return normal logits with a standard deviation of 3; each seventh row has one confident class."""
+    """Return normal logits with a standard deviation of 3. Every seventh row has one class whose logit is far
+    larger.
+    """
     values = 3.0 * numbers(1, positions, vocabulary)
     values[::7, vocabulary // 2] += 20.0
     return values.astype(ALL_TYPES[type_name][0])
 
 
 def targets(positions: int, vocabulary: int) -> Array:
-    """Return a class per position; each seventh one is the row's confident class, so that p is close to 1 there."""
+    """Return a class for each position; in every seventh one it is the class with the far larger logit of
+    :func:`logits`, so that its probability is close to 1.
+    """
     classes = integers(2, vocabulary, positions)
     classes[::7] = vocabulary // 2
     return classes
@@ -113,7 +120,10 @@ SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size"
 
 
 def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Return logits whose last column is 200 larger in all rows except every fourteenth; every fifth row is sorted."""
+    """Return logits whose largest one is in the last column of most rows, 200 above the others.
+
+    Every fourteenth row, from the first, lacks this addition; every fifth row is sorted.
+    """
     values = logits(positions, vocabulary, "float32")
     values[np.arange(positions) % 14 != 0, -1] += 200.0
     values[::5].sort(axis=1)
@@ -121,7 +131,10 @@ def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
 
 
 def special_logits(type_name: str) -> Array:
-    """Return rows with infinities, NaN, both zeros, subnormal numbers and results, and the ends of the range."""
+    """Return rows of logits with infinities, NaN, both zeros, subnormal numbers, and numbers at the ends of the range.
+
+    The softmax of some rows is subnormal.
+    """
     with np.errstate(over="ignore"):
         return np.array([row for row, _ in _ROWS], np.float32).astype(ALL_TYPES[type_name][0])
 
@@ -136,20 +149,20 @@ def _numbers(seed: int, shape: Shape) -> Array:
 
 
 def _logits(seed: int, shape: Shape) -> Array:
-    """Return logits, with confident ones up to 60 among them."""
+    """Return logits of which every 13th is large, up to about 60."""
     values: Array = 3.0 * numbers(seed, *shape)
     values.reshape(-1)[::13] *= 20.0
     return values
 
 
 def _positive(seed: int, shape: Shape) -> Array:
-    """Return numbers from 1/8 on."""
+    """Return positive numbers, none less than 1/8."""
     values: Array = np.abs(numbers(seed, *shape)) + np.float32(0.125)
     return values
 
 
 def _probabilities(seed: int, shape: Shape) -> Array:
-    """Return numbers in (0, 1), with 0.999 among them."""
+    """Return numbers in (0, 1); every eleventh is 0.999."""
     values: Array = 1.0 / (1.0 + np.exp(-3.0 * numbers(seed, *shape)))
     values.reshape(-1)[::11] = 0.999
     return values
@@ -167,7 +180,7 @@ def _signs(seed: int, shape: Shape) -> Array:
 
 
 def _similarities(seed: int, shape: Shape) -> Array:
-    """Return 1, -1 and a few numbers that are neither."""
+    """Return numbers that are 1 or -1, except every 13th, which is neither."""
     values = _signs(seed, shape)
     values.reshape(-1)[::13] = 0.5
     return values

@@ -67,7 +67,7 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return X and W in the type of the products, if the launch names one; a bias is no operand of a product."""
+    """Return X and W rounded to the launch's ``compute_dtype``, by argument name; nothing if it names none."""
     if arguments.get("compute_dtype") is None:
         return {}
     dtype = _TYPES[str(arguments["compute_dtype"])]
@@ -75,7 +75,10 @@ def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
-    """Return a launch on all classes as the reference takes it, with X and W rounded to the type of the products."""
+    """Return the arguments of a launch on all classes as the problem that the float64 reference takes.
+
+    X and W are rounded to the type of the products, as the kernel does.
+    """
     arguments = {**arguments, **_rounded(arguments)}
     options = loss_of(arguments)
     bias, layout = arguments.get("bias_hbm"), arguments.get("weight_layout", "vd")
@@ -91,7 +94,8 @@ def _lse(arguments: Mapping[str, Any]) -> Array:
 
 
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
-    """Return the upstream gradients and the log-sum-exp of a backward.
+    """Return the inputs of the backward that the reference takes beside the problem: upstream gradients and
+    log-sum-exp.
 
     For a launch without ``lse_hbm``, which computes the log-sum-exp itself, it is the exact one.
     """
@@ -103,12 +107,14 @@ def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
 
 
 def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the results of the forward, in order."""
+    """Return the names of the forward's results for these arguments, in order."""
     return ("loss", "lse", *(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names))
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return every result in float64; for a shard all except the loss, which a shard does not define."""
+    """Return the float64 reference of every result of a forward; for a shard of the classes without the loss, which a
+    shard does not define.
+    """
     first, problem = arguments.get("first_class", 0), problem_of(arguments)
     if "num_classes" in arguments:  # a target of another shard has no element here, as one that is ignored
         ignored = problem.options.ignore_index
@@ -129,7 +135,9 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the gradients in float64; ``classes`` selects those of a shard."""
+    """Return the float64 reference of each gradient; ``classes`` selects the classes of a shard from those of the
+    weight.
+    """
     problem, upstream = problem_of(arguments), upstream_of(arguments)
     with np.errstate(all="ignore"):
         types = {"input_dtype": arguments["input_hbm"].dtype, "weight_dtype": arguments["weight_hbm"].dtype}
@@ -142,7 +150,9 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _operands(type_name: str) -> dict[str, Any]:
-    """Return X, W, targets, a bias and class weights; every seventh position is confident of its target."""
+    """Return X, W, targets, a bias and class weights; at every seventh position the target's probability is close to
+    1.
+    """
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
     targets = inputs.targets(POSITIONS, CLASSES)
     hidden = inputs.numbers(11, POSITIONS, FEATURES)
@@ -158,18 +168,18 @@ def _operands(type_name: str) -> dict[str, Any]:
 
 
 def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     return backward_references({**arguments, **_operands(arguments["input_hbm"].dtype.name)}, _SHARD)
 
 
 def forward_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return loss and gradients of the fused forward-backward kernel in float64."""
+    """Return the float64 references of the loss and the gradients that the fused forward-backward kernel returns."""
     forward = forward_references(arguments)
     return {"loss": forward["loss"], "lse": forward["lse"], **backward_references(arguments)}
 
 
 def launch_of(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the operands, including the optional ones that ``options`` names, and the options."""
+    """Return the arguments of a launch: operands, those optional tensors that ``options`` names, and the options."""
     arguments = _operands(type_name)
     optional = {name: arguments.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
     arguments |= {name: optional[name] for name in options.keys() & optional.keys()}
@@ -182,7 +192,9 @@ def _transposed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _masked(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with a bias of -inf for every fifth class, and targets moved to the next class."""
+    """Return the arguments with every fifth class masked by a bias of -inf, and targets that were masked moved to the
+    next class.
+    """
     bias, targets = arguments["bias_hbm"].copy(), arguments["targets_hbm"].copy()
     bias[::5] = -np.inf
     targets[targets % 5 == 0] += 1
@@ -199,9 +211,10 @@ def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
-    """Return arguments of a backward with upstream gradients of loss, lse and log-probability.
+    """Return arguments of a backward that gets upstream gradients of all three results that have one: loss, lse and
+    log-probability.
 
-    It computes p from maximum and log-sum, and adds dW to a sum.
+    The kernel then computes p from ``maximum_hbm`` and ``log_sum_hbm``, and adds dW to ``grad_weight_sum_hbm``.
     """
     arguments = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
     problem = problem_of(arguments)
@@ -222,7 +235,9 @@ def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments of a backward with upstream gradients of log-probability and entropy, and masked classes."""
+    """Return arguments of a backward of scores: with upstream gradients of log-probability and entropy, and masked
+    classes.
+    """
     arguments = _masked_launch(type_name, **options)
     with np.errstate(all="ignore"):
         entropy = linear_forward_reference(problem_of(arguments)).entropy
@@ -235,7 +250,7 @@ def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    """Return the arguments cut to a shard: the last classes of the launch on all classes."""
     weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
     return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 
@@ -245,7 +260,7 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of the backward of a shard.
+    """Return the arguments of a backward on one shard of the classes.
 
     The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too. Its
     dX, a summand of the whole, is not rounded.
@@ -257,7 +272,7 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def gradient_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the wanted gradients, in order."""
+    """Return the names of the gradients that a launch with these arguments returns, in order."""
     wanted = {
         "input": arguments.get("grad_input_wanted", True),
         "weight": arguments.get("grad_weight_wanted", True),
@@ -305,12 +320,14 @@ def _masked_backward(type_name: str) -> dict[str, Any]:
 
 
 def _scaled(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments with the scale of a mean that only the device knows."""
+    """Return arguments with the gradient's scale in HBM (``grad_scale_hbm``), as for a mean whose divisor only the
+    device knows.
+    """
     return launch_of(type_name, grad_scale_hbm=np.full(1, 1 / POSITIONS, np.float32), **options)
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     all_options, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
     blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
     scaled = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}

@@ -88,7 +88,9 @@ def _model_of(arguments: Mapping[str, Any], name: str) -> ModelProblem:
 
 
 def problem_of(arguments: Mapping[str, Any]) -> PairProblem:
-    """Return a launch in the form that the reference takes, with operands rounded to the type of the products."""
+    """Return the arguments of a launch as the problem that the float64 reference takes, with operands rounded to the
+    type of the products.
+    """
     student, teacher = (_model_of(arguments, name) for name in _MODELS)
     return PairProblem(
         student,
@@ -102,12 +104,14 @@ def problem_of(arguments: Mapping[str, Any]) -> PairProblem:
 
 
 def statistics_of(arguments: Mapping[str, Any]) -> Statistics:
-    """Return the log-sum-exps among the arguments of a launch."""
+    """Return the log-sum-exps of both models, which are among the arguments of a backward or mixture launch."""
     return Statistics(*(arguments[f"{name}_hbm"] for name in _STATISTICS))
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return every result in float64; for a shard the results that it defines."""
+    """Return the float64 reference of every result of a forward; for a shard of the classes only of the results that a
+    shard defines.
+    """
     problem = problem_of(arguments)
     with np.errstate(all="ignore"):
         exact, bounds = pair_forward_reference(problem), pair_forward_bounds(problem)
@@ -120,7 +124,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def mixture_references(arguments: Mapping[str, Any]) -> References:
-    """Return the sums of a mixture in float64."""
+    """Return the float64 references of the sums over a shard that the mixture kernel computes."""
     problem, statistics = problem_of({"beta": 0.5, **arguments}), statistics_of(arguments)
     with np.errstate(all="ignore"):
         exact, bounds = mixture_reference(problem, statistics), mixture_bounds(problem, statistics)
@@ -128,7 +132,9 @@ def mixture_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the gradients in float64; ``classes`` selects those of a shard."""
+    """Return the float64 reference of each gradient; ``classes`` selects the classes of a shard from those of the
+    weight.
+    """
     problem = problem_of(arguments)
     upstream = PairUpstream(
         statistics_of(arguments),
@@ -147,7 +153,7 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _launch(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the operands, including the optional ones that ``options`` names, and the options.
+    """Return the arguments of a launch: operands, those optional tensors that ``options`` names, and the options.
 
     The student's logits have a standard deviation of 1 and the teacher's of 2; every seventh position of the teacher is
     confident.
@@ -172,7 +178,7 @@ def _launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     whole = _launch(type_name, **_BIASES)
     weights = {name: whole[name] for name in whole if name.endswith(("_weight_hbm", "_bias_hbm"))}
     return backward_references(
@@ -189,7 +195,9 @@ def _transposed(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _masked(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments with every fifth class masked in both models, and labels moved to the next class."""
+    """Return arguments with every fifth class masked in both models, and labels that were masked moved to the next
+    class.
+    """
     arguments = _launch(type_name, **_BIASES, **_LABELS, **options)
     for name in _MODELS:
         arguments[f"{name}_bias_hbm"][::5] = -np.inf
@@ -198,7 +206,7 @@ def _masked(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    """Return the arguments of a launch cut to a shard: the last classes of the launch on all classes."""
     arguments = _launch(type_name, **_BIASES, **options)
     divided = {f"{name}_{part}_hbm" for name in _MODELS for part in ("weight", "bias")}
     arguments |= {name: arguments[name][_SHARD].copy() for name in divided}
@@ -206,7 +214,9 @@ def _of_shard(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _with_statistics(arguments: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the log-sum-exps and the moment of a launch on all classes."""
+    """Return the arguments and, for the backward, the log-sum-exps and ``moment_hbm`` of the launch ``whole`` on all
+    classes.
+    """
     with np.errstate(all="ignore"):
         exact = pair_forward_reference(problem_of(whole))
     saved = {f"{name}_hbm": getattr(exact, name).astype(np.float32) for name in ("moment", *_STATISTICS)}
@@ -220,8 +230,8 @@ def _backward(make: Any, further: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str, beta: float) -> dict[str, Any]:
-    """Return arguments of a backward with upstream gradients of divergence and log-probability, every option, and a sum
-    that dW is added to.
+    """Return arguments of a backward with every option: upstream gradients of divergence and log-probability, and
+    ``grad_weight_sum_hbm``, to which dW is added.
     """
     options = {**_LABELS, **_BIASES, **_SCALED, **_TILING, "ignore_index": 5, "beta": beta}
     further = {
@@ -232,7 +242,9 @@ def _every_gradient(type_name: str, beta: float) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of a shard's backward; its dX, a summand of the sum over all shards, is not rounded."""
+    """Return the arguments of a backward on one shard, whose dX is float32, because the sum over all shards is rounded
+    later.
+    """
     options = {**_LABELS, "beta": 0.3}
     arguments = _with_statistics(_of_shard(type_name, **options), _launch(type_name, **_BIASES, **options))
     upstream = {f"grad_{name}_hbm": inputs.numbers(51, POSITIONS) for name in ("divergence", "logprob")}
@@ -240,7 +252,12 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def _mixture(make: Any, make_whole: Any | None = None) -> dict[str, Any]:
-    """Return the arguments for the sums of a mixture, which take no labels and no moment."""
+    """Return the arguments for the mixture kernel, which takes no labels, no ``moment_hbm`` and no classes of a shard.
+
+    Args:
+        make: a function that makes the arguments of a forward.
+        make_whole: a function that makes those of the launch on all classes; None: ``make`` has all classes.
+    """
     arguments = make()
     mixture = _with_statistics(arguments, arguments if make_whole is None else make_whole())
     for name in ("moment_hbm", "first_class", "num_classes"):
@@ -249,13 +266,13 @@ def _mixture(make: Any, make_whole: Any | None = None) -> dict[str, Any]:
 
 
 def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the results of the forward, in order."""
+    """Return the names of the forward's results for these arguments, in order."""
     asked = {"with_logprob": "logprob", "with_target": "target_logit"}
     return (*_RESULTS, *(name for flag, name in asked.items() if arguments.get(flag)))
 
 
 def gradient_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the wanted gradients, in order."""
+    """Return the names of the gradients that a launch with these arguments returns, in order."""
     wanted = {
         "input": arguments.get("grad_input_wanted", True),
         "weight": arguments.get("grad_weight_wanted", True),
@@ -282,7 +299,7 @@ def _mixture_case(name: str, cores: int, make: Any, classes: int = CLASSES) -> C
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         for loss, beta in _LOSSES.items():

@@ -55,8 +55,9 @@ _GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "gr
 
 
 def with_ids(arguments: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
-    """Replace the target of each position by ``ids`` target ids. If there is more than one, the first and the last are
-    equal, and the second is ignored at every third position.
+    """Return the arguments with ``ids`` target ids in place of the target of each position.
+
+    If there is more than one, the first and the last id are equal, and the second is ignored at every third position.
     """
     ids_of_position = np.stack([np.roll(arguments["targets_hbm"], 7 * shift) for shift in range(ids)], axis=1)
     if ids > 1:
@@ -66,7 +67,9 @@ def with_ids(arguments: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return every result in float64; for a shard the results that it defines."""
+    """Return the float64 reference of every result of a forward; for a shard of the classes only of the results that a
+    shard defines.
+    """
     problem, first = problem_of(arguments), arguments.get("first_class", 0)
     if "num_classes" in arguments:
         is_here = (problem.targets >= first) & (problem.targets < first + problem.vocab_size)
@@ -85,7 +88,9 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the gradients in float64; ``classes`` selects those of a shard."""
+    """Return the float64 reference of each gradient; ``classes`` selects the classes of a shard from those of the
+    weight.
+    """
     problem = problem_of(arguments)
     names = ("grad_logprob_hbm", "grad_lse_hbm", "entropy_hbm", "grad_entropy_hbm")
     upstream = ScoreInputs(arguments["lse_hbm"], *(arguments.get(name) for name in names))
@@ -99,7 +104,7 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     whole = launch_of(type_name, bias_hbm=True)
     return backward_references({**arguments, "weight_hbm": whole["weight_hbm"], "bias_hbm": whole["bias_hbm"]}, _SHARD)
 
@@ -136,7 +141,9 @@ def _with_sum(type_name: str) -> dict[str, Any]:
 
 
 def _with_maximum(**options: Any) -> dict[str, Any]:
-    """Return the arguments of a backward that computes p from maximum and log-sum, and dX only."""
+    """Return the arguments of a backward that gets maximum and log-sum, from which it computes p, and returns only
+    dX.
+    """
     arguments = _launch("bfloat16", **options)
     problem = problem_of({name: value for name, value in arguments.items() if name != "with_log_sum"})
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)
@@ -147,7 +154,7 @@ def _with_maximum(**options: Any) -> dict[str, Any]:
 
 
 def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    """Return the arguments cut to a shard: the last classes of the launch on all classes."""
     weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm")}
     return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 
@@ -177,7 +184,7 @@ def _backward_case(
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         make = partial(_launch, type_name)

@@ -50,16 +50,16 @@ class _Loss:
     further: Callable[[Mapping[str, Any]], tuple[float, ...]]
 
     def forward(self, type_name: str, **options: Any) -> dict[str, Any]:
-        """Return the arguments of a forward."""
+        """Return the arguments of a launch of the forward."""
         return {**self.made(type_name), **options}
 
     def backward(self, type_name: str, **options: Any) -> dict[str, Any]:
-        """Return the arguments of a backward."""
+        """Return the arguments of a launch of the backward."""
         shape = self.sizes[:1] if options["reduction"] == "none" else (1,)
         return {**self.forward(type_name, **options), "grad_loss_hbm": inputs.numbers(7, *shape) + np.float32(3)}
 
     def forward_references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the losses in float64, and their bounds."""
+        """Return the losses in float64 and the bounds on their errors."""
         x, reduction = arguments["input_hbm"], arguments["reduction"]
         reference, further = self.reference(arguments), self.further(arguments)
         losses = reference.losses()
@@ -72,7 +72,7 @@ class _Loss:
         return {"loss": Reference(exact, factor * self.module.sum_bound(x, reference, *further) + UNIT * np.abs(exact))}
 
     def backward_references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the gradient in float64, and its bounds."""
+        """Return the gradient in float64 and the bounds on its errors."""
         x, reference = arguments["input_hbm"], self.reference(arguments)
         upstream = reduction_factor(x.shape[:1], arguments["reduction"]) * arguments["grad_loss_hbm"].astype(np.float64)
         bounds = self.module.gradient_bounds(x, reference, *self.further(arguments), upstream)
@@ -96,7 +96,9 @@ def _multi_margin_reference(arguments: Mapping[str, Any]) -> multi_margin.MultiM
 
 
 def _multilabel_margin(type_name: str) -> dict[str, Any]:
-    """Return arguments with up to five targets for each row; some rows have none, and a class may occur twice."""
+    """Return arguments with up to five target classes in each row; some rows have no target, and one class may occur
+    twice.
+    """
     rows, classes = _LABEL_SIZES
     targets = inputs.integers(3, classes, rows, classes)
     targets[np.arange(rows), np.arange(rows) % 6] = -1
@@ -121,7 +123,7 @@ _MULTILABEL: Final = _Loss(
 
 
 def _pair(loss: _Loss, type_name: str, name: str, cores: int, **options: Any) -> Iterator[Case]:
-    """Yield a forward and a backward, which is in place on two cores.
+    """Yield the case of a forward and that of a backward, which writes over the scores if ``cores`` is 2.
 
     ``{}`` in ``name`` becomes ", in place" for such a backward, else nothing.
     """
@@ -150,7 +152,7 @@ def _pair(loss: _Loss, type_name: str, name: str, cores: int, **options: Any) ->
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     ways = ((1, "none"), (2, "mean"))
     for type_name in inputs.TYPES:
         for p in (1, 2):

@@ -72,7 +72,9 @@ class RowwiseEntry:
         )
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
-        """Return tensors of a shape, by name; they take ``dtypes`` in turn, and per-row scalars are float32."""
+        """Return pseudo-random tensors of a shape, by name; their types are ``dtypes`` in order, repeated, but per-row
+        scalars are float32.
+        """
         tensors = {name: MAKERS[sample](seed, shape) for seed, (name, sample) in enumerate(self.tensors.items())}
         types = {
             name: dtypes[at % len(dtypes)] if tensor.ndim == 2 else np.float32
@@ -81,7 +83,7 @@ class RowwiseEntry:
         return {name: np.ascontiguousarray(tensor.astype(types[name])) for name, tensor in tensors.items()}
 
     def arguments(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the arguments of the forward, except the reduction."""
+        """Return the keyword arguments of the forward, except the reduction."""
         return {**{f"{name}_hbm": tensor for name, tensor in tensors.items()}, **self.options}
 
     def backward_arguments(self, tensors: Mapping[str, Array], upstream: Array, **wanted: bool) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def _forward_references(entry: RowwiseEntry, arguments: Mapping[str, Any]) -> Re
 def _backward(
     entry: RowwiseEntry, type_name: str, sizes: tuple[int, int], reduction: str, **wanted: bool
 ) -> dict[str, Any]:
-    """Return the arguments of a backward, which is in place unless ``wanted`` selects gradients."""
+    """Return the arguments of a backward: in place and with all gradients, unless ``wanted`` selects some."""
     upstream = inputs.numbers(7, sizes[0] if reduction == "none" else 1) + np.float32(3)
     arguments = entry.backward_arguments(_tensors(entry, type_name, sizes), upstream, **wanted)
     tiling = _TILING if sizes == _SIZES else {}
@@ -154,7 +156,7 @@ def _backward_references(
 
 
 def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
-    """Yield a forward with coefficients, if the loss has some, and a forward without."""
+    """Yield a forward that returns coefficients for the backward, if the loss has some, and a forward that does not."""
     without = {"coefficients_wanted": False} if entry.has_coefficients else {}
     with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
     for reduction, cores, options, results in (
@@ -195,7 +197,7 @@ def _of_entry(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for type_name in inputs.TYPES:
         for entry in ENTRIES:
             yield from _of_entry(entry, type_name)

@@ -34,7 +34,7 @@ _MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel, the float64 reference of its result, and its bound.
+    """One of the softmax kernels, with its float64 reference and the bound on its errors.
 
     A backward takes the output of a forward, whose reference is ``of_forward``; it is None for a forward.
     """
@@ -45,7 +45,9 @@ class _Kernel:
     of_forward: Callable[..., Any] | None
 
     def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
-        """Return the arguments of a launch, with tensors of one type: x, or for a backward dy and y."""
+        """Return the arguments of a launch with tensors of one type: x for a forward; the gradient dy and the output y
+        for a backward.
+        """
         axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
         x = 3.0 * inputs.numbers(21, *shape)
         if self.of_forward is None:
@@ -54,14 +56,14 @@ class _Kernel:
         return {"grad_hbm": inputs.numbers(22, *shape).astype(dtype), "output_hbm": output, **options}
 
     def references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the reference of the kernel's only result."""
+        """Return the float64 reference, with its bound, of the kernel's only result."""
         arrays: list[Array] = [arguments[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in arguments]
         axis = arguments.get("axis", -1)
         dtype = np.float32 if "dtype" in arguments else arrays[0].dtype
         return {"result": Reference(self.reference(*arrays, axis), self.bound(*arrays, axis, dtype))}
 
     def case(self, name: str, type_name: str, shape: tuple[int, ...], cores: int, **options: Any) -> Case:
-        """Return the case of a launch."""
+        """Return the case that launches the kernel with such arguments on ``cores`` cores."""
         return Case(
             f"{self.function.__name__}: {name}, {type_name}",
             False,
@@ -94,7 +96,7 @@ _KERNELS: Final = (
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
+    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
     for type_name in inputs.TYPES:
         for kernel in _KERNELS:
             for number, shape in enumerate(_LAST_AXIS):

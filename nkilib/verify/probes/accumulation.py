@@ -21,7 +21,9 @@ _PIECES: Final = 3
 
 @nki.jit
 def sums_of_pieces(values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Sum values that go through PSUM in three pieces, on Scalar and on Vector, like the terms of the entropy."""
+    """Sum values that go through PSUM in three pieces, on Scalar and on Vector, as kernels sum the terms of an
+    entropy.
+    """
     values_sbuf = loaded(values_hbm)
     of_scalar_sbuf, of_vector_sbuf = tile((1, 1)), tile((1, 1))
     tiles_psum = [nl.ndarray((1, _PIECE), dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
@@ -122,7 +124,9 @@ PRODUCT: Final = Probe(
 
 @nki.jit
 def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute 2 and 4 times left.T @ right, and left.T: three groups of products in turn in one bank of PSUM."""
+    """Compute three groups of products one after the other in one bank of PSUM: 2 times left.T @ right, 4 times that,
+    and left.T.
+    """
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     (terms, rows), columns = left_hbm.shape, right_hbm.shape[1]
     bank_psum = nl.ndarray((rows, 2 * columns + terms), dtype=nl.float32, buffer=nl.psum)
@@ -137,7 +141,7 @@ def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> n
 
 
 def _beside(first: int, second: int) -> dict[str, np.ndarray]:
-    """Return the expected result if the sums of the first two groups have these numbers of products."""
+    """Return the result to expect if the first group adds up ``first`` products and the second group ``second``."""
     product = _LEFT.T @ _RIGHT
     return {"sums": np.concatenate([first * product, second * product, _LEFT.T], axis=1)}
 

@@ -51,7 +51,7 @@ _ROUNDED: Final[dict[str, Callable[[Array], Array]]] = {
 
 
 def _int32(rounded: Callable[[Array], Array], saturates: bool) -> Array:
-    """Return the int32 results of the cast values, with ``rounded`` as the rounding.
+    """Return the int32 results to expect of the cast, if the device rounds like the function ``rounded``.
 
     With ``saturates``, values out of range become the nearest integer and NaN becomes 0; else all of them become the
     lowest integer, as on x86.
@@ -85,7 +85,9 @@ CAST: Final = Probe(
 
 @nki.jit
 def sum_beside_cast(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum the exponentials of bfloat16 values, and write the exponentials over the values, like the forward."""
+    """Sum the exponentials of bfloat16 values, and write the rounded exponentials over the values, as the forward of
+    cross-entropy does.
+    """
     values_sbuf = loaded(values_hbm)
     sum_sbuf, zero_sbuf = tile((1, 1)), tile((1, 1))
     nisa.memset(dst=zero_sbuf, value=0.0)
@@ -226,7 +228,9 @@ _FACTORS: Final = row(2.0**-80, 2.0**-90, 2.0**-95)
 
 
 def _kept_and_flushed(values: Array) -> dict[bool, Array]:
-    """Return the expected results, whose last two are subnormal: with True unflushed, with False flushed to zero."""
+    """Return the results to expect of values whose last two are subnormal: by True if these are kept, by False if they
+    are flushed to zero.
+    """
     values = values.astype(np.float32)
     return {True: values, False: np.where(values < 2.0**-126, np.float32(0), values)}
 

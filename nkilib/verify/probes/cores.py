@@ -31,7 +31,9 @@ from nkilib.verify.step import Array
 
 @nki.jit
 def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Store the number of programs from the first one, and the number of the last program from the last one."""
+    """Store two numbers: the number of programs of the launch, from the first program, and the last program's own
+    number, from the last one.
+    """
     count, number = nl.num_programs(), nl.program_id(0)
     results = []
     for is_writer, value in ((number == 0, count), (number == count - 1, number)):
@@ -65,7 +67,10 @@ _POSITIONS: Final = 128 * 16
 
 @nki.jit
 def interleaved(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Copy bfloat16 numbers, of which each core copies every second one: the two of a pair share four bytes."""
+    """Copy bfloat16 numbers, of which the cores take every second one each.
+
+    Two neighbouring numbers share four bytes, which different cores write.
+    """
     positions = values_hbm.shape[0]
     result_hbm = nl.ndarray((positions,), dtype=nl.bfloat16, buffer=nl.shared_hbm)
     cores, core = nl.num_programs(), nl.program_id(0)
@@ -83,7 +88,9 @@ _VALUES: Final = (1.0 + np.arange(_POSITIONS) % 128).astype(ml_dtypes.bfloat16)
 
 
 def _without(core: int) -> Array:
-    """Return the values with zeros in place of those that one core has written."""
+    """Return the result to expect if the numbers that one core wrote are lost: the values with zeros in their
+    places.
+    """
     values = _VALUES.copy()
     values[core::2] = 0
     return values

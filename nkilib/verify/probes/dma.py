@@ -35,23 +35,23 @@ _MARK: Final = -5.0
 
 
 def bfloat16(values: Array) -> Array:
-    """Round to the nearest bfloat16, halves to even."""
+    """Round float32 to the nearest bfloat16, halves to even: one way in which a DMA may cast."""
     return values.astype(BFLOAT16)
 
 
 def truncated(values: Array) -> Array:
-    """Return the upper half of the bits as bfloat16."""
+    """Cut float32 to bfloat16, its upper 16 bits: one way in which a DMA may cast."""
     return (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
 
 
 def half_up(values: Array) -> Array:
-    """Round to the nearest bfloat16, halves away from zero."""
+    """Round float32 to the nearest bfloat16, halves away from zero: one way in which a DMA may cast."""
     bits = np.ascontiguousarray(values).view(np.uint32) + np.uint32(0x8000)
     return (bits >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
 
 
 def lower_half(values: Array) -> Array:
-    """Return the lower half of the bits as bfloat16, as if no cast took place."""
+    """Return the lower 16 bits of float32 as bfloat16, the result if a DMA moved bytes without a cast."""
     return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFF)).astype(np.uint16).view(BFLOAT16)
 
 
@@ -100,7 +100,7 @@ ROUNDED: Final = Probe(
 
 @nki.jit
 def widened_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Scatter bfloat16 of a tile over float32 in HBM."""
+    """Scatter bfloat16 numbers from a tile to places of a float32 tensor in HBM that is filled with a mark."""
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)
@@ -121,12 +121,14 @@ def _scattered(values: Array) -> Array:
 
 
 def _as_bits(values: Array, shift: int) -> Array:
-    """Return float32 numbers with the bits of bfloat16 in one half."""
+    """Return float32 numbers whose bits, from bit ``shift`` on, are those of the values in bfloat16, and else 0."""
     return (bfloat16(values).view(np.uint16).astype(np.uint32) << np.uint32(shift)).view(np.float32)
 
 
 def _half_written(values: Array, mark: float) -> Array:
-    """Return the float32 ``mark`` with its lower half overwritten by the bits of the values in bfloat16."""
+    """Return the float32 numbers to expect if a cast writes only two bytes: ``mark``, with its lower half replaced by
+    the values in bfloat16.
+    """
     upper = np.float32(mark).view(np.uint32) & np.uint32(0xFFFF0000)
     return (bfloat16(values).view(np.uint16).astype(np.uint32) | upper).view(np.float32)
 
@@ -151,7 +153,7 @@ WIDENED: Final = Probe(
 
 @nki.jit
 def gathered_from_part(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Gather elements of the rows 4 to 7 by an index that counts from row 4, over a tile filled with a mark."""
+    """Gather elements of the rows from 4 to 7, by indices that count from row 4, into a tile filled with a mark."""
     part_hbm = values_hbm.slice(0, 4, 8)
     gathered_sbuf = tile((index_hbm.shape[0], 1))
     nisa.memset(dst=gathered_sbuf, value=_MARK)
@@ -206,7 +208,7 @@ OUTSIDE_TENSOR: Final = _bounds_probe(
 
 @nki.jit
 def repeated_row(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Read a vector with stride 0 into four partitions filled with a mark, like class weights."""
+    """Read a vector with stride 0 into four partitions filled with a mark, in the way that class weights are loaded."""
     row_hbm = values_hbm.expand_dim(0).broadcast(0, 4)
     repeated_sbuf = tile((4, values_hbm.shape[0]))
     nisa.memset(dst=repeated_sbuf, value=_MARK)
@@ -242,7 +244,9 @@ REPEATED: Final = Probe(
 
 @nki.jit
 def overwritten(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Gather an element per row, store the negated rows, and scatter 1000 over the elements, like the backward."""
+    """Gather an element of each row, store the negated rows, and scatter 1000 over these elements, in the order of
+    cross-entropy's backward.
+    """
     rows, columns = values_hbm.shape
     elements_hbm = values_hbm.reshape((rows * columns, 1))
     index_sbuf, values_sbuf = loaded(index_hbm), loaded(values_hbm)
@@ -263,7 +267,9 @@ _FLAT: Final = np.arange(128) * 64 + _COLUMNS
 
 
 def _left_over(mark: float | None) -> Array:
-    """Return the negated rows, with ``mark`` at the elements that were scattered to; with None, all rows as negated."""
+    """Return the rows to expect: all negated, and with ``mark``, unless that is None, at the elements that were
+    scattered to.
+    """
     rows = -_POSITIVE
     if mark is not None:
         rows[np.arange(128), _COLUMNS] = mark
@@ -292,7 +298,7 @@ IN_ORDER: Final = Probe(
 
 @nki.jit
 def negated_in_place(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Overwrite the values with their negatives."""
+    """Overwrite the argument in HBM with its negative."""
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=-1.0)
     nisa.dma_copy(dst=values_hbm, src=values_sbuf)
@@ -340,7 +346,9 @@ def far_elements(rows: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
 
 
 def _far_arguments(is_device: bool) -> dict[str, Any]:
-    """Return the number of rows: more than 2^31 elements on a device, 4.3 GB; on the simulator a small matrix."""
+    """Return the argument ``rows``: on a device enough for more than 2^31 elements, which take 4.3 GB; on the simulator
+    few.
+    """
     return {"rows": 2**15 + 2 if is_device else 4}
 
 
@@ -368,7 +376,7 @@ FAR: Final = Probe(
 
 @nki.jit
 def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Scatter elements over marks, including elements out of range that the DMA engine is told to skip."""
+    """Scatter elements over marks, some to indices out of range, which the DMA engine is told to skip."""
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)

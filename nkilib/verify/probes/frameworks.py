@@ -77,12 +77,14 @@ def _softmax() -> Array:
 
 
 def _loss() -> Array:
-    """Return the mean loss in float64."""
+    """Return the mean cross-entropy of the probe's logits and targets in float64, the loss to expect."""
     return -np.log(_softmax()[np.arange(_POSITIONS), _TARGETS]).mean()
 
 
 def _gradient() -> Array:
-    """Return the gradient of the mean loss."""
+    """Return the gradient of the mean cross-entropy with respect to the probe's logits in float64, the result to
+    expect.
+    """
     gradient = _softmax()
     gradient[np.arange(_POSITIONS), _TARGETS] -= 1.0
     return gradient / _POSITIONS

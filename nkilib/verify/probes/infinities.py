@@ -32,7 +32,7 @@ _NAN: Final = np.nan
 
 @nki.jit
 def negated_maximum(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute the negated maximum of each row, like the forward."""
+    """Compute the negated maximum of each row in the way that the forward of cross-entropy does."""
     values_sbuf = loaded(values_hbm)
     maximum_sbuf = tile((values_hbm.shape[0], 1))
     nisa.tensor_reduce(dst=maximum_sbuf, op=nl.maximum, data=values_sbuf, axis=1, negate=True)
@@ -54,7 +54,9 @@ _ROWS: Final = np.array(
 
 
 def _folded(step: Callable[[float, float], float], end: Callable[[float], float] = float) -> Array:
-    """Return the negated result of a chain of comparisons over each row, made by ``step`` and finally ``end``."""
+    """Return the result to expect for each row if the device folds it by comparisons: the negative of ``end`` of
+    ``step`` applied from element to element.
+    """
     return np.array([[-end(reduce(step, map(float, row)))] for row in _ROWS], np.float32)
 
 
@@ -99,7 +101,9 @@ MAXIMUM: Final = Probe(
 
 @nki.jit
 def limited(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Limit values to the range from the lowest to the highest float32, like the maxima in the forward."""
+    """Limit values to the range from the lowest to the highest float32, in the way that the forward of cross-entropy
+    limits maxima.
+    """
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(
         dst=values_sbuf,
@@ -135,7 +139,9 @@ LIMITS: Final = Probe(
 
 @nki.jit
 def marked(values_hbm: nl.NkiTensor, suspects_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute values + 0 * suspects, by which a loss becomes NaN if its log-sum-exp is infinite."""
+    """Compute values + 0 * suspects, by which a loss becomes NaN if its suspect, the log-sum-exp, is infinite or
+    NaN.
+    """
     values_sbuf, suspects_sbuf = loaded(values_hbm), loaded(suspects_hbm)
     marked_sbuf = tile(values_hbm.shape)
     nisa.scalar_tensor_tensor(

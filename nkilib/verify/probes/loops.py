@@ -29,7 +29,9 @@ _MARK: Final = -5.0
 
 
 def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
-    """Return the number of times that the body of a loop ran; the body adds 1 to a number."""
+    """Run a loop whose iteration count is in the register ``trips``, and return the number of iterations, which its
+    body counts.
+    """
     count_sbuf = tile((1, 1))
     nisa.memset(dst=count_sbuf, value=0.0)
 
@@ -42,7 +44,7 @@ def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
 
 @nki.jit
 def counted_loops(trips_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Run two loops as often as two registers state."""
+    """Run two loops as often as two registers say, and return the number of iterations of each."""
     trips_sbuf = loaded(trips_hbm)
     results = []
     for place in range(2):

@@ -38,7 +38,9 @@ _SHOWN: Final = 24
 
 
 def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
-    """Tell whether arrays are equal up to the tolerance; NaN equals NaN, and both zeros are equal."""
+    """Tell whether an array that came equals the expected one up to a relative tolerance; NaN equals NaN, and both
+    zeros are equal.
+    """
     if came is None or came.shape != expected.shape:
         return False
     came = typed(came, expected)
@@ -68,7 +70,9 @@ class Reading:
     worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
-        """Tell whether a launch had the expected results or, if ``refused`` is given, such an error."""
+        """Tell whether the launch had the results that this reading expects or, if :attr:`refused` is given, ended in
+        such an error.
+        """
         if observation.error is not None or self.refused is not None:
             return (
                 observation.error is not None
@@ -78,17 +82,17 @@ class Reading:
         return all(_agree(observation.arrays.get(name), array, tolerance) for name, array in self.expected.items())
 
     def planted(self) -> Observation:
-        """Return an observation that this reading explains, for tests."""
+        """Return an observation that this reading explains, by which tests check that the probe finds the reading."""
         return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
 
 
 def _word(value: Any) -> str:
-    """Return a number as text, or its bytes if its type is not known."""
+    """Return a number as text; an element of raw bytes, whose type numpy does not know, as hexadecimal digits."""
     return value.tobytes().hex() if isinstance(value, np.void) else f"{float(value):g}"
 
 
 def shown(observation: Observation, names: Sequence[str]) -> str:
-    """Return a text with the outcome: the error, or the first elements of each result."""
+    """Return the outcome of a launch as text: its error, or the first elements of the results named in ``names``."""
     if observation.error is not None:
         return observation.error
     parts = []
@@ -100,7 +104,7 @@ def shown(observation: Observation, names: Sequence[str]) -> str:
 
 
 def row(*values: float) -> Array:
-    """Return float32 values as [1, n]."""
+    """Return a float32 array [1, n] of these values."""
     return np.array([values], np.float32)
 
 
@@ -140,7 +144,9 @@ class Probe(Step):
 
     @property
     def runs_last(self) -> bool:
-        """Whether the launch ends in an error if the first reading is true."""
+        """Whether the launch is expected to end in an error (as the first reading says), after which the device may be
+        unusable.
+        """
         return self.readings[0].refused is not None
 
     def observe(self, is_device: bool) -> Observation:
@@ -169,37 +175,37 @@ class Probe(Step):
         return Verdict(Status.DIFFERS, f"none of {len(self.readings)} readings; came: {came}; {rests}", details)
 
     def confirmed(self, observation: Observation) -> Reading | None:
-        """Return the first reading that explains a launch; None if none does."""
+        """Return the first reading that explains the outcome of a launch; None if none of them does."""
         return next((reading for reading in self.readings if reading.explains(observation, self.tolerance)), None)
 
 
 def integer_row(*values: int) -> Array:
-    """Return int32 values as [1, n]."""
+    """Return an int32 array [1, n] of these values."""
     return np.array([values], np.int32)
 
 
 def column(*values: float) -> Array:
-    """Return float32 values as [n, 1]."""
+    """Return a float32 array [n, 1] of these values."""
     return np.array(values, np.float32)[:, np.newaxis]
 
 
 def indices(*values: int) -> Array:
-    """Return int32 values as [n, 1]."""
+    """Return an int32 array [n, 1] of these values, the shape of indices for an indirect DMA."""
     return np.array(values, np.int32)[:, np.newaxis]
 
 
 def no_arguments(_: bool) -> dict[str, Any]:
-    """Return the arguments of a kernel that takes none."""
+    """Return no arguments, for :attr:`Probe.arguments` of a kernel that takes none."""
     return {}
 
 
 def same_arguments(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
-    """Return a function that makes the same arguments with a device and without."""
+    """Return a function for :attr:`Probe.arguments` that makes the same arguments on a device and on the simulator."""
     return lambda _: arguments
 
 
 def left(name: str) -> str:
-    """Return the name, in an observation, of the state in which the launch left the argument ``name``."""
+    """Return the name under which an observation has the argument ``name`` as the launch left it."""
     return argument_name(name)
 
 
@@ -211,12 +217,12 @@ def loaded(array_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def tile(shape: tuple[int, ...], dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-    """Return a tile that is not written yet."""
+    """Return a new tile in SBUF, uninitialised."""
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
 
 
 def stored(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Store a tile as a result, in its type."""
+    """Store a tile as a new result of the kernel in HBM, in the tile's type, and return the result."""
     result_hbm = nl.ndarray(tile_sbuf.shape, dtype=tile_sbuf.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=result_hbm, src=tile_sbuf)
     return result_hbm

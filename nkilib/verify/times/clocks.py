@@ -63,7 +63,7 @@ class Shape:
     dtype: str
 
     def array(self) -> Array:
-        """Return an array of ones; integers are classes, and 1 is a valid one."""
+        """Return an array of ones of these sizes; 1 is also valid where integers are classes."""
         return np.ones(self.sizes, _NUMPY.get(self.dtype, self.dtype))
 
 
@@ -86,15 +86,15 @@ class Timed:
     cores: int = 1
 
     def arrays(self) -> dict[str, Array]:
-        """Return its arrays, by name."""
+        """Return the arrays of the launch by name, filled with ones."""
         return {name: shape.array() for name, shape in self.shapes.items()}
 
     def launch(self, arrays: Mapping[str, Array]) -> None:
-        """Run the launch to its end: its results are numpy arrays."""
+        """Run the launch on these arrays and wait for its end, since its results are numpy arrays."""
         on_cores(self.kernel, self.cores)(**arrays, **self.constants)
 
     def modelled_seconds(self) -> float:
-        """Return the time in seconds by the performance model; in the simulator only."""
+        """Return the seconds that the performance model gives for the launch; only the simulator can compute them."""
         from nkilib.simulator import profile, spec
 
         arguments: dict[str, Any] = {name: spec(shape.sizes, shape.dtype) for name, shape in self.shapes.items()}
@@ -102,7 +102,7 @@ class Timed:
 
 
 class ClockError(Exception):
-    """Error for a clock that does not exist or does not answer; the message says why."""
+    """Raised if a clock does not exist on this machine or does not answer; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -136,18 +136,21 @@ class ClockTimes:
 
 
 class Clock(Protocol):
-    """A clock that times a program on the device."""
+    """A clock of the Neuron SDK that times a compiled program on the device, as a protocol."""
 
     @property
     def name(self) -> str:
         """The name of the clock in the report."""
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Return the seconds of each execution. May raise any error."""
+        """Return the seconds of each execution of a program that the clock measures; ``directory`` is for its files.
+
+        It may raise any error, which means that the clock does not answer.
+        """
 
 
 def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
-    """Return the arrays by the names of the program's inputs.
+    """Return the arguments of a kernel under the names that the compiled program has for its inputs.
 
     If these are not the names of the kernel's parameters, arrays and inputs are matched in order.
     """
@@ -159,18 +162,20 @@ def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Arra
 
 
 def _plain(array: Array) -> Array:
-    """Return the array, or its bits if numpy itself has no such type."""
+    """Return the array as nrtpy takes it: an array of bfloat16, which numpy itself lacks, as uint16 without a change of
+    its bytes.
+    """
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 @dataclass(frozen=True)
 class Nrtpy:
-    """The benchmark of nrtpy."""
+    """The benchmark of nrtpy as a clock, which times executions on the device."""
 
     name: str = "nrtpy"
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Return the device times of fifty executions.
+        """Return the times of fifty executions on the device.
 
         Raises:
             ImportError: if there is no nrtpy.
@@ -215,7 +220,9 @@ def _totals(value: Any) -> Iterator[float]:
 
 
 def _total(summary: str) -> float:
-    """Return the largest total time in a summary, in seconds; the summary has one table, or one for each program."""
+    """Return the largest total time, in seconds, in a profiler's summary, which is JSON with a table for each
+    program.
+    """
     start = summary.find("{")
     try:
         tables: Any = json.loads(summary[start:]) if start >= 0 else None
@@ -229,7 +236,7 @@ def _total(summary: str) -> float:
 
 @dataclass(frozen=True)
 class Profiler:
-    """A profiler, found on the command search path, which runs the program with inputs of its own.
+    """A command-line profiler as a clock; the command runs the program with inputs that it makes itself.
 
     Attributes:
         name: the name of the command.
@@ -265,7 +272,7 @@ CLOCKS: Final[Sequence[Clock]] = (Nrtpy(), Profiler("neuron-explorer"), Profiler
 
 
 def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> ClockTimes:
-    """Time every program by the first clock that answers for all of them."""
+    """Return the times of every program by the first clock that answers for all of them."""
     refusals = {}
     for clock in clocks:
         try:
@@ -278,7 +285,9 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
 
 
 def wall_times(launch: Timed) -> Array:
-    """Return the seconds of each of some launches after the first ones; they include transfers and program loading."""
+    """Return the wall-clock seconds of several launches after the first ones; transfers and the loading of the program
+    are included.
+    """
     arrays = launch.arrays()
     for _ in range(_WALL_WARM_UP):
         launch.launch(arrays)

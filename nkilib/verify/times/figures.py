@@ -52,18 +52,25 @@ _MANY: Final = 40
 
 
 def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
-    """Return the difference of two medians, and half the sum of the interquartile ranges, both divided by ``times``."""
+    """Return the difference of the medians of two launches' times and its spread, both divided by ``times``.
+
+    The spread is half the sum of the two interquartile ranges.
+    """
     spread = sum(float(np.subtract(*np.percentile(seconds, [75, 25]))) for seconds in (timed, base)) / 2
     return float(np.median(timed) - np.median(base)) / times, spread / times
 
 
 def _by_clock(launch: str) -> str:
-    """Return the name, in an observation, of the times of a launch by a clock of the SDK."""
+    """Return the name under which an observation has the times of a launch that a clock of the SDK measured."""
     return f"{launch} by the clock"
 
 
 def _wall_seconds(launch: Timed) -> Array:
-    """Return the wall-clock seconds of some launches, and move their compiled programs to a folder of that name."""
+    """Return the wall-clock seconds of several runs of a launch.
+
+    The programs compiled for it are moved to a folder with the name of the launch, where :func:`_compiled_program`
+    finds them.
+    """
     seconds = wall_times(launch)
     home = Path(os.environ.get(ARTIFACTS, ""))
     if os.environ.get(ARTIFACTS) and home.is_dir():
@@ -75,7 +82,7 @@ def _wall_seconds(launch: Timed) -> Array:
 
 
 def _compiled_program(directory: Path, launch: str) -> Path:
-    """Return the program of a launch from the folder that :func:`_wall_seconds` moved it to.
+    """Return the path of the program (NEFF) that was compiled for a launch.
 
     Raises:
         ClockError: if there is none, or more than one.
@@ -97,7 +104,8 @@ def _shown(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Figure(Step):
-    """A time: the difference of two launches, or a single launch.
+    """A step that compares a time on the device with the performance model: the time of one launch, or the difference
+    of two.
 
     Attributes:
         description: the work whose time is compared.
@@ -131,12 +139,14 @@ class Figure(Step):
 
     @property
     def modelled_seconds(self) -> float:
-        """The time in seconds by the performance model."""
+        """The seconds that the performance model gives for the work that is timed."""
         base = 0.0 if self.base is None else self.base.modelled_seconds()
         return (self.timed.modelled_seconds() - base) / self.times
 
     def observe(self, is_device: bool) -> Observation:
-        """Keep the compiled programs for the clocks of the SDK, and measure wall-clock times."""
+        """Launch on the wall clock, and keep the compiled programs for the clocks of the SDK, which :meth:`measure`
+        asks.
+        """
         if not is_device:
             return Observation()
         try:
@@ -146,7 +156,10 @@ class Figure(Step):
         return Observation(arrays)
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Ask the clocks of the SDK, the best first, until one answers for all launches of the figure."""
+        """Return the observation with the times that a clock of the SDK measured for all launches of the figure.
+
+        It is the first clock that answers; if none does, a note says why.
+        """
         if observation.error is not None:
             return observation
         launches = [launch for launch in (self.timed, self.base) if launch is not None]
@@ -187,7 +200,9 @@ class Figure(Step):
         return Verdict(Status.AS_EXPECTED if is_near else Status.DIFFERS, text, details)
 
     def _launches(self) -> Iterator[Timed]:
-        """Yield the launch, and the one that is subtracted: ``base``, or else an empty kernel on the same arrays."""
+        """Yield the launch that is timed and the one that is subtracted: ``base``, or an empty kernel on the same
+        arrays.
+        """
         yield self.timed
         if self.base is not None:
             yield self.base
@@ -197,7 +212,9 @@ class Figure(Step):
             yield Timed(_BASE, kernels.nothing, shapes, cores=self.cores)
 
     def _measured(self, clock: str | None, observation: Observation) -> tuple[float, float]:
-        """Return the measured seconds of the work, and their spread."""
+        """Return the seconds of the work and their spread, by the named clock of the SDK, or by the wall clock if
+        ``clock`` is None.
+        """
         base = None if self.base is None else self.base.name
         if clock is None:  # every launch includes the transfers and the loading of the program
             timed_seconds, base_seconds = observation.arrays[self.timed.name], observation.arrays[base or _BASE]
@@ -234,7 +251,7 @@ def _chains() -> Iterator[Figure]:
 
 
 def _rates() -> Iterator[Figure]:
-    """Yield loads of rows of several lengths, compared with the published share of the peak rate."""
+    """Yield figures for loads of rows of several lengths, compared with the published share of the peak rate."""
     few, many = 16, 32
     for row_bytes, percent in ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97)):
         many_loads, few_loads = (
@@ -279,7 +296,7 @@ def _published_kernels() -> Iterator[Figure]:
 
 
 def _losses() -> Iterator[Figure]:
-    """Yield the plain kernels with the tiling of `choose_tiling`."""
+    """Yield figures for the plain cross-entropy kernels with the tiling of ``choose_tiling``."""
     for positions, vocabulary in ((512, 32768), (4096, 32128), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         for direction, kernel, further, options in (
@@ -293,7 +310,9 @@ def _losses() -> Iterator[Figure]:
 
 
 def _token_scores() -> Iterator[Figure]:
-    """Yield the launch that computes log-probability and entropy of every position, for reinforcement learning."""
+    """Yield the figure for the launch that computes log-probability and entropy of every position, as in reinforcement
+    learning.
+    """
     for positions, vocabulary in ((512, 32768), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()

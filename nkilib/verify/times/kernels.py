@@ -64,7 +64,7 @@ def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, n
 
 
 def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``lhs_t.T @ rhs``: [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
+    """Compute ``lhs_t.T @ rhs`` of matrices [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
     (depth, rows), columns = lhs_t.shape, rhs.shape[1]
     tile_m, tile_n, block = 128, 512, 1024
     result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
@@ -95,7 +95,9 @@ def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def tiled_matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``lhs_t.T @ rhs`` without blocks: every product of two tiles loads both of them."""
+    """Compute ``lhs_t.T @ rhs`` of matrices [K, M] and [K, N] without blocks: every product of two tiles loads both of
+    them.
+    """
     (depth, rows), columns = lhs_t.shape, rhs.shape[1]
     tile_m, tile_n = 128, 512
     result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
@@ -116,7 +118,7 @@ def tiled_matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Load the same rows again and again into one tile."""
+    """Load the same rows ``links`` times into one tile, so that each load waits for the previous one."""
     tile_sbuf = tile(x.shape, x.dtype)
     for _ in range(links):
         nisa.dma_copy(dst=tile_sbuf, src=x)
@@ -125,7 +127,7 @@ def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Overwrite a tile with its exp again and again, on Scalar."""
+    """Overwrite a tile ``links`` times with its exp, on Scalar."""
     tile_sbuf = loaded(x)
     for _ in range(links):
         nisa.activation(dst=tile_sbuf, op=nl.exp, data=tile_sbuf)
@@ -134,7 +136,7 @@ def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Overwrite a tile with its square and sum it, again and again, on Scalar."""
+    """Overwrite a tile ``links`` times with its square, and sum it each time, on Scalar."""
     tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
     for _ in range(links):
         nisa.activation_reduce(dst=tile_sbuf, op=nl.square, data=tile_sbuf, reduce_op=nl.add, reduce_res=column_sbuf)
@@ -143,7 +145,7 @@ def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Overwrite a tile with itself times 1 and take its maximum, again and again, on Vector."""
+    """Overwrite a tile ``links`` times with itself times 1, and take its maximum each time, on Vector."""
     tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
     for _ in range(links):
         nisa.tensor_scalar_reduce(
@@ -159,7 +161,9 @@ def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Load 128 rows at a time from one queue, without waits between the loads, and add up a number of each load."""
+    """Load 128 further rows ``links`` times, from one queue, without waits between the loads, and add up one number of
+    each load.
+    """
     columns = x.shape[1]
     tile_sbuf = nl.ndarray((PARTITIONS, links, columns), dtype=x.dtype, buffer=nl.sbuf)
     total_sbuf = tile((PARTITIONS, 1))
@@ -172,8 +176,9 @@ def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def nothing(first: nl.NkiTensor, second: nl.NkiTensor | None = None, third: nl.NkiTensor | None = None) -> nl.NkiTensor:
-    """Return one number, whatever the arrays. The launch takes the time that a launch on these arrays needs besides its
-    work.
+    """Return one number, whatever the arrays are.
+
+    The launch takes the time that any launch on these arrays needs before and after its work.
     """
     number_sbuf = tile((1, 1))
     nisa.memset(dst=number_sbuf, value=float(sum(array is not None for array in (first, second, third))))

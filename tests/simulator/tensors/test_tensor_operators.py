@@ -148,6 +148,18 @@ def test_a_function_of_numpy_is_refused_by_its_name_with_what_to_use(compute: An
     assert message(compute, tensor()).startswith(expected)
 
 
+def test_a_method_that_tensors_of_other_libraries_have_is_answered_with_what_to_use() -> None:
+    tile = tensor()
+    with pytest.raises(
+        AttributeError, match=r"^'NkiTensor' object has no attribute 'sum'; to compute, use nl\.sum, or"
+    ):
+        tile.sum(axis=1)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'rsqrt'; to compute, use the functions of nki\.language"):
+        tile.rsqrt()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute '_private'$"):
+        tile._private  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_functions_of_numpy_that_compute_nothing() -> None:
     assert (np.shape(tensor()), np.ndim(tensor()), np.size(tensor())) == ((2, 3), 2, 6)
 

@@ -51,11 +51,11 @@ def test_the_layer_is_what_the_model_says_a_path_or_the_layer() -> None:
         assert _is_lazy(made)
         undo()
         assert not _is_lazy(made)
-    with pytest.raises(ValueError, match=r"must have one output layer, .* got 0 in Model; pass head="):
+    with pytest.raises(ValueError, match=r"one output layer, .* got 0 in Model; pass head=.* layer is 'head'$"):
         fuse_linear_loss(model())
     with pytest.raises(ValueError, match=r"must have one output layer, .* got 2 in ModuleList; pass head="):
         fuse_linear_loss(nn.ModuleList([_Known(), _Known()]))
-    with pytest.raises(ValueError, match="head must be the path of a module, got 'lm_head'"):
+    with pytest.raises(ValueError, match=r"head must be the path of a module, got 'lm_head': .* layer is 'head'$"):
         fuse_linear_loss(model(), head="lm_head")
     with pytest.raises(ValueError, match=r"head must be a module of the model, got another Linear; .*head="):
         fuse_linear_loss(model(), head=nn.Linear(2, 3))

@@ -45,10 +45,10 @@ _BANKS = 2
 
 @dataclass(frozen=True)
 class WindowSums:
-    """The sums of the columns of a window, float32. s is the sum of a column, see the module.
+    """The sums of the columns of a window in float32, of the quantity that the module sums to s.
 
     Attributes:
-        sums_sbuf: the sums of segments, negative for log-softmax, [columns, strips, segments].
+        sums_sbuf: the sums of the segments of columns, negative for log-softmax, [columns, strips, segments].
         row_sum_sbuf: s, negative for log-softmax, [columns, strips]; for one segment, a view of ``sums_sbuf``.
     """
 
@@ -57,7 +57,9 @@ class WindowSums:
 
     @classmethod
     def make(cls, strips: int, segments: int) -> WindowSums:
-        """Allocate the tiles for a number of strips. Partitions without a column hold the sum 0."""
+        """Allocate the tiles for a window with this number of strips, and columns with this number of segments.
+        Partitions without a column hold the sum 0.
+        """
         partitions = nl.tile_size.pmax
         sums_sbuf = nl.ndarray((partitions, strips, segments), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
@@ -68,7 +70,8 @@ class WindowSums:
 
 @dataclass
 class BackwardArithmetic:
-    """The arithmetic of both passes of the backward; of an item, view 0 is dy and view 1 is y.
+    """The arithmetic of both passes of the backward (:class:`.pipeline.Arithmetic`). Among the views of an item, view 0
+    is dy and view 1 is y.
 
     Attributes:
         kind: softmax or log-softmax.
@@ -107,13 +110,17 @@ class BackwardArithmetic:
         return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Copy y of an item from PSUM to SBUF, for softmax; nothing is copied for log-softmax, or if y is in SBUF."""
+        """Issue the copy of an item's y from PSUM to SBUF, for softmax. Nothing is copied for log-softmax, or if y is
+        in SBUF.
+        """
         if self.kind is Kind.SOFTMAX and self.in_psum:
             tiles = self.kept or self.copies_sbuf[:_COPIES]
             nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute the sum of an item, which is its segment's part of s (see the module), negative for log-softmax."""
+        """Compute the sum of an item: the part of s (see the module) that comes from its segment, negative for
+        log-softmax.
+        """
         columns, number = item.strip.columns, item.segment.number
         sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.strip.number, number : number + 1]
         scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
@@ -140,7 +147,9 @@ class BackwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """Compute s, the sum of the segments' sums, for all strips of a group."""
+        """Compute s of all columns of a group's strips, as the sum of the sums of their segments. There is only one
+        ``stage``.
+        """
         if self.segments == 1:
             return
         of_window = self._of_window(group.window)
@@ -149,7 +158,9 @@ class BackwardArithmetic:
         nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(y) for log-softmax; for softmax, copy y from PSUM to SBUF unless the first pass kept it."""
+        """Compute exp(y) of an item, for log-softmax; for softmax, copy y from PSUM to SBUF unless the first pass kept
+        its copy.
+        """
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
         elif self.in_psum and not self.kept:
@@ -181,7 +192,7 @@ class BackwardArithmetic:
             self.windows.pop(item.window.number)
 
     def _next(self, tiles: list[nl.NkiTensor], phase: int, item: Item) -> nl.NkiTensor:
-        """Return the tile that a phase writes or reads next."""
+        """Return the view for an item of the tile that a phase uses next; ``tiles`` are used round-robin."""
         self.taken[phase] += 1
         return tiles[self.taken[phase] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
@@ -194,7 +205,7 @@ class BackwardArithmetic:
 def backward_loop(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of the backward loop of a core, for columns for which :func:`.is_short` is False."""
+    """Return the plan of a core's loop for the backward. It is for columns that are not short (:func:`.is_short`)."""
     tensors = ColumnTensors(
         shape,
         read=(dtypes.grad, dtypes.output),

@@ -52,7 +52,7 @@ _BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """The statistics of the columns of a window, float32, with the symbols of the module.
+    """The statistics of the columns of a window, float32; the module defines m_k, s_k, m and d.
 
     Attributes:
         neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, strips, segments].
@@ -70,7 +70,9 @@ class WindowStatistics:
 
     @classmethod
     def make(cls, strips: int, segments: int) -> WindowStatistics:
-        """Allocate the tiles for a number of strips. Partitions without a column hold the maximum 0 and the sum 1."""
+        """Allocate the tiles for a window with this number of strips, and columns with this number of segments.
+        Partitions without a column hold the maximum 0 and the sum 1.
+        """
         partitions = nl.tile_size.pmax
         shape = (partitions, strips, segments)
         neg_max_sbuf, sums_sbuf, factors_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(3)]
@@ -82,13 +84,15 @@ class WindowStatistics:
         return cls(neg_max_sbuf, sums_sbuf, rows[0], rows[1], factors_sbuf)
 
     def part_of(self, group: Group) -> WindowStatistics:
-        """Return views of the statistics of a group's strips."""
+        """Return the statistics of a group's columns, as views of these tiles."""
         tiles = (self.neg_max_sbuf, self.sums_sbuf, self.row_neg_max_sbuf, self.row_sum_sbuf, self.factors_sbuf)
         return WindowStatistics(*[tile[0 : group.rows, group.first : group.end] for tile in tiles])
 
 
 def _take_distances(of_group: WindowStatistics) -> None:
-    """Compute -m, and m_k - m in the tile of the factors; the module explains the symbols."""
+    """Compute -m and, in the tile of the factors, m_k - m; the module explains the symbols. ``of_group`` holds the
+    statistics of a group.
+    """
     nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
         dst=of_group.factors_sbuf,
@@ -99,23 +103,25 @@ def _take_distances(of_group: WindowStatistics) -> None:
 
 
 def _take_weights(of_group: WindowStatistics) -> None:
-    """Compute exp(m_k - m) in place of m_k - m; the module explains the symbols."""
+    """Compute exp(m_k - m) in place of m_k - m in the tile of the factors; the module explains the symbols."""
     nisa.activation(dst=of_group.factors_sbuf, op=nl.exp, data=of_group.factors_sbuf)
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """Compute d, the sum of s_k exp(m_k - m); the module explains the symbols."""
+    """Compute d of each column in ``row_sum_sbuf``, the sum over its segments of s_k exp(m_k - m); the module explains
+    the symbols.
+    """
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
 
 def _take_logs(of_group: WindowStatistics) -> None:
-    """Replace d, the sums of exponentials, by log d."""
+    """Replace d, the sum of the exponentials of each column, by log d."""
     nisa.activation(dst=of_group.row_sum_sbuf, op=nl.log, data=of_group.row_sum_sbuf)
 
 
 def _take_only_factor(of_group: WindowStatistics) -> None:
-    """Compute the factor 1 / d of columns of one segment, from the sums d of exponentials."""
+    """Compute the factor of columns that have a single segment, 1 / d, from d, the sum of their exponentials."""
     nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
 
 
@@ -127,7 +133,8 @@ def _take_factors(of_group: WindowStatistics) -> None:
 
 
 def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatistics], None]]:
-    """Return the stages that combine the statistics of a group between the passes, one stage for each step.
+    """Return the stages that combine the statistics of a group between its two passes. A step of the loop issues one
+    stage.
 
     The stages alternate between the Vector and the Scalar engine.
     """
@@ -139,7 +146,7 @@ def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatisti
 
 @dataclass
 class ForwardArithmetic:
-    """The arithmetic of both passes of the forward; view 0 of an item is x.
+    """The arithmetic of both passes of the forward (:class:`.pipeline.Arithmetic`). View 0 of an item is x.
 
     Attributes:
         kind: softmax or log-softmax.
@@ -178,7 +185,7 @@ class ForwardArithmetic:
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute -m_k of an item, minus the maximum of each of its columns."""
+        """Compute -m_k (see the module) for each column of an item: minus the maximum of its segment."""
         columns = item.strip.columns
         neg_max_sbuf = self._of_item(self._of_window(item.window).neg_max_sbuf, item)
         nisa.tensor_reduce(dst=neg_max_sbuf, op=nl.maximum, data=views[0], axis=1, negate=True)
@@ -192,7 +199,7 @@ class ForwardArithmetic:
         )
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute s_k of an item, the sum of exp(x - m_k) over each of its columns."""
+        """Compute s_k (see the module) for each column of an item: the sum of exp(x - m_k) over its segment."""
         of_window = self._of_window(item.window)
         exponentials_sbuf = self._next_kept(0) if self.kept else self.scratch_sbuf[0]
         nisa.activation(
@@ -206,11 +213,13 @@ class ForwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """Issue a stage of those that compute -m, and log d or the factors of softmax, for all strips of a group."""
+        """Issue one of the stages (:func:`combining_stages`) that compute -m and, for log-softmax, log d, or the
+        factors of softmax, for all strips of a group.
+        """
         combining_stages(self.kind, self.segments)[stage](self._of_window(group.window).part_of(group))
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(x - m_k) of an item again for softmax, unless the first pass kept it."""
+        """Compute exp(x - m_k) of an item again, for softmax, unless the first pass kept these exponentials."""
         if self.kind is Kind.LOG_SOFTMAX or self.kept:
             return
         nisa.activation(
@@ -221,7 +230,7 @@ class ForwardArithmetic:
         )
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the result of an item into ``dst_sbuf``, which may be the item's own tile."""
+        """Compute the result of an item into ``dst_sbuf``, which may be the tile that holds the item's input."""
         of_window = self._of_window(item.window)
         columns, size, strip = item.strip.columns, item.segment.size, item.strip.number
         if self.kind is Kind.LOG_SOFTMAX:
@@ -241,13 +250,15 @@ class ForwardArithmetic:
             self.windows.pop(item.window.number)
 
     def _recomputed(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the next tile of recomputed exponentials, for writing (visit 0) or for reading (visit 1)."""
+        """Return the next tile of recomputed exponentials: with ``visit`` 0 the next to write, with 1 the next to
+        read.
+        """
         self.taken[visit] += 1
         tiles = self.scratch_sbuf[1:]
         return tiles[self.taken[visit] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
     def _of_item(self, tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-        """Return the view of a tile [columns, strips, segments] that belongs to an item, [columns, 1]."""
+        """Return the part of a tile [columns, strips, segments] that holds the values of an item, [columns, 1]."""
         number = item.segment.number
         return tile_sbuf[0 : item.strip.columns, item.strip.number, number : number + 1]
 
@@ -264,7 +275,7 @@ class ForwardArithmetic:
 def forward_loop(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of the forward loop of a core, for columns for which :func:`.is_short` is False."""
+    """Return the plan of a core's loop for the forward. It is for columns that are not short (:func:`.is_short`)."""
     tensors = ColumnTensors(
         shape,
         read=(x_dtype,),

@@ -34,7 +34,9 @@ _PIECES = 3
 
 
 class LoadKey(NamedTuple):
-    """The key of a load: the numbers of its window and part, and the number of its pass, 0 if it is loaded once."""
+    """The key of a load: the numbers of its window and of its part, and the number of the pass that it is for, 0 if it
+    serves both passes.
+    """
 
     window: int
     part: int
@@ -56,12 +58,12 @@ class Load:
 
     @property
     def key(self) -> LoadKey:
-        """The key of this load among all loads."""
+        """The key that no other load has."""
         return LoadKey(self.window.number, self.part.number, self.visit)
 
 
 def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], is_read_twice: bool) -> list[Load]:
-    """Return the loads in the order in which they are needed.
+    """Return the loads of a tensor in the order in which the loop needs them.
 
     If columns are read twice, each pass has its own loads: the first pass over a window runs beside the second pass
     over the window before.
@@ -94,7 +96,7 @@ class LoadRing:
         fill: a function that issues the transfers of a load into a tile, and yields after each of them.
         issued: the number of loads that were issued.
         released: the keys of the loads whose buffer slots are free again.
-        numbers: the index in ``loads`` of each load that was issued, by its key.
+        numbers: for each load that was issued, by its key, its index in ``loads``.
     """
 
     loads: list[Load]
@@ -105,7 +107,9 @@ class LoadRing:
     numbers: dict[LoadKey, int] = field(default_factory=dict)
 
     def advance(self) -> Iterator[None]:
-        """Issue every load that has a free buffer slot, and yield after each transfer."""
+        """Issue all loads for which a buffer slot is free, and yield after each transfer, so that loads of other
+        tensors can be issued between them.
+        """
         while self.issued < len(self.loads) and self._has_free_slot():
             load = self.loads[self.issued]
             yield from self.fill(self.tiles_sbuf[self.issued % len(self.tiles_sbuf)], load)
@@ -122,7 +126,7 @@ class LoadRing:
         return LoadKey(window.number, part.number, 0 if is_once else visit)
 
     def has(self, key: LoadKey) -> bool:
-        """Return whether the load with this key was issued."""
+        """Return whether the load with this key was issued, so that :meth:`tile` can return its tile."""
         return key in self.numbers
 
     def tile(self, key: LoadKey) -> nl.NkiTensor:
@@ -130,34 +134,38 @@ class LoadRing:
         return self.tiles_sbuf[self.numbers[key] % len(self.tiles_sbuf)]
 
     def release(self, key: LoadKey) -> None:
-        """Free the buffer slot of a load that nothing reads or writes any more."""
+        """Mark the buffer slot of a load as free, because nothing reads or writes it any more."""
         self.released.add(key)
 
 
 class Source(Protocol):
-    """A tensor [O, C, I] from which items are read."""
+    """The interface through which the loop reads items of a tensor [O, C, I], in one of the layouts."""
 
     ring: LoadRing
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item, [columns, elements of the segment], for pass number ``visit``."""
+        """Return an item as a view [columns, elements of the segment] for pass number ``visit``; its part must have
+        been loaded.
+        """
 
 
 @dataclass
 class PsumBanks:
-    """PSUM banks that are used round-robin. Each is a tensor of its own, so that its writer waits for its reader."""
+    """PSUM banks that are used round-robin. Each bank is a separate tensor, so that a write to it waits only for reads
+    of this bank.
+    """
 
     tiles_psum: list[nl.NkiTensor]
     taken: int = 0
 
     @classmethod
     def make(cls, count: int, elements: int, dtype: nl.DType) -> PsumBanks:
-        """Allocate banks for items of ``elements`` elements."""
+        """Allocate ``count`` banks of type ``dtype``, each for an item of at most ``elements`` elements per column."""
         shape = (nl.tile_size.pmax, elements)
         return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.psum) for _ in range(count)])
 
     def take(self) -> nl.NkiTensor:
-        """Return the next bank."""
+        """Return the bank that is next in the round-robin order."""
         self.taken += 1
         return self.tiles_psum[(self.taken - 1) % len(self.tiles_psum)]
 
@@ -184,7 +192,9 @@ def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
 
 
 def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, is_store: bool) -> Iterator[None]:
-    """Load or store a part of a window, with one transfer after the other for each segment of each outer index."""
+    """Issue the transfers that load or store a part of a window, one for each segment of each outer index; yield after
+    each.
+    """
     window = load.window
     for outer in range(window.outer):
         for segment in load.part.segments:
@@ -214,7 +224,8 @@ def natural_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class TensorTransposedSource:
-    """Natural tiles (:func:`natural_shape`) whose items the Tensor engine transposes one by one.
+    """The source (:class:`Source`) that loads natural tiles (:func:`natural_shape`), whose items the Tensor engine
+    transposes one by one.
 
     Attributes:
         ring: the ring buffer of natural tiles.
@@ -253,8 +264,8 @@ class TensorTransposedSource:
         return cls(LoadRing(loads, tiles, fill), of_passes)
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Transpose an item into PSUM, in the order of the axis: line i becomes every ``segment.lines``-th element from
-        element i on.
+        """Transpose an item from a natural tile into PSUM, and return it with its elements in the order of the axis:
+        line i becomes every ``segment.lines``-th element from element i on.
         """
         segment, strip = item.segment, item.strip
         columns_sbuf = natural_item(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
@@ -270,7 +281,8 @@ class TensorTransposedSource:
 
 @dataclass
 class DmaTransposedSource:
-    """Tiles [columns, strips, elements of the part] that the DMA engines fill with transposed columns.
+    """The source (:class:`Source`) of the layout in which the DMA engines transpose columns on their way into tiles
+    [columns, strips, elements of the part].
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -282,7 +294,9 @@ class DmaTransposedSource:
     def make(
         cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], loads: list[Load], buffers: int
     ) -> DmaTransposedSource:
-        """Allocate the tiles for the windows of a core."""
+        """Allocate the tiles for the windows of a core, filled by ``loads``; ``parts`` are the parts of every column,
+        and ``buffers`` is the number of tiles.
+        """
         strips = max(len(window.strips()) for window in windows)
         elements = max(part.segments[-1].end - part.segments[0].start for part in parts)
         shape = (nl.tile_size.pmax, strips, elements)
@@ -301,28 +315,32 @@ class DmaTransposedSource:
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item in SBUF."""
+        """Return the view of an item in the tile of its part, in SBUF; nothing is transposed here."""
         tile_sbuf = self.ring.tile(self.ring.key(item.window, item.part, visit))
         start = item.segment.start - item.part.segments[0].start
         return tile_sbuf[0 : item.strip.columns, item.strip.number, start : start + item.segment.size]
 
 
 class Results(Protocol):
-    """A tensor [O, C, I] to which the results of items are written."""
+    """The interface through which the loop writes the results of items to a tensor [O, C, I]."""
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the view to which the result of an item is written, [columns, elements of the segment]."""
+        """Return the view to which the result of an item is to be written, [columns, elements of the segment]."""
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Issue the work of the Tensor engine on a result, and return the tensor that :meth:`finish` gets."""
+        """Issue the Tensor engine's part of the work on a result: transpose ``piece_sbuf`` back if the layout needs
+        that. Return the tensor to pass to :meth:`finish`.
+        """
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Issue the rest of the work on a result: copies, and the store if the item is the last one of its part."""
+        """Issue the rest of the work on a result: copies and, if the item is the last one of its part, the store of the
+        part.
+        """
 
 
 @dataclass
 class TransposedResults:
-    """Results that the Tensor engine transposes back.
+    """The destination (:class:`Results`) of results that the Tensor engine transposes back.
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
@@ -348,7 +366,7 @@ class TransposedResults:
         scalar_share: float,
         tile: Callable[[Item], nl.NkiTensor],
     ) -> TransposedResults:
-        """Allocate the tiles for segments of at most ``longest`` elements."""
+        """Allocate the tiles for results of segments of at most ``longest`` elements."""
         shape = (nl.tile_size.pmax, longest)
         pieces = [nl.ndarray(shape, dtype=result_hbm.dtype, buffer=nl.sbuf) for _ in range(_PIECES)]
         # A line has up to 128 columns, and the last line of a segment may have few partitions.
@@ -356,13 +374,15 @@ class TransposedResults:
         return cls(result_hbm, pieces, banks, tile, scalar_share)
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the next tile for a result."""
+        """Return the tile that is next in the round-robin order, for the result of an item."""
         self.made[0] += 1
         piece_sbuf = self.pieces_sbuf[self.made[0] % len(self.pieces_sbuf)]
         return piece_sbuf[0 : item.strip.columns, 0 : item.segment.size]
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Transpose the lines of the item's segment, side by side, into PSUM: [partitions, lines * columns]."""
+        """Transpose the lines of the item's segment from ``piece_sbuf`` into PSUM, where they lie side by side:
+        [partitions, lines * columns].
+        """
         segment, columns = item.segment, item.strip.columns
         back_psum = self.banks.take()
         for line in range(segment.lines):
@@ -374,7 +394,9 @@ class TransposedResults:
         return back_psum
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy the result to its natural tile, in the layout of HBM, and store the part after its last item."""
+        """Copy the result from PSUM to its natural tile, which has the layout of HBM; after the last item of a part,
+        store the part.
+        """
         segment, strip = item.segment, item.strip
         place_sbuf = natural_item(self.tile(item), item)
         for partitions, first, end in segment.blocks():
@@ -395,7 +417,7 @@ class TransposedResults:
 
 @dataclass
 class OwnTiles:
-    """Tiles in the layout of HBM for a result that cannot be written over an input.
+    """Tiles in the layout of HBM for results that cannot be written over the tiles of an input.
 
     Attributes:
         tiles_sbuf: the tiles, which the parts of the windows use round-robin.
@@ -429,7 +451,8 @@ def _strided_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class StridedSource:
-    """Tiles that hold a window with one outer index on each partition, [outer, elements of a column, inner].
+    """The source (:class:`Source`) of the strided layout: a tile holds a window with one outer index on each partition,
+    [outer, elements of a column, inner].
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -439,7 +462,7 @@ class StridedSource:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, windows: list[Window], loads: list[Load], buffers: int) -> StridedSource:
-        """Allocate the tiles for the windows of a core."""
+        """Allocate the tiles for the windows of a core; ``buffers`` is their number, and ``loads`` fill them."""
         shape = strided_shape(windows, tensor_hbm.shape[1])
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -450,13 +473,13 @@ class StridedSource:
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item in SBUF."""
+        """Return the view of an item in the tile of its window, in SBUF."""
         return _strided_item(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
 
 
 @dataclass
 class StridedResults:
-    """Results that are already in the layout in which they are stored.
+    """The destination (:class:`Results`) of results that are computed in the layout in which they are stored.
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
@@ -467,7 +490,7 @@ class StridedResults:
     tile: Callable[[Item], nl.NkiTensor]
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the view of the item's columns in the tile."""
+        """Return the view of the item's columns in the tile of its window."""
         return _strided_item(self.tile(item), item)
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -475,7 +498,7 @@ class StridedResults:
         return piece_sbuf
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Store the window after its last item."""
+        """Store the window of the item, if the item is its last one."""
         if item.ends_part:
             tile_sbuf = self.tile(item)[0 : item.window.outer]
             nisa.dma_copy(dst=_window_in_hbm(self.result_hbm, item.window), src=tile_sbuf)
@@ -505,7 +528,9 @@ def _own_tiles(result_hbm: nl.NkiTensor, plan: ColumnPlan) -> OwnTiles:
 
 
 def _tile_of_source(source: Source) -> Callable[[Item], nl.NkiTensor]:
-    """Return a function that gives the tile of an item's input, over which the result of the item is written."""
+    """Return a function that gives the tile in which an item's input was loaded, to write the result of the item over
+    it.
+    """
     ring = source.ring
     return lambda item: ring.tile(ring.key(item.window, item.part, 2))
 

@@ -49,10 +49,10 @@ class Group:
 
 
 class Phase(IntEnum):
-    """The four phases of an item: two halves of the first pass, then two halves of the second pass.
+    """The four phases of an item: the two halves of the first pass over it, then the two halves of the second pass.
 
-    Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step that follows
-    the first half, or in a later step if its load is missing.
+    Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step after the
+    first half, or in a later step if the data that it needs have no buffer slot yet.
     """
 
     BEGIN = 0
@@ -62,13 +62,13 @@ class Phase(IntEnum):
 
     @property
     def visit(self) -> int:
-        """The number of the pass that the phase belongs to: 1 or 2."""
+        """The number of the pass to which the phase belongs: 1 or 2."""
         return 1 if self <= Phase.GATHER else 2
 
 
 @dataclass(frozen=True)
 class Step:
-    """The work that is issued together in one iteration of the loop.
+    """The work that one iteration of the loop issues.
 
     Attributes:
         items: the item that each phase processes.
@@ -165,7 +165,7 @@ class Schedule:
         return cls(list(_groups(windows, parts, whole_windows)), stages)
 
     def next(self) -> Step:
-        """Return the next step, under the assumption that all its items are on chip; the step is empty at the end."""
+        """Return the next step as if all its items were on chip; at the end the step is empty."""
         number, place = self.beginning
         items = {
             Phase.BEGIN: self.groups[number].items[place] if number < len(self.groups) else None,
@@ -176,7 +176,9 @@ class Schedule:
         return Step({phase: item for phase, item in items.items() if item is not None}, tuple(self.combining))
 
     def take(self, step: Step) -> None:
-        """Record that a step was issued: the step that :meth:`next` returned, or one with some of its items only."""
+        """Record that ``step`` was issued: the step that :meth:`next` returned, or one that leaves out some of its
+        items.
+        """
         combined = [(group, stage + 1) for group, stage in step.combined]
         self.combining = [(group, stage) for group, stage in combined if stage < self.stages]
         for group, stage in combined:
@@ -199,16 +201,18 @@ class Schedule:
 
 
 class Arithmetic(Protocol):
-    """The computation on items. Methods receive the views of an item in a dict, by the index of the reader."""
+    """The interface of the computation on items. Methods receive the views of an item in a dict, by the index of the
+    :class:`Reader` that read them.
+    """
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Issue the first half of the first pass over an item."""
+        """Issue the first half of the first pass over an item. ``views`` has the item as each reader gives it."""
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """Issue the second half of the first pass over an item."""
 
     def combine(self, group: Group, stage: int) -> None:
-        """Issue one stage of the work between the two passes over a group. Each stage takes one step."""
+        """Issue one stage of the work on a group between its two passes. A step issues one stage of a group."""
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """Issue the first half of the second pass over an item."""
@@ -218,7 +222,9 @@ class Arithmetic(Protocol):
 
 
 class ViewKey(NamedTuple):
-    """The key of a view of an item: the index of the reader, the number of the pass, and ``id`` of the item."""
+    """The key of a view of an item: the index of the reader that gave it, the number of the pass, and ``id`` of the
+    item.
+    """
 
     reader: int
     visit: int
@@ -227,7 +233,7 @@ class ViewKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """A source of items, and the passes that read them.
+    """A source of items, with the passes of the loop that read it.
 
     Attributes:
         source: the source that gives the items.
@@ -243,11 +249,11 @@ class Reader:
         return tuple(phase.visit for phase in self.phases)
 
     def key(self, item: Item, visit: int) -> LoadKey:
-        """Return the key of the load that contains an item for a pass."""
+        """Return the key of the load that holds an item for pass number ``visit``."""
         return self.source.ring.key(item.window, item.part, visit)
 
     def ends(self, item: Item, visit: int, is_overwritten: bool) -> bool:
-        """Return whether this pass over an item is the last use of its load.
+        """Return whether nothing needs the load of an item after pass number ``visit`` over the item.
 
         A load that results overwrite is still needed after its last pass, because the results must be stored.
         """
@@ -304,7 +310,7 @@ class Pipeline:
     taken: int = 0
 
     def run(self) -> None:
-        """Issue all loads, steps and stores of the core."""
+        """Run the loop: issue all loads, steps and stores of the core."""
         self._advance()
         step = self.schedule.next()
         while not step.is_empty:
@@ -319,7 +325,9 @@ class Pipeline:
         self._finish_made()
 
     def _on_chip(self, step: Step) -> Step:
-        """Return the step with only those items whose loads have buffer slots, after transposing these items."""
+        """Return ``step`` with only those items whose loads have buffer slots; these items are transposed where the
+        layout needs that.
+        """
         if self._look_ahead(step):
             return step
         self._finish_made()  # a result that waits to be stored may occupy the buffer slot
@@ -336,7 +344,9 @@ class Pipeline:
         return issued
 
     def _is_transposed(self, item: Item, phase: Phase) -> bool:
-        """Return whether the views that a phase is the first to read in its pass exist for an item, for all readers."""
+        """Return whether an item has its views for a pass, of all readers whose first phase in that pass is
+        ``phase``.
+        """
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
             for place, reader in enumerate(self.readers)
@@ -366,7 +376,9 @@ class Pipeline:
             self._finish(*transposed)
 
     def _look_ahead(self, step: Step) -> bool:
-        """Transpose the items of a step that are not transposed yet; return False if a load has no buffer slot yet."""
+        """Transpose those items of a step that are not transposed yet, and return True; return False if the load of an
+        item has no buffer slot yet.
+        """
         is_complete = True
         for phase, item in step.items.items():
             for place, reader in enumerate(self.readers):
@@ -381,10 +393,10 @@ class Pipeline:
         return is_complete
 
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
-        """Return the views that a phase may read, by reader.
+        """Return the views of an item that ``phase`` may read, by the index of the reader.
 
-        After the second half of a pass the views are no longer kept, and their load is released if this was its last
-        use.
+        If the phase is the second half of a pass, the views are dropped from :attr:`views`, and their load is released
+        if nothing needs it later.
         """
         keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}
@@ -397,13 +409,17 @@ class Pipeline:
         return views
 
     def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy and store a result; the buffer slot of a part that was overwritten becomes free some steps later."""
+        """Copy and store the result of an item. If it overwrites its input, the buffer slot of the part becomes free
+        some steps later.
+        """
         self.results.finish(item, back_psum)
         if self.overwrites and item.ends_part:
             self.stored.append((self.taken, item))
 
     def _release_stored(self, steps: int) -> None:
-        """Release the buffer slots whose stores were issued at least ``steps`` steps ago."""
+        """Release the buffer slots of results whose stores were issued at least ``steps`` steps ago, and so are
+        done.
+        """
         reader = self.readers[0]
         while self.stored and self.stored[0][0] + steps <= self.taken:
             _, item = self.stored.pop(0)

@@ -66,8 +66,8 @@ _TABLES_BYTES = 0.94e6
 
 
 class Block(NamedTuple):
-    """Some lines (see :class:`Segment`) of a segment: ``first`` to ``end``, exclusive, in the first ``partitions``
-    partitions.
+    """Lines ``first`` to ``end``, exclusive, of a segment (see :class:`Segment`), in the first ``partitions``
+    partitions, all of which have these lines.
     """
 
     partitions: int
@@ -90,12 +90,12 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements of the segment in each column."""
         return self.end - self.start
 
     @property
     def lines(self) -> int:
-        """The number of elements per partition."""
+        """The number of elements in each full partition, if the axis lies on partitions."""
         return div_ceil(self.size, nl.tile_size.pmax)
 
     @property
@@ -105,21 +105,23 @@ class Segment:
 
     @property
     def rest(self) -> int:
-        """The number of elements in the partition after the full ones; 0 if there is no such partition."""
+        """The number of elements in the partition that follows the full ones; 0 if all elements are in full
+        partitions.
+        """
         return self.size % self.lines
 
     def partitions(self, line: int) -> int:
-        """Return the number of partitions that have an element of a line."""
+        """Return the number of partitions that have an element of line number ``line``."""
         return self.full + (1 if line < self.rest else 0)
 
     def blocks(self) -> list[Block]:
-        """Divide the lines into one or two blocks, in each of which every partition has an element of every line."""
+        """Divide the lines into one or two blocks. Within a block, all lines have equally many elements."""
         blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
         return [block for block in blocks if block.partitions > 0 and block.first < block.end]
 
 
 def segments_of(count: int, longest: int) -> list[Segment]:
-    """Divide columns of ``count`` elements into segments."""
+    """Divide columns of ``count`` elements into segments of ``longest`` elements; the last one may be shorter."""
     starts = range(0, count, longest)
     return [Segment(number, start, min(start + longest, count)) for number, start in enumerate(starts)]
 
@@ -138,7 +140,7 @@ class Strip:
 
     @property
     def columns(self) -> int:
-        """The number of columns."""
+        """The number of columns of the strip."""
         return self.outer * self.inner
 
 
@@ -158,7 +160,7 @@ class Window:
     is_strided: bool = False
 
     def strips(self) -> list[Strip]:
-        """Divide the window into strips of at most 128 columns."""
+        """Divide the window into strips of at most 128 columns, which are processed one after the other."""
         if self.is_strided:
             return [Strip(inner, 0, self.outer, inner, 1) for inner in range(self.inner)]
         group = max(1, STRIP_COLUMNS // self.inner)
@@ -175,7 +177,9 @@ class Window:
         return [Strip(number, *place) for number, place in enumerate(places)]
 
     def of(self, tensor_hbm: nl.NkiTensor, outer: int, start: int, end: int) -> nl.NkiTensor:
-        """Return elements ``start`` to ``end`` of the columns at one outer index, as a view [end - start, inner]."""
+        """Return elements ``start`` to ``end`` of the window's columns at one of its outer indices, as a view [end -
+        start, inner].
+        """
         last = self.first_inner + self.inner
         return tensor_hbm[self.first_outer + outer, start:end, self.first_inner : last]
 
@@ -183,7 +187,9 @@ class Window:
 def windows_of_core(
     outer: int, inner: int, most_outer: int, most_inner: int, cores: int, core: int, is_strided: bool
 ) -> list[Window]:
-    """Return the windows of a core, which are consecutive; the shares of the cores differ by at most one window."""
+    """Return the windows of one core, which are consecutive; ``most_outer`` and ``most_inner`` bound the indices of a
+    window. The cores have equally many windows, or one more.
+    """
     places = [
         (first_outer, min(most_outer, outer - first_outer), first_inner, min(most_inner, inner - first_inner))
         for first_outer in range(0, outer, most_outer)
@@ -201,7 +207,7 @@ class Part:
     segments: tuple[Segment, ...]
 
     def slot(self, segment: Segment) -> int:
-        """Return the index of a segment among the segments of the part."""
+        """Return the index of a segment within the part."""
         return segment.number - self.segments[0].number
 
 
@@ -217,7 +223,7 @@ class Item:
 
     Attributes:
         window, part, strip, segment: the window, part, strip and segment of the item.
-        ends_part: whether the item is the last one of its window, in each pass, that needs the part.
+        ends_part: whether no later item of the window, in the same pass, needs the part.
     """
 
     window: Window
@@ -236,7 +242,7 @@ class Sizes(NamedTuple):
 
 
 class Layout(Enum):
-    """The way in which columns come on chip and to partitions; the values name it."""
+    """The way in which columns come on chip and are laid out over partitions; the value of a member describes it."""
 
     TENSOR_TRANSPOSED = "transposed by Tensor"
     DMA_TRANSPOSED = "transposed by DMA"
@@ -274,7 +280,7 @@ class ColumnPlan:
         return len(self.parts) > 1
 
     def buffers_of(self, passes: tuple[int, ...]) -> int:
-        """Return the number of tiles of an input that the passes with the given numbers read."""
+        """Return the number of tiles of an input that is read by the passes with these numbers."""
         return _buffers_of(self.buffers, len(self.parts), passes)
 
 
@@ -340,7 +346,9 @@ def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -
 
 
 def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
-    """Return the maximum number of elements of a segment, which depends on types and ``chunk_size`` only."""
+    """Return the maximum number of elements of a segment. It depends on types and ``chunk_size`` only, because the
+    rounding of results depends on it.
+    """
     is_wide = nl.float32 in (*tensors.read, tensors.written)
     longest = _SEGMENT_FLOAT32 if is_wide else _SEGMENT_16_BIT
     return longest if chunk_size is None else min(longest, chunk_size)
@@ -348,7 +356,9 @@ def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One candidate plan: the outer and inner indices of a window, the number of tiles, and the segments per part."""
+    """A candidate for the plan: its layout, the outer and inner indices of a window, the number of tiles, and the
+    segments per part.
+    """
 
     layout: Layout
     outer: int
@@ -359,7 +369,9 @@ class _Choice:
 
 
 def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
-    """Return the outer and inner indices of a window of about ``width`` columns: equal windows, of whole strips."""
+    """Return the numbers of outer and of inner indices of a window of about ``width`` columns, so that windows are
+    equal and consist of whole strips.
+    """
     if inner < STRIP_COLUMNS:
         group = STRIP_COLUMNS // inner
         return min(outer, max(1, width // STRIP_COLUMNS) * group), inner
@@ -380,7 +392,9 @@ def _transposed_layout(tensors: ColumnTensors) -> Layout:
 
 
 def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
-    """Return all candidates that may fit: whole windows on chip, part by part, or read twice."""
+    """Return all candidates that may fit: with whole windows on chip, with windows loaded part by part, and with
+    columns that are read twice.
+    """
     outer, _, inner = tensors.shape
     lanes = min(outer, nl.tile_size.pmax)
     choices = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
@@ -421,8 +435,8 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
     """Return the modelled cost of a candidate, in bytes.
 
-    It is the bytes that a core moves, weighted by the slowness of their runs in HBM, plus the bytes whose transfers
-    overlap with nothing.
+    The cost is the bytes that a core moves, times the factor by which their runs in HBM are slow, plus the bytes whose
+    transfers overlap with nothing.
     """
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)

@@ -36,7 +36,7 @@ Stage = tuple[int, Callable[[ShortPiece], None]]
 
 @dataclass
 class WindowTiles:
-    """The windows of a tensor, and the tiles that they use round-robin.
+    """The windows of a tensor, and the tiles that hold them on chip, which the windows use round-robin.
 
     Attributes:
         tensor_hbm: the tensor, [O, C, I].
@@ -50,27 +50,27 @@ class WindowTiles:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, plan: ShortPlan) -> WindowTiles:
-        """Allocate tiles for the windows of a tensor."""
+        """Allocate the tiles for the windows that ``plan`` gives a core."""
         return cls(tensor_hbm, ring_of(plan.buffers, plan.window, tensor_hbm.dtype), plan.windows)
 
     def of(self, number: int) -> nl.NkiTensor:
-        """Return a window, [partitions, outer_each, C, width]."""
+        """Return the view of window number ``number`` in its tile, [partitions, outer_each, C, width]."""
         shape = self.windows[number].shape(self.tensor_hbm.shape[1])
         tile_sbuf = self.tiles_sbuf[number % len(self.tiles_sbuf)]
         return tile_sbuf[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
     def piece(self, piece: ShortPiece) -> nl.NkiTensor:
-        """Return a piece, [partitions, outer_each, C, width]."""
+        """Return the view of a piece in the tile of its window, [partitions, outer_each, C, width]."""
         return piece.of(self.of(piece.window))
 
     def load(self, number: int) -> None:
-        """Issue the transfers that load a window."""
+        """Issue the transfers that load window number ``number`` into its tile."""
         window_sbuf = self.of(number)
         for first, part_hbm in self.windows[number].runs(self.tensor_hbm):
             nisa.dma_copy(dst=window_sbuf[first : first + part_hbm.shape[0]], src=part_hbm)
 
     def store(self, number: int) -> None:
-        """Issue the transfers that store a window."""
+        """Issue the transfers that store window number ``number`` from its tile."""
         window_sbuf = self.of(number)
         for first, part_hbm in self.windows[number].runs(self.tensor_hbm):
             nisa.dma_copy(dst=part_hbm, src=window_sbuf[first : first + part_hbm.shape[0]])
@@ -98,7 +98,7 @@ class ShortLoop:
     under_way: list[ShortPiece | None] = field(default_factory=list)
 
     def run(self) -> None:
-        """Issue all loads, stages and stores."""
+        """Run the loop: issue all loads, stages and stores of the core."""
         waiting = [piece for window in self.plan.windows for piece in window.pieces(self.plan.columns)]
         depth = 1 + max(step for step, _ in self.stages)
         self.under_way = [None] * depth
@@ -116,7 +116,7 @@ class ShortLoop:
                 self.stored += 1
 
     def _load(self) -> None:
-        """Load every window that has a free buffer slot."""
+        """Load the next windows, as long as a tile is free."""
         while self.loaded < min(len(self.plan.windows), self.stored + self.plan.buffers):
             for tiles in self.inputs:
                 tiles.load(self.loaded)
@@ -124,7 +124,7 @@ class ShortLoop:
 
 
 def result_tiles(result_hbm: nl.NkiTensor, plan: ShortPlan, overwritten: WindowTiles) -> WindowTiles:
-    """Return the tiles of the result: those of an input of the same type, or tiles of its own."""
+    """Return the tiles of the result: those of the input ``overwritten``, or tiles of its own if that is None."""
     if result_hbm.dtype == overwritten.tensor_hbm.dtype:
         return WindowTiles(result_hbm, overwritten.tiles_sbuf, plan.windows)
     return WindowTiles.make(result_hbm, plan)
@@ -143,13 +143,13 @@ def on_vector(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, da
 
 
 def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """Compute ``data1 <op> data2`` on GpSimd."""
+    """Compute ``data1 <op> data2`` on GpSimd, by one ``tensor_tensor``."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
 def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: Callable[..., None] = on_vector) -> None:
-    """Combine the first half of each column's elements with the second half: [partitions, outer_each, C, width] into
-    C // 2 elements per column. If C is odd, the last element is combined with the first result.
+    """Combine, by ``op``, the first half of each column's elements with the second half: [partitions, outer_each, C,
+    width] into C // 2 elements per column. If C is odd, the last element is combined with the first result.
 
     ``dst_sbuf`` may be the first half of ``data_sbuf``.
     """
@@ -161,7 +161,8 @@ def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: C
 
 
 def folded(half_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
-    """Fold columns in place until one value per column is left, and return these: [partitions, outer_each, 1, width].
+    """Fold columns in place (:func:`fold`) until one value per column is left, and return these: [partitions,
+    outer_each, 1, width].
 
     The order of the operations depends on C only, and rounding errors grow with log C.
     """
@@ -386,7 +387,9 @@ class _BackwardPieces:
         )
 
     def stages(self) -> list[Stage]:
-        """Return the stages: Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax, half of the sum."""
+        """Return the stages in the order of issue. Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax,
+        half of the sum.
+        """
         if self.kind is Kind.LOG_SOFTMAX:
             return [
                 (2, self.subtract_term),

@@ -40,8 +40,8 @@ _LEAST_WINDOWS = 4
 
 @dataclass(frozen=True)
 class Band:
-    """Columns of [O, C, I] that are divided alike into units. A unit, ``outer_each`` outer times ``width`` inner
-    indices, lies on one partition.
+    """Columns of [O, C, I] that are divided into units of equal shape. A unit, ``outer_each`` outer times ``width``
+    inner indices, lies on one partition.
 
     Attributes:
         first_outer, outer: the first outer index, and the number of outer indices.
@@ -59,7 +59,7 @@ class Band:
 
     @property
     def units(self) -> int:
-        """The number of units."""
+        """The number of units of the band."""
         return self.outer // self.outer_each * self.blocks
 
 
@@ -82,7 +82,9 @@ class ShortPiece:
     ends: bool
 
     def of(self, window_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the piece of a tile [partitions, outer_each, C, width]."""
+        """Return the view of the piece in the tile of its window, which has the shape [partitions, outer_each, C,
+        width].
+        """
         return window_sbuf[:, self.first : self.first + self.outer_each, :, self.start : self.start + self.width]
 
 
@@ -106,8 +108,8 @@ class ShortWindow:
         return self.end - self.first, self.band.outer_each, length, self.band.width
 
     def runs(self, tensor_hbm: nl.NkiTensor) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """Yield, for each transfer, its first partition and its part of a tensor [O, C, I], [partitions, outer_each, C,
-        width].
+        """Yield for each transfer of the window the number of the first partition, and the part of a tensor [O, C, I],
+        viewed as [partitions, outer_each, C, width].
         """
         band = self.band
         if band.blocks == 1:
@@ -126,7 +128,7 @@ class ShortWindow:
             unit += count
 
     def pieces(self, columns: int) -> list[ShortPiece]:
-        """Divide the units into pieces with at most ``columns`` columns of each unit."""
+        """Divide the window's units into pieces that have at most ``columns`` columns of each unit."""
         band = self.band
         outer_each = min(band.outer_each, max(1, columns // band.width))
         width = div_ceil(band.width, div_ceil(band.width, columns))
@@ -156,12 +158,12 @@ class ShortPlan:
 
     @property
     def piece(self) -> int:
-        """The number of elements per partition of a piece's scratch tile."""
+        """The number of elements that a scratch tile of a piece has in a partition."""
         return self.columns * self.length
 
     @property
     def window(self) -> int:
-        """The number of elements per partition of a window."""
+        """The largest number of elements that a window has in a partition."""
         return max((window.band.outer_each * self.length * window.band.width for window in self.windows), default=0)
 
 
@@ -203,7 +205,7 @@ def plan_short(
 
 
 def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType, ...]) -> list[Band]:
-    """Return the bands of all columns, with at most ``most`` columns per partition."""
+    """Return the bands that together have all columns, with at most ``most`` columns in a partition."""
     lanes = nl.tile_size.pmax * cores
     if inner <= most and outer >= nl.tile_size.pmax:
         outer_each = max(1, min(most // inner, outer // (lanes * _LEAST_WINDOWS)))
@@ -231,7 +233,7 @@ def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType
 
 
 def _slowness(run: int) -> float:
-    """Return the factor by which transfers in runs of ``run`` bytes take longer."""
+    """Return the factor by which transfers take longer if their runs in HBM have only ``run`` bytes."""
     return max(1.0, _FULL_RUN / run) * (2.0 if run <= _SMALL_STORE else 1.0)
 
 

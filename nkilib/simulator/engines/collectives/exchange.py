@@ -81,7 +81,8 @@ def checked_tensors(
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """Return the tensors of a list, after checking that the instruction may read each of them, or write it.
+    """Return the tensors of the list ``values``, after checking that the instruction may read each of them, or write it
+    if ``is_output``.
 
     Raises:
         NkiValidationError: naming the tensor that it may not, and why.
@@ -103,7 +104,7 @@ def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
     Only HBM allows several sources, and tensors of more than two dimensions.
 
     Raises:
-        NkiValidationError: naming the list or the tensor.
+        NkiValidationError: if they do not; the message names the list or the tensor.
     """
     if len(srcs) != len(dsts):
         raise NkiValidationError(f"srcs and dsts must be lists of one length, got {len(srcs)} and {len(dsts)} tensors")
@@ -125,7 +126,7 @@ def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor
     """Check the rules of NKI 0.7 on private and shared HBM for the tensors of ``all_reduce`` and ``all_gather``.
 
     Raises:
-        NkiValidationError: naming the tensor and the rule.
+        NkiValidationError: if one is broken; the message names the tensor and the rule.
     """
     for name, group in (("srcs", srcs), ("dsts", dsts)):
         if len({tensor.buffer for tensor in group}) > 1:
@@ -151,7 +152,7 @@ def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> No
     """Check that each source has the type of its result, so that nothing is cast.
 
     Raises:
-        NkiValidationError: naming both tensors.
+        NkiValidationError: if the types differ; the message names both tensors.
     """
     for number, (src, dst) in enumerate(zip(srcs, dsts, strict=True)):
         if src.dtype != dst.dtype:
@@ -165,7 +166,7 @@ def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> in
     """Return the dimension along which tensors are split or concatenated, after checking that it is allowed.
 
     Raises:
-        NkiValidationError: naming the allowed dimensions.
+        NkiValidationError: if it is not; the message names the allowed dimensions.
     """
     if not is_integer(collective_dim) or collective_dim not in allowed:
         raise NkiValidationError(
@@ -178,7 +179,8 @@ def check_shape(what: str, tensor: NkiTensor, expected: tuple[int, ...], why: st
     """Check that a tensor has the expected shape.
 
     Raises:
-        NkiValidationError: naming the tensor, the shape and its origin.
+        NkiValidationError: if it has not; the message names the tensor, the expected shape, and with ``why`` the reason
+            for it.
     """
     if tensor.shape != expected:
         raise NkiValidationError(f"{what} must have shape {list(expected)}, {why}; got {tensor}")
@@ -197,12 +199,14 @@ def reduction_key(op: Any) -> str:
 
 
 def computed_in(dtype: DType) -> DType:
-    """Return the type in which elements of ``dtype`` are reduced."""
+    """Return the type in which elements of ``dtype`` are reduced, before results are rounded to ``dtype``."""
     return dtype if dtype in _EXACT else float32
 
 
 def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the element-wise reduction of the arrays ``parts`` from first to last, not yet rounded to ``dtype``."""
+    """Return the element-wise reduction, by the operator ``key``, of the arrays ``parts``, from first to last and not
+    yet rounded to ``dtype``.
+    """
     kind = computed_in(dtype).numpy
     total = np.array(parts[0], kind)
     for part in parts[1:]:
@@ -232,7 +236,9 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
 
 
 def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    """Return the shapes and types of tensors as values on which all ranks must agree."""
+    """Return the shapes and types of tensors as properties on which all ranks must agree; ``name`` names the tensors in
+    errors.
+    """
     return tuple(
         AgreedProperty(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}")
         for number, tensor in enumerate(tensors)
@@ -271,7 +277,9 @@ class Operation:
 
 
 def belongs_to_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
-    """Return whether the two cores of a rank perform an operation on ``tensors`` together."""
+    """Return whether an operation on ``tensors`` belongs to a whole rank, whose two cores then perform it together;
+    else each core performs its own.
+    """
     return core.launch.cores > 1 and all(tensor.buffer is MemoryRegion.shared_hbm for tensor in tensors)
 
 
@@ -322,7 +330,7 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
 
 
 def perform(call: Call, operation: Operation) -> None:
-    """Run an operation on this core.
+    """Run a collective operation on this core: exchange data with the other ranks, and store this rank's share.
 
     Raises:
         BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.

@@ -136,7 +136,7 @@ def all_gather(
 
 
 def _part(name: str, tensor: NkiTensor, place: RankPosition) -> int:
-    """Return the number of rows (indices of dimension 0) that each rank has of a tensor.
+    """Return the number of rows (indices of dimension 0) of a tensor that belong to each rank.
 
     Raises:
         NkiValidationError: if the ranks cannot share the tensor evenly.

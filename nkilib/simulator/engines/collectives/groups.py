@@ -26,7 +26,9 @@ from ...terms.nki_object import NKIObject
 
 
 class rg_partition_op(Enum):
-    """The operator of :meth:`ReplicaGroup.from_partition_op`: ranks with equal results of it share a list."""
+    """The operator of :meth:`ReplicaGroup.from_partition_op`. Ranks for which it has the same result belong to one
+    list.
+    """
 
     bitwise_and = "bitwise_and"
     div = "div"
@@ -44,7 +46,7 @@ def _is_rank(value: Any) -> bool:
 
 
 def _checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the rank lists of a group as tuples.
+    """Return ``groups``, the lists of ranks of a replica group, as tuples.
 
     Raises:
         NkiValidationError: if they are not lists of ranks, or a rank is in two of them.
@@ -119,15 +121,15 @@ class RankPosition:
 
 
 def rank_of(core: Core) -> int:
-    """Return the rank of a core; it is 0 in a launch by itself."""
+    """Return the rank of the launch that a core belongs to; 0 if the launch runs by itself."""
     return 0 if core.launch.seat is None else core.launch.seat.rank
 
 
 def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
-    """Check that these ranks are running.
+    """Check that all of ``ranks`` run in this launch; ``what`` names them in the message.
 
     Raises:
-        NkiValidationError: naming the first rank that is not, and how to launch it.
+        NkiValidationError: if one does not; the message names the first such rank, and how to launch it.
     """
     seat = core.launch.seat
     count = 1 if seat is None else seat.world.ranks

@@ -127,7 +127,9 @@ def _by_channel(
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """Return the one tensor of each channel, after checking it."""
+    """Return the tensors of ``lists``, one for each channel, after checking that each list has exactly one, which the
+    instruction may read, or write if ``is_output``.
+    """
     if not isinstance(lists, list | tuple) or len(lists) != len(channel_ids):
         raise NkiValidationError(
             f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {lists!r}"
@@ -160,8 +162,8 @@ def _permute_in_ring(
 ) -> None:
     """Run an operation in which each rank stores the arrays of its predecessor in the list.
 
-    ``bring`` returns the arrays of this rank. ``brought_in`` maps the type of a result to the type of the array that is
-    sent for it.
+    ``place`` is the position of this rank in its list, and ``bring`` returns the arrays that it sends, one for each
+    channel. ``brought_in`` maps the type of a result to the type of the array that is sent for it.
     """
     predecessor = place.members[place.position - 1]
 

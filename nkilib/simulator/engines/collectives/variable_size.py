@@ -54,7 +54,7 @@ _GATHER_RANKS, _GATHER_CORES = 4, 2
 
 @dataclass(frozen=True)
 class UncheckedTensors:
-    """The tensors as the kernel passes them, not yet checked."""
+    """The tensors of a call of a variable-size operation, as the kernel passes them and before they are checked."""
 
     srcs: Any
     dsts: Any
@@ -63,10 +63,11 @@ class UncheckedTensors:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """The data that a rank brings: for each rank of the list the elements that it sends there, flat.
+    """The data that a rank sends in a variable-size operation: a flat array for each rank of its list.
 
     Attributes:
-        pieces: the elements by position in the list; for all-gather-v a single piece that goes to all.
+        pieces: the arrays by the position of the receiving rank in the list; for all-gather-v a single one, which goes
+            to all.
     """
 
     pieces: Sequence[npt.NDArray[Any]]
@@ -82,7 +83,8 @@ class _Metadata:
     Attributes:
         send_counts, send_starts: the number of elements and the first element to send to each rank; for all-gather-v
             one number for all ranks.
-        receive_starts: the first element in the result for those of each rank; None for equal slots.
+        receive_starts: for each sending rank, the element of the result at which its data begin; None if the result has
+            equal slots.
     """
 
     send_counts: npt.NDArray[np.int64]
@@ -90,7 +92,7 @@ class _Metadata:
     receive_starts: npt.NDArray[np.int64] | None
 
     def compared_numbers(self) -> Sequence[object]:
-        """Return all numbers of the metadata, on which the two cores of a rank must agree."""
+        """Return all numbers of the metadata, which must be equal on the two cores of a rank."""
         starts = None if self.receive_starts is None else self.receive_starts.tolist()
         return self.send_counts.tolist(), self.send_starts.tolist(), starts
 
@@ -106,7 +108,7 @@ class Prepared:
         metadata: the metadata as read; None in a launch without data.
         metadata_tensor: the metadata tensor, which also receives the counts of received elements; its second last
             dimension counts its rows.
-        reports_counts: whether the counts are written there.
+        reports_counts: whether the counts of received elements are written to ``metadata_tensor``.
     """
 
     what: str
@@ -119,7 +121,7 @@ class Prepared:
 
 
 def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
-    """Check the documented limits of all-gather-v in its present version."""
+    """Check the limits that the documentation states for the present version of all-gather-v."""
     if has_rdispls:
         raise NkiValidationError("has_rdispls=True is not supported by all_gather_v")
     if core.launch.cores != _GATHER_CORES:
@@ -133,7 +135,9 @@ def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
 def _rows_of(
     call: Call, metadata_tensor: Any, place: RankPosition, has_rdispls: bool, *, is_written: bool
 ) -> NkiTensor:
-    """Return the metadata tensor, whose second last dimension counts its rows, after checking it."""
+    """Return a view of the metadata tensor whose second last dimension counts its rows, after checking its shape and
+    type.
+    """
     (tensor,) = checked_tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
     if is_written:
         checked_tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)
@@ -175,7 +179,7 @@ def prepare(
     """Check a call of the operation ``what`` and read its metadata now; its data are not accessed yet.
 
     Raises:
-        NkiValidationError: naming the parameter that does not fit.
+        NkiValidationError: if a parameter does not fit; the message names it.
     """
     core, place = call.core, place_in(call.core, replica_group)
     check_priority(core, priority)
@@ -243,7 +247,8 @@ def _store_piece(core: Core, prepared: Prepared, metadata: _Metadata, position: 
 
 
 def run(call: Call, prepared: Prepared) -> None:
-    """Move the shares of a prepared call, and report the received counts if the call asks for them.
+    """Exchange the data of a prepared call with the other ranks; write the counts of received elements if the call asks
+    for them.
 
     Raises:
         NkiValidationError: if a share does not fit its source or its slot.
@@ -329,7 +334,7 @@ def all_to_all_v(
 
 
 class _Pending:
-    """The operation of a core that is prepared and not triggered yet, of which there can be one at a time."""
+    """The operation of a core that has been prepared and not been triggered; a core can have only one."""
 
     def __init__(self) -> None:
         self.prepared: Prepared | None = None
@@ -339,8 +344,8 @@ class _Pending:
 
 
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap the prepare function of an operation so that :class:`_Pending` keeps its instruction, which the trigger
-    needs.
+    """Wrap the prepare function of an operation so that :class:`_Pending` keeps the handle that it returns, with which
+    the trigger is compared.
     """
 
     def kept(*args: Any, **kwargs: Any) -> NkiInstruction:

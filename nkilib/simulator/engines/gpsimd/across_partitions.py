@@ -56,10 +56,10 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of the elements after the first ``elements`` ones of all snakes (see the module), in their last
-    column.
+    """Return the layout of the rest of the last column of each snake (see the module): of the elements after the first
+    ``elements`` ones.
 
-    It is None if the column is full.
+    It is None if these elements fill their last column.
     """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:
@@ -112,7 +112,7 @@ def _check_topk_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: An
 
 
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a tile's array as a view (GpSimd cores, partitions of a core, columns)."""
+    """Return a view of a tile's array with the shape (GpSimd cores, 16 partitions of a core, columns)."""
     return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
 
 
@@ -180,7 +180,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def _first_partitions(tensor: NkiTensor) -> NkiTensor:
-    """Return a view of every 16th partition of a tile."""
+    """Return a view of the first partition of each GpSimd core: every 16th partition of a tile."""
     cores = -(-tensor.shape[0] // GPSIMD_CORE_PARTITIONS)
     strides = (GPSIMD_CORE_PARTITIONS * tensor.strides[0], *tensor.strides[1:])
     return tensor.with_layout(Layout((cores, *tensor.shape[1:]), strides, tensor.offset))

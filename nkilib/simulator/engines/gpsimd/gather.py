@@ -61,7 +61,9 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
 
 
 def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
-    """Return the number of indices in the list of each group, after checking it."""
+    """Return the number of indices in each group's list, after checking ``num_elem_per_idx`` and
+    ``num_valid_indices``.
+    """
     if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
     total = _CORE_PARTITIONS * index.free_size
@@ -79,10 +81,11 @@ def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: An
 
 
 def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
-    """Copy the elements of each partition of ``source`` that ``find`` finds in ``indices`` to ``dst``.
+    """Copy elements of each partition of ``source`` to ``dst``: those whose positions ``find`` returns for the contents
+    of ``indices``.
 
-    ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements it names must have
-    been written.
+    ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements at these positions must
+    have been written.
     """
     if dst.storage.is_abstract:
         indices.storage.need_values(indices)
@@ -112,9 +115,10 @@ def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: N
 
 
 def _list_finder(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
-    """Return a function that finds the elements named by the lists in ``index``.
+    """Return a function that converts the contents of ``index`` to the positions of the elements that
+    :func:`local_gather` copies.
 
-    Each of the ``count`` indices names ``length`` elements.
+    Each group's list has ``count`` indices, and each index stands for ``length`` elements.
     """
     cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
     following, limit = np.arange(length), src_buffer.free_size

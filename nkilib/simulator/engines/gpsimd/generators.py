@@ -240,7 +240,7 @@ def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -
 
 
 def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return the integers, cast to the type of ``dst``."""
+    """Return the generated integers, cast to the type of ``dst``."""
     if not dst.dtype.is_integer:
         floats = values.astype(np.float32)
         if dst.dtype == float32:

@@ -57,14 +57,15 @@ def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that are marked in the map ``elements``."""
+    """Return a mask of the elements of ``dst`` that the map ``elements`` has marked."""
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
     return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))
 
 
 def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that hold a matmul result, or on trn3 any value: a matmul adds to them.
+    """Return a mask of the elements of ``dst`` to which a matmul adds: those that hold a matmul result, on trn3 all
+    that hold a value.
 
     Raises:
         NkiValidationError: if ``is_demanded`` and some elements hold none.
@@ -81,7 +82,9 @@ def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArr
 
 
 def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
-    """Check and mark the elements of a product in a launch that leaves out its values, without computing it."""
+    """Make the checks and marks of a matmul into ``dst`` without computing the product, in a launch that leaves out its
+    values.
+    """
     accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
     if accumulate and not accumulated.is_written(dst.layout, width):
         _summed_elements(core, dst, is_demanded=True)
@@ -132,8 +135,8 @@ def accumulate_in_psum(
 
 
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
-    """Record the product with the emitter of a replay plan, if :func:`defer_product` would defer it, and return whether
-    it did.
+    """If a replay plan is being made and :func:`defer_product` would defer the product, record it with the plan's
+    emitter; return whether it was recorded.
     """
     assert core.emitter is not None
     is_overwritten = overwrites(core, dst, accumulate)
@@ -171,7 +174,9 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` continues the series of views, at the same distance from the last one."""
+        """Return whether ``tile`` continues the series: it is as far from the last view as that is from the one
+        before.
+        """
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
         shape, strides, offset = tile.layout
@@ -180,7 +185,7 @@ class _Side:
         return self.count == 1 or offset == self._first.offset + self.count * self._distance
 
     def add(self, tile: NkiTensor) -> None:
-        """Append ``tile`` as the next view."""
+        """Add ``tile`` as the next view of the series."""
         if self.count == 1:
             self._distance = tile.offset - self._first.offset
         self.count += 1
@@ -194,7 +199,9 @@ class _Side:
 
 
 class _Run:
-    """Products whose operands are at equal distances on both sides, so that each side has one float32 matrix."""
+    """Successive products whose left operands are at equal distances in their storage, and whose right operands are
+    too. Each side then has one float32 matrix.
+    """
 
     __slots__ = ("left", "right")
 
@@ -209,7 +216,9 @@ class _Run:
         self.right.add(moving)
 
     def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
-        """Return both factors of each product, in order, as far as these rows and columns of the result need them."""
+        """Yield the two factors of each product, in order, restricted to what the result's ``rows`` and ``columns``
+        need.
+        """
         left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
         return ((left[number::count], right[number::count]) for number in range(count))
 
@@ -236,7 +245,7 @@ class SumOfProducts:
         self.operands: set[Storage] = set()
 
     def add(self, stationary: NkiTensor, moving: NkiTensor) -> None:
-        """Add the product of two tiles to the sum."""
+        """Add the product ``stationary.T @ moving`` of two tiles to the sum."""
         if self._runs and self._runs[-1].goes_on_with(stationary, moving):
             self._runs[-1].add(stationary, moving)
             return
@@ -246,7 +255,9 @@ class SumOfProducts:
             tile.storage.derive().readers.add(self._target)
 
     def __call__(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write the sums in some rows and columns into ``elements``, an array for exactly these rows and columns."""
+        """Write the sums in the given rows and columns of the matrix into ``elements``, an array of exactly their
+        size.
+        """
         product: Float32s | None = None  # one array for all products that are added: fresh memory costs more
         is_begun = self._is_added
         for run in self._runs:
@@ -262,7 +273,7 @@ class SumOfProducts:
 def defer_product(
     core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
 ) -> bool:
-    """Defer the product of two tiles to the reader of ``dst`` if possible, and return whether it was.
+    """Let the product of two tiles be computed when ``dst`` is read, if that is possible; return whether it is.
 
     ``accumulate`` works as in ``nc_matmul``. Deferring needs a float32 ``dst`` in PSUM and non-empty matrices with
     dense rows, and all elements must be overwritten or all must be added to.

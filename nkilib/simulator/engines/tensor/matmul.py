@@ -55,7 +55,9 @@ def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
 
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
-    """Return the numbers of rows and columns of the systolic array that the call may use."""
+    """Return the size (rows, columns) of the part of the systolic array that a call uses, after checking
+    ``tile_position`` and ``tile_size``.
+    """
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
@@ -157,12 +159,13 @@ def _check_sizes(
 
 
 def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
-    """Return the shape of a tile as a matrix (contraction, free), for ``pairs`` rows of it in each partition."""
+    """Return the shape of a tile as a matrix (contraction, free). A partition holds ``pairs`` rows of the matrix."""
     return tile.shape[0] * pairs, tile.free_size // pairs
 
 
 def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
-    """Check that an operand which the kernel declares to be 0 and 1 only is; otherwise the product would be wrong.
+    """Check an operand that the kernel declares to contain only 0 and 1 (``is_onezero``); if it contains others, the
+    product on the device would be wrong.
 
     The declaration has an effect on float32 only (docstring of ``nc_matmul``).
     """

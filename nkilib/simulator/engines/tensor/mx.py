@@ -103,9 +103,9 @@ _SCALE_TYPES = frozenset({dt.float8_e8m0fnu, dt.uint8})
 
 
 def _scale(name: str) -> Operand:
-    """Return the operand rule for a tile of scales that is read.
+    """Return the requirements on an operand that is a tile of scales and is read.
 
-    Only the rows that :func:`_scale_rows` selects are read, and they are checked when it does so.
+    The core does not check that its elements were written: :func:`_written_scales` checks the rows that are read.
     """
     return Operand(name, regions=SBUF, dtypes=_SCALE_TYPES, is_accessed=False)
 
@@ -116,7 +116,9 @@ def _check_partitions(name: str, tile: NkiTensor) -> None:
 
 
 def _place(tile: NkiTensor) -> int | None:
-    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
+    """Return the partition of SBUF in which a tile starts; None if that is not known, because the compiler chooses
+    it.
+    """
     if tile.storage.shape[0] == PARTITIONS:
         return partition_in_storage(tile)
     return placed_partition(tile)
@@ -224,7 +226,9 @@ def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows:
 
 
 def _row_tile(position: Any, size: Any) -> int:
-    """Return the number of rows of the systolic array that the call may use."""
+    """Return the number of rows of the systolic array that a call uses, after checking ``tile_position`` and
+    ``tile_size``.
+    """
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
@@ -246,20 +250,24 @@ def _row_tile(position: Any, size: Any) -> int:
 
 
 class _Matrix:
-    """A function that converts the packed words and the scales of an MX matrix to values."""
+    """The shape and type of an MX matrix, with the conversion of its packed words and scales to values."""
 
     def __init__(self, tile: NkiTensor) -> None:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
 
     def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
+        """Return the values of the matrix, with four rows for each partition, one for each of the four elements of a
+        word.
+        """
         blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
         values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
         return values.swapaxes(1, 2).reshape(-1, self._columns)
 
 
 def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
+    """Return the rows of ``scale`` that hold the scales of the MX matrix ``tile``, after checking that they were
+    written.
+    """
     rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
     return rows

@@ -49,7 +49,7 @@ def _reduce_key(op: Any) -> str:
     """Return the name of the operator of a reduction into the registers.
 
     Raises:
-        NkiValidationError: if the instructions have no such reduction.
+        NkiValidationError: if the Vector engine cannot reduce with this operator.
     """
     key = operator_key("reduce_op", op)
     if key not in ("add", "multiply", "maximum", "minimum"):
@@ -110,7 +110,9 @@ def tensor_scalar_reduce(
 def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
 ) -> VectorAccumulation:
-    """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
+    """Return the reduction that a call of ``scalar_tensor_tensor`` asks for. If it asks for none, the result is not
+    active.
+    """
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
     reduction = VectorAccumulation(call.core, data, command, key, allowed, destination=destination)

@@ -80,7 +80,7 @@ _CLOSED_OPERATORS = frozenset(ARITHMETIC) - {"power", "abs_max", "abs_min"}
 
 
 def _are_integers(*tiles: NkiTensor) -> bool:
-    """Return whether all tiles have types with which GpSimd computes exactly."""
+    """Return whether all tiles are int32 or uint32, with which GpSimd computes exactly."""
     return _INTEGER_TYPES.issuperset([tile.dtype for tile in tiles])
 
 
@@ -272,8 +272,8 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 
 
 def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
-    """Return a function that reduces, in each row, ``results`` adjacent ranges of ``inner`` elements to one element
-    each.
+    """Return a function that reduces each row to ``results`` elements, each from ``inner`` adjacent elements of the
+    row.
     """
     reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
 

@@ -33,7 +33,9 @@ def _require_elements(dst: NkiTensor, elements: int, meaning: str) -> None:
 
 
 def _put_tuple(values: Float32s, statistics: Float32s) -> None:
-    """Store (count, mean, variance * count) of the values in each row; all are zero if rows have no values."""
+    """Store the statistics (count, mean, variance * count) of each row of ``values`` in ``statistics``; all are zero if
+    rows have no values.
+    """
     count = values.shape[1]
     if not count:
         statistics[...] = 0

@@ -26,7 +26,7 @@ def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
     """Check that the operands of a bit-wise operator are integers of one width, because nothing is cast.
 
     Raises:
-        NkiValidationError: naming the operand, or all operands if their widths differ.
+        NkiValidationError: if one is no integer, or their widths differ; the message names the operands.
     """
     for name, tile in tiles.items():
         if not tile.dtype.is_integer:
@@ -78,17 +78,23 @@ class ScalarOperator:
             raise NkiValidationError(f"nl.{self.key} is a bit-wise operator; only arithmetic operators are supported")
 
     def require_float32_operand(self, name: str) -> None:
-        """Check that a tensor operand of arithmetic is float32 (docstring of ``tensor_scalar``)."""
+        """Check that a tensor operand of an arithmetic operator is float32, as the docstring of ``tensor_scalar``
+        demands; ``name`` is the operand's name.
+        """
         if isinstance(self.operand, NkiTensor) and self.operand.dtype != float32:
             raise NkiValidationError(f"operand {name!r} must be float32 with arithmetic operators, got {self.operand}")
 
     @property
     def scalar(self) -> Any:
-        """The scalar operand of arithmetic: a number or a (P, 1) tile; an arbitrary number for a unary operator."""
+        """The scalar operand that an arithmetic operator is called with: a number or a (P, 1) tile; an arbitrary number
+        if the operator is unary.
+        """
         return 0.0 if self._is_unary else self.operand
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
-        """Apply the operator to ``x`` and ``operand``, both float32, and store the result in ``out``, perhaps ``x``."""
+        """Apply the operator to ``x`` and ``operand``, both float32, and store the result in ``out``, which may be
+        ``x``.
+        """
         if self._is_unary:
             ARITHMETIC_UNARY[self.key](x, out)
         elif self.is_reversed:
@@ -100,7 +106,7 @@ class ScalarOperator:
         """Check that a number combined with bit patterns of ``dtype`` has no more bits than an element.
 
         Raises:
-            NkiValidationError: naming the range.
+            NkiValidationError: if it has more; the message names the range.
         """
         if self._is_unary or isinstance(self.operand, NkiTensor):
             return

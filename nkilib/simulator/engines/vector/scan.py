@@ -50,13 +50,17 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
 
 
 def _vector(operand: Any) -> Float32s:
-    """Return a flat float32 copy of a number, or of the elements of a (P, 1) tensor, one for each partition."""
+    """Return a flat float32 copy of an operand: one element for a number, one for each partition for a (P, 1)
+    tensor.
+    """
     values: Float32s = np.array(operand, np.float32).reshape(-1)
     return values
 
 
 def _steps(elements: Elements) -> Float32s:
-    """Return a transposed float32 copy of the elements: row i has element i of each partition, the input of step i."""
+    """Return a transposed float32 copy of a tile's elements. Row i has element i of each partition, which step i of the
+    scan reads.
+    """
     rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
     return rows.T.astype(np.float32, order="C")
 

@@ -156,8 +156,8 @@ def _replacing(
 ) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
     """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
 
-    The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
-    that are kept.
+    The function takes some rows of ``dst``, the same rows of ``data``, these rows in float32, and a mask of the
+    elements that are kept.
     """
     replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
     cast = np.empty((), stored_type(dst))

@@ -145,7 +145,7 @@ def affine_select(
 
 
 def _positions(start: Any, count: int) -> Any:
-    """Return ``start``, ``start + 1``, ... , ``count`` numbers as float32."""
+    """Return ``count`` consecutive numbers from ``start`` on, as float32."""
     if not isinstance(start, int | np.integer):
         raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
     if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:
@@ -217,7 +217,7 @@ _PREDICATED_RANK_MAX = 4
 
 
 def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return ``number`` as an element of ``dst``, in an array of size 1.
+    """Return the number ``src`` of ``tensor_copy_predicated`` as an element of ``dst``, in an array of size 1.
 
     Raises:
         NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.
@@ -236,8 +236,8 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
 
 
 def _is_marked(dst: NkiTensor) -> bool:
-    """Return whether all of ``dst`` is marked as written, and nothing as a matmul result, so that a write changes no
-    mark.
+    """Return whether writing to ``dst`` leaves the records unchanged: all of it is marked as written, and none as a
+    matmul result.
     """
     storage = dst.storage
     is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
@@ -245,7 +245,7 @@ def _is_marked(dst: NkiTensor) -> bool:
 
 
 def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
-    """Mark the chosen elements as written, and in PSUM as no longer matmul results."""
+    """Mark the elements of ``dst`` in the mask ``chosen`` as written and, in PSUM, as no matmul results."""
     storage, width = dst.storage, dst.storage.width_of(dst.dtype)
     storage.written.mark_where(dst.layout, width, chosen)
     if dst.buffer is MemoryRegion.psum:

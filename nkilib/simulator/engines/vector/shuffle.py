@@ -28,7 +28,8 @@ _UNCHANGED = 255
 
 
 def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that both tensors start at a partition that is allowed for the larger one's number of partitions.
+    """Check that both tensors start at partitions at which an access may start, for the number of partitions of the
+    larger one.
 
     The number is rounded up to whole quadrants of 32.
     """
@@ -57,7 +58,7 @@ def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
 
 
 def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
-    """Mark the received partitions as written, one range of consecutive partitions after another."""
+    """Mark the partitions of ``dst`` that receive data as written; consecutive ones are marked together."""
     for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
         if run.size:
             dst[int(run[0]) : int(run[-1]) + 1].mark_written()

@@ -67,7 +67,7 @@ class TimeModel(NamedTuple):
         return self.generation.timing.dma.fixed_ns
 
     def finish_ns(self, note: Note) -> float:
-        """Return the time at which others can use the result of an instruction."""
+        """Return the time at which other engines can use the result of the instruction with this note."""
         _, kind, _, span, *_ = note
         timing = self.generation.timing
         if kind.work is not None:
@@ -103,12 +103,14 @@ class AnalysedCore:
 
     @cached_property
     def _first(self) -> int:
-        """The number of the instruction with the first note."""
+        """The number of the first instruction that has a note."""
         return self.notes[0][0] if self.notes else 0
 
     @cached_property
     def _positions(self) -> dict[int, int] | None:
-        """The position of the note of each instruction, by its number; None if every number has a note."""
+        """The position of each instruction's note, by the instruction's number; None if the numbers have no gaps, so
+        that positions follow from them.
+        """
         if all(note[0] == position for position, note in enumerate(self.notes, self._first)):
             return None
         return {note[0]: position for position, note in enumerate(self.notes)}
@@ -153,9 +155,7 @@ class AnalysedCore:
         return frozenset(loaded)
 
     def last_done(self, model: TimeModel) -> Sequence[int]:
-        """Return, for each position, the number of the instruction that is done last among those up to this
-        position.
-        """
+        """Return, for each position, which of the instructions up to it is done last, by its number."""
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:
@@ -166,7 +166,7 @@ class AnalysedCore:
         return self._last_done
 
     def position(self, number: int) -> int:
-        """Return the position of an instruction's note, by the number of the instruction."""
+        """Return the position, among the notes, of the note of the instruction with this number."""
         return number - self._first if self._positions is None else self._positions[number]
 
     def life_of(self, storage: int) -> LiveRange | None:
@@ -277,13 +277,17 @@ class _Walk:
                 gap = LinkKind.descriptors if is_engine else LinkKind.trigger
 
     def _add(self, use: LinkKind, start_ns: float) -> None:
-        """Add a link of a kind from ``start_ns`` up to the point that the walk has reached."""
+        """Add a link of the kind ``use`` to the path, from ``start_ns`` to the earliest time that the path has reached,
+        which becomes ``start_ns``.
+        """
         if start_ns < self._until:
             self.links.append(Link(self._core.number, self._number, use, start_ns, self._until))
             self._until = start_ns
 
     def _add_own_time(self, gap: LinkKind) -> None:
-        """Add the time of the present instruction, for whose end the next one waited, and the gap between them."""
+        """Add the time of the present instruction, for whose end the next one on the path waited. The time between this
+        end and the next one is added as a link of kind ``gap``.
+        """
         _, kind, _, span, *_ = self._core.at(self._number)
         self._add(gap, span.end_ns)
         if kind.work is not None:
@@ -299,8 +303,8 @@ class _Walk:
             self._add(LinkKind.work, span.start_ns)
 
     def _before_start(self) -> Waited:
-        """Add the time between the end of what the instruction waited for and the instruction's start, and return the
-        cause.
+        """Add what delayed the present instruction besides its cause, such as the load of an activation table, and
+        return the kind of thing that it waited for.
         """
         _, kind, _, span, *_ = self._core.at(self._number)
         if self._number in self._core.table_loads:
@@ -312,12 +316,16 @@ class _Walk:
         return span.cause.waited
 
     def _to_last_done(self, position: int) -> None:
-        """Continue with the instruction up to a position that is done last; the time after it is spent on a loop."""
+        """Continue the path with the instruction, among those up to a position, that is done last; the time after its
+        end is spent on the loop.
+        """
         self._number = self._core.last_done(self._model)[position]
         self._add(LinkKind.loop, self._model.finish_ns(self._core.at(self._number)))
 
     def _to_other_core(self) -> bool:
-        """Continue with the instruction of the other core at the same barrier or exchange, if it is known."""
+        """Continue the path with the other core's instruction at the same barrier or exchange, and return True; return
+        False if its note is not known.
+        """
         other = next(core for core in self._launch.cores if core is not self._core)
         # Counted from the end, which the notes of both cores contain.
         later = len(self._core.meetings) - bisect_left(self._core.meetings, self._number)

@@ -126,7 +126,7 @@ class Finding:
 
     @property
     def is_advice(self) -> bool:
-        """Whether it is a change to make, with a saving that the model confirms; else it states a fact."""
+        """Whether the finding is a change to make, with a saving that the model confirms; else it states a fact."""
         return self.saved_us > 0.0
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ class Facts:
         return self.of(self.links[-1])
 
     def of(self, link: Link) -> AnalysedCore:
-        """Return the core that a link of the critical path is on."""
+        """Return the core whose time a link of the critical path is."""
         return next(core for core in self.launch.cores if core.number == link.core)
 
     def share(self, duration_ns: float) -> float:
@@ -207,7 +207,7 @@ class Facts:
 
     @staticmethod
     def engine_name(engine: str) -> str:
-        """Return the name of an engine for sentences."""
+        """Return the name of an engine as sentences use it."""
         return "The busiest DMA engine" if engine == "dma" else engine.capitalize()
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
@@ -215,7 +215,9 @@ class Facts:
         return summed((self.line_of(link), link.duration_ns) for link in links)
 
     def short(self, place: str) -> str:
-        """Return ``file:line`` without directories, except one that tells files of the same name apart."""
+        """Return the text ``file:line`` without the file's directories; one directory stays if files of the same name
+        would look alike.
+        """
         path, _, line = place.rpartition(":")
         return f"{self._short_files.get(path, path)}:{line}"
 
@@ -256,7 +258,7 @@ class Facts:
 
 
 def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Count the instructions of a core by name, and the bytes that it loaded and stored by tensor."""
+    """Return the numbers of a core's instructions by name, and the bytes that it loaded and stored, by tensor."""
     counts: Counter[str] = Counter()
     for kind, count in trace.settled.log.kinds():
         counts[kind.name] += count
@@ -270,7 +272,9 @@ def _ends_of(trace: Trace, collection: Collection) -> dict[int, Tracked]:
 
 
 def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
-    """Return the parts by value: cores that make an equal part at one moment may each have an object of it."""
+    """Return the parts as values that compare equal if the parts are: two cores may have a different object for the
+    same part.
+    """
     return {(part.layout, part.width) for part in parts}
 
 

@@ -41,7 +41,7 @@ _SMALL_ROWS_FROM_TIME = 0.05
 
 
 def _work_of(facts: Facts, engine: str) -> Iterator[tuple[str, float]]:
-    """Yield the line of each instruction of a compute engine, and its nanoseconds, on the core that is done last."""
+    """Yield, for each instruction of a compute engine on the core that is done last, its line and its nanoseconds."""
     core = facts.core
     for number, kind, _, span, *_ in core.notes:
         if kind.engine == engine and kind.cycles:
@@ -49,7 +49,9 @@ def _work_of(facts: Facts, engine: str) -> Iterator[tuple[str, float]]:
 
 
 def _work_of_dma(facts: Facts) -> Iterator[tuple[str, float]]:
-    """Yield the line of each transfer, and the nanoseconds of the DMA engine that is busy longest."""
+    """Yield, for each transfer on the core that is done last, its line and the nanoseconds that it takes of the DMA
+    engine that is busy longest.
+    """
     core = facts.core
     moved = [(note[0], note[1].work) for note in core.notes if note[1].work is not None]
     busy = summed(pair for _, work in moved if work is not None for pair in work.times)
@@ -213,7 +215,7 @@ def triggers(facts: Facts) -> Iterator[Finding]:
 
 
 class _Rows(NamedTuple):
-    """The transfers that one line of the kernel issues with rows of one length."""
+    """Transfers that one line of the kernel issues and whose rows have the same length."""
 
     line: str
     row_bytes: float

@@ -45,19 +45,21 @@ def operand_names(name: str) -> tuple[str, ...]:
 
 
 def parameter_of(action: Action, position: int) -> str:
-    """Return the name of the parameter of an operand; empty if it is not known, as in a list of tensors."""
+    """Return the name of the parameter to which the operand at ``position`` belongs; empty if it is not known, as for a
+    tensor in a list.
+    """
     names = operand_names(action.definition.name)
     return names[position] if position < len(names) else ""
 
 
 def position_of(action: Action, parameter: str) -> int | None:
-    """Return the position of the operand of a parameter; None if the instruction has no such parameter."""
+    """Return the position of the operand that belongs to a parameter; None if the instruction has no such parameter."""
     names = operand_names(action.definition.name)
     return names.index(parameter) if parameter in names else None
 
 
 def operand(action: Action, parameter: str) -> Access | None:
-    """Return the operand of a parameter; None if there is none, or a number in its place."""
+    """Return the operand that belongs to a parameter; None if there is none, or if it is a number."""
     at = position_of(action, parameter)
     return None if at is None or at >= len(action.operands) else action.operands[at]
 
@@ -95,7 +97,7 @@ class Value:
         access: the part.
         writer, position: the index of the step that writes it, and the position of the operand.
         readers: for each read, the index of the step and the position of the operand.
-        is_whole: whether each read is of this very part.
+        is_whole: whether each read is of exactly the part that was written.
     """
 
     __slots__ = ("access", "is_whole", "position", "readers", "writer")
@@ -109,7 +111,7 @@ class Value:
 
     @property
     def last_use(self) -> int:
-        """The index of the last step that reads it, or of the step that writes it."""
+        """The index of the last step that reads the value; if none does, of the step that writes it."""
         return self.readers[-1][0] if self.readers else self.writer
 
 
@@ -208,12 +210,16 @@ def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
 
 
 def slot_of(storage: int, slot: int) -> int:
-    """Return the number of a further storage like one of the launch; slot 0 is that storage itself."""
+    """Return the number that stands for additional storage number ``slot`` like ``storage``, one of the launch; slot 0
+    is that storage itself.
+    """
     return storage if not slot else -(abs(storage) * 1024 + slot)
 
 
 def add_new_tiles(storages: Storages, action: Action | None) -> None:
-    """Add the tiles that a changed action brings along: each is like another operand of the action."""
+    """Add the additional tiles that ``action`` uses to ``storages``; each has the properties of another operand of the
+    action.
+    """
     accesses = [access for access in (action.operands if action else ()) if access is not None]
     for access in accesses:
         if access.storage not in storages:
@@ -249,11 +255,11 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
 
 
 def with_uses(program: CoreProgram, holders: Mapping[tuple[int, int], int]) -> CoreProgram:
-    """Return a program in which uses of tiles are in other storages.
+    """Return a program in which the uses of tiles take other storages.
 
     Args:
         program: the program.
-        holders: by the storage and the first step of each use, the number of the storage to take.
+        holders: by the storage and the first step of each use, the number of the storage that it takes instead.
     """
     firsts: dict[int, list[int]] = {}
     for storage, first in sorted(holders, key=lambda use: use[1]):

@@ -121,7 +121,9 @@ def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Findin
 
 
 def _weight(finding: Finding) -> float:
-    """Return the saving that a finding is sorted by: another order is more work than any other change."""
+    """Return the number by which a finding is sorted: its saving, reduced for another order, which is more work than
+    any other change.
+    """
     return finding.saved_us * (_OF_ANOTHER_ORDER if finding.about == "order" else 1.0)
 
 

@@ -23,7 +23,7 @@ _PSUM = MemoryRegion.psum
 
 
 class _Core:
-    """The state of a core whose program is timed."""
+    """The state of a core while its changed program is put on a new timeline."""
 
     def __init__(self, program: CoreProgram, model: TimeModel) -> None:
         self._program = program

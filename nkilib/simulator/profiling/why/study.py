@@ -77,12 +77,12 @@ class Study:
 
     @cached_property
     def kinds(self) -> InstructionKinds:
-        """The costs of instructions in the model of the launch."""
+        """The kinds of instructions, with their costs, in the model of the launch."""
         return kinds_for(self.model.generation, self.model.parameters)
 
     @cached_property
     def time_ns(self) -> float:
-        """The time of the recorded programs."""
+        """The time that the recorded programs take, in nanoseconds."""
         return self.facts.time_ns
 
     @property
@@ -95,7 +95,9 @@ class Study:
 
     @cached_property
     def first_steps(self) -> dict[Site, Step]:
-        """The first step of each call in the kernel, on the core that is done last if that makes the call."""
+        """The first step of each call in the kernel, on the core that is done last; on another core if that one does
+        not make the call.
+        """
         return {site: step for site, (_, step) in self._firsts.items()}
 
     @cached_property
@@ -109,7 +111,7 @@ class Study:
         return firsts
 
     def flow(self, program: CoreProgram) -> Flow:
-        """Return the flow of values in one of the programs of the launch, or in a beginning of it."""
+        """Return the flow of values in a program: one of the launch's programs, or the beginning of one."""
         known = self._flows.get(id(program))
         if known is None:
             known = self._flows[id(program)] = program, Flow(program)
@@ -126,7 +128,9 @@ class Study:
         return self.facts.line(core, step.number)
 
     def advice(self, candidates: Iterable[Candidate]) -> Iterator[Finding]:
-        """Try candidates, and yield a finding for each that saves enough, alternatives excepted."""
+        """Try candidates, and yield a finding for each that saves enough; of candidates in one group, only one is
+        recommended.
+        """
         by_group: dict[object, list[tuple[Candidate, float]]] = {}
         for candidate, saved_ns in self._tried(list(candidates)):
             by_group.setdefault(candidate.group, []).append((candidate, saved_ns))
@@ -144,7 +148,9 @@ class Study:
         return 0.0 if changed is None else self.time_ns - retimed_ns(changed, self.model)
 
     def _tried(self, candidates: list[Candidate]) -> Iterator[tuple[Candidate, float]]:
-        """Yield the candidates in their order with the times that they save, those of no promise excepted."""
+        """Yield candidates, in their order, with the time that each saves. Of a long launch, only those candidates are
+        tried that save most on its beginning.
+        """
         if self._beginning is not None:
             short, short_ns = self._beginning
             promising: list[tuple[float, int]] = []
@@ -159,7 +165,7 @@ class Study:
 
     @cached_property
     def _beginning(self) -> tuple[Programs, float] | None:
-        """The beginning of a long launch, with its time; None of a short one."""
+        """The programs of the beginning of a long launch, with their time; None if the launch is short."""
         if sum(len(program.steps) for program in self.programs) <= 2 * _SHORT:
             return None
         each = _SHORT // len(self.programs)
@@ -184,7 +190,9 @@ class Study:
 
 
 def on_each_core(change: Callable[[CoreProgram], CoreProgram | None]) -> Change:
-    """Return the change of a launch that changes each program by itself, and applies where it does to one of them."""
+    """Return a change of a whole launch that makes ``change`` on the program of each core. It applies if it applies to
+    at least one core.
+    """
 
     def changed(programs: Programs) -> Programs | None:
         results = [change(program) for program in programs]

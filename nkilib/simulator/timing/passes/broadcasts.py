@@ -30,7 +30,9 @@ _READERS = frozenset({Engine.vector, Engine.scalar})
 
 
 class _Broadcast:
-    """A tile in SBUF that holds only copies of products of a function: its readers may read PSUM instead."""
+    """A tile in SBUF that holds only copies, from PSUM, of products that one function of ``nki.language`` computed:
+    instructions may read PSUM instead of it.
+    """
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
 
@@ -42,7 +44,7 @@ class _Broadcast:
 
 
 def _reads_psum(instruction: PendingInstruction) -> bool:
-    """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
+    """Tell whether an instruction reads a tile in PSUM; then it cannot read the broadcast row there too."""
     inputs: list[TensorAccess | None] = list(instruction.operands[len(instruction.roles.writes) :])
     return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)
 
@@ -76,8 +78,8 @@ class Broadcasts:
                     self._keep(known, broadcast)
 
     def _is_copy(self, instruction: PendingInstruction) -> bool:
-        """Tell whether an instruction copies the product of a matmul in the same call of a function; if so, record the
-        copy.
+        """Tell whether an instruction copies a product to SBUF within the call of a ``nki.language`` function that
+        computed it; if so, record the copy.
         """
         target, source = instruction.operands
         if target is None or source is None:

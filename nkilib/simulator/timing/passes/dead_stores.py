@@ -28,7 +28,9 @@ def _size(part: OccupiedBytes) -> int:
 
 
 class _Fill:
-    """A ``memset`` that may turn out to be dead, with the parts of its tile that were overwritten so far."""
+    """A ``memset`` in the window that may turn out to be dead, with the parts of its tile that were overwritten so
+    far.
+    """
 
     __slots__ = ("instruction", "is_zero", "overwritten", "part", "size")
 
@@ -40,7 +42,9 @@ class _Fill:
         self.overwritten: list[OccupiedBytes] = []
 
     def overwrite(self, part: OccupiedBytes) -> bool:
-        """Record a write to ``part``, and tell whether all of the filled bytes have been overwritten by now."""
+        """Record a write to ``part`` of the tile, and return whether all bytes that the ``memset`` filled have been
+        overwritten by now.
+        """
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):
@@ -57,7 +61,7 @@ class _Fill:
         )
 
     def is_seen_by(self, part: OccupiedBytes) -> bool:
-        """Tell whether a read of ``part`` may return the filled value."""
+        """Tell whether a read of ``part`` may see the value that the ``memset`` wrote."""
         return part.meets(self.part) and not any(known.covers(part) for known in self.overwritten)
 
 

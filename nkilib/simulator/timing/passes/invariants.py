@@ -74,8 +74,8 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """Run the dropped instructions after all, if they come after number ``since`` and are not on the timeline
-        yet.
+        """Mark the dropped instructions as run again, if their numbers are higher than ``since`` and they are not on
+        the timeline yet.
         """
         for instruction in self.hoisted:
             if instruction.number > since and instruction.dropped_by == NAME:
@@ -85,7 +85,9 @@ class Contents:
 
 
 class _Line:
-    """A place of an instruction in the kernel's code, with its last run and the number of failed attempts in a row."""
+    """A line of the kernel that issues an instruction: the number of its last instruction (``ran``), and how often in a
+    row its value could not be described (``failures``).
+    """
 
     __slots__ = ("failures", "ran")
 
@@ -100,9 +102,8 @@ def _contents(known: Tracked) -> Contents | None:
 
 
 def _only_target(instruction: PendingInstruction) -> TensorAccess | None:
-    """Return the tile that an instruction writes if the write is its only effect; else None.
-
-    It is also None if the address of an operand is read at run time.
+    """Return the tile that an instruction writes; None if it has any other effect, or if the address of an operand is
+    read at run time.
     """
     if (
         len(instruction.roles.writes) == 0
@@ -117,9 +118,11 @@ def _only_target(instruction: PendingInstruction) -> TensorAccess | None:
 
 
 def _value(instruction: PendingInstruction, target: TensorAccess, before: int) -> Hashable | None:
-    """Return a description of the value that an instruction writes; None if it cannot be described.
+    """Return a hashable description of the value that an instruction writes to ``target``; equal descriptions mean
+    equal values.
 
-    It is also None if instruction ``before`` or a later one has written an input.
+    It is None if an input's contents are not known, or if an input was written by the instruction with the number
+    ``before`` or a later one.
     """
     inputs: list[Hashable] = []
     for access in instruction.operands[len(instruction.roles.writes) :]:
@@ -143,7 +146,9 @@ def _value(instruction: PendingInstruction, target: TensorAccess, before: int) -
 
 
 def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
-    """Tell whether the write at position ``at`` gave the tile ``holder`` this value, and all later writes are known."""
+    """Tell whether the tile ``holder`` still contains ``value``, written by its write number ``at`` (from 0), and the
+    contents of all later writes are known.
+    """
     contents = _contents(holder)
     return contents is not None and contents.values is not None and contents.values[at : at + 1] == [value]
 
@@ -192,8 +197,8 @@ class Invariants:
         self._open = still_open
 
     def _is_hoisted(self, instruction: PendingInstruction) -> bool:
-        """Tell whether an instruction writes a known value, and record that; drop the instruction if a tile holds the
-        value already.
+        """Tell whether the value that an instruction writes is known, and record it as the contents of its tile. If
+        another tile contains the same value, the instruction is dropped.
         """
         target = _only_target(instruction)
         if target is None:
@@ -246,7 +251,9 @@ class Invariants:
         return True
 
     def _stay(self, holder: Tracked) -> None:
-        """Keep a tile in SBUF; if there is no more room, drop the tiles that were needed longest ago."""
+        """Record that the tile ``holder`` has to stay in SBUF. If such tiles need too much room, those that were needed
+        longest ago count as unknown, so that no instruction is dropped because of them.
+        """
         if holder.views.region is not MemoryRegion.sbuf:
             return
         self._staying[holder] = holder.views.bytes_each
@@ -258,7 +265,8 @@ class Invariants:
                 lost_contents.values = None
 
     def _forget(self, known: Tracked, number: int) -> None:
-        """Record that instruction ``number`` has written something unknown to the tile ``known``; HBM is skipped.
+        """Record that instruction ``number`` has written unknown values to the tile ``known``. Tensors in HBM are
+        ignored.
 
         :meth:`Contents.restore` brings back instructions that were dropped because this tile, or the tile it equals,
         held their value.

@@ -58,5 +58,5 @@ PASSES: tuple[Entry, ...] = (
 
 
 def window_for(generation: Generation, parameters: ModelParameters) -> Window:
-    """Return the window of the passes that are switched on, for one core."""
+    """Return the window, for one core, of the passes that ``parameters`` switch on."""
     return Window([entry.make(generation) for entry in PASSES if getattr(parameters, entry.switch)])

@@ -20,7 +20,7 @@ LOOKAHEAD = 256
 
 
 class Pass(Protocol):
-    """A pass that changes instructions in the window because of what follows them.
+    """The interface of a pass, which changes instructions in the window because of what precedes or follows them.
 
     Attributes:
         constants_of: the names of the instructions of which it needs the parameters that are no tensors.
@@ -29,11 +29,13 @@ class Pass(Protocol):
     constants_of: frozenset[str]
 
     def see(self, instruction: PendingInstruction) -> None:
-        """Examine the next instruction in program order, and change it or earlier ones in the window."""
+        """Examine ``instruction``, the next one in program order; the pass may change it or earlier ones in the
+        window.
+        """
 
     def leaves(self, number: int) -> None:
-        """Take note that the instructions up to this number go to the timeline; undecided ones stay as they were
-        issued.
+        """Accept that the instructions up to this number leave the window for the timeline: the pass cannot change them
+        any more.
         """
 
 
@@ -50,7 +52,9 @@ class Window:
         self._held: list[PendingInstruction] = []
 
     def take(self, batch: list[PendingInstruction]) -> list[PendingInstruction]:
-        """Take the next instructions in program order, and return the oldest ones, for which there is no more room."""
+        """Add ``batch``, the next instructions in program order, and return the oldest ones, for which the window has
+        no more room.
+        """
         if not self._passes:
             return batch
         for pass_ in self._passes:
@@ -60,11 +64,7 @@ class Window:
         return self._emit(len(self._held) - LOOKAHEAD)
 
     def flush(self) -> list[PendingInstruction]:
-        """Return all instructions in the window, and empty it.
-
-        This happens where the timeline has to be complete: where cores synchronise, at the start and end of device
-        loops and of their iterations, and at the end of the kernel.
-        """
+        """Remove all instructions from the window, and return them."""
         return self._emit(len(self._held))
 
     def _emit(self, count: int) -> list[PendingInstruction]:
@@ -77,7 +77,9 @@ class Window:
 
 
 def accessed_part(access: TensorAccess) -> OccupiedBytes | None:
-    """Return the part of its storage that a tensor occupies, or may occupy; None if it has no elements."""
+    """Return the part of its storage that the tensor ``access`` occupies, or may occupy if an index chooses it; None if
+    it has no elements.
+    """
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part
 

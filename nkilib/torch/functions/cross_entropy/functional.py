@@ -68,7 +68,7 @@ class CrossEntropyOutputs(NamedTuple):
 
 
 def _divisor_in_words(target: Tensor, weight: Tensor | None) -> str:
-    """Return the divisor of a mean, in words."""
+    """Return a phrase for the divisor of a mean of such targets and class weights, for an error message."""
     if target.is_floating_point():
         return "the number of positions"
     return "the number of targets" if weight is None else "the sum of the class weights of the targets"
@@ -84,7 +84,7 @@ def loss_part(
     class_dim: int,
     inplace: bool,
 ) -> LocalPart:
-    """Return this rank's part of the arguments.
+    """Return this rank's part of the arguments of a cross-entropy whose logits are a DTensor.
 
     Raises:
         TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`local_part`.
@@ -104,14 +104,16 @@ def loss_part(
 
 
 class _Divisor(NamedTuple):
-    """The divisor of a mean, and whether no position is valid, as :func:`reduced` takes them."""
+    """What :func:`~nkilib.torch.losses.outputs.reduced` needs for a mean: the divisor, and whether no position is
+    valid.
+    """
 
     value: Tensor | int | None = None
     is_empty: Tensor | None = None
 
 
 def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
-    """Return the divisor of a mean, as in PyTorch.
+    """Return the divisor of a mean, the same as in PyTorch.
 
     It is ``normalizer`` if given; else the sum of the targets' weights, or for class probabilities (without ``valid``)
     the number of positions.
@@ -435,7 +437,9 @@ class CrossEntropyLoss(nn.Module):
     def forward(
         self, input: Tensor, target: Tensor, *, normalizer: Tensor | None = None
     ) -> Tensor | CrossEntropyOutputs:
-        """Return the loss; a ``normalizer`` of the call replaces the module's."""
+        """Return the loss, or with ``return_outputs`` all outputs; a ``normalizer`` of the call replaces the
+        module's.
+        """
         return cross_entropy(
             input,
             target,

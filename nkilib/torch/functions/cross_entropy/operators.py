@@ -40,8 +40,10 @@ VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "
 
 @dataclass(frozen=True)
 class Wanted:
-    """The results that a call requests; ``with_logprob`` is an option of the forward operator only, and
-    ``with_distance_sum`` of the operator for a shard of the vocabulary only.
+    """The options by which a call requests results beside the loss.
+
+    ``with_logprob`` is an option of the forward operator only, and ``with_distance_sum`` of the operator for a shard of
+    the vocabulary only.
     """
 
     with_logprob: bool = False
@@ -128,14 +130,20 @@ class ShardStatistics(NamedTuple):
 
 
 def _vocabulary(call: Call) -> int:
-    """Return V, the number of classes: that of the columns, unless the call has :class:`Columns`."""
+    """Return V: the option ``num_classes`` of :class:`Columns` if the logits are one shard, else the number of their
+    columns.
+    """
     known: int | None = call.options.get("num_classes")
     return call.first.shape[1] if known is None else known
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
-    """Return the keyword arguments that the forward and the backward kernel get beside the operator's inputs and
-    options, or in place of them.
+    """Return keyword arguments of the kernel that are not the operator's own inputs and options, or that replace them,
+    such as int32 targets.
+
+    Args:
+        call: the call of the operator.
+        direction: which kernel it is, ``"forward"`` or ``"backward"``.
     """
     logits, vocabulary = call.first, _vocabulary(call)
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary)
@@ -155,12 +163,12 @@ def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 
 
 def _has_classes(call: Call) -> bool:
-    """Return whether the targets are class indices; probabilities have no single target."""
+    """Return whether the call's targets are class indices, not class probabilities, which have no single target."""
     return not call.tensor("target").is_floating_point()
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices and temperatures out of range."""
+    """Reject class indices and temperatures of a call that are out of range."""
     caller = CROSS_ENTROPY if call.options.get("num_classes") is None else VOCAB_PARALLEL
     vocabulary = _vocabulary(call)
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary)
@@ -242,7 +250,8 @@ SHARD_STATISTICS: Final = register(
 
 
 def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the sum of each position's weighted and smoothed class probabilities; None for class indices.
+    """Return ``position_weight`` for the backward if targets are class probabilities: the sum of each position's
+    weighted and smoothed ones. None for class indices.
 
     With it the backward need not read the probabilities twice.
     """
@@ -250,7 +259,7 @@ def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tenso
 
 
 def entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the entropy that the backward reads; None if the forward was not asked for it."""
+    """Return the forward's entropy, which the backward takes as an input; None if the call did not request it."""
     return results["entropy"] if call.options["with_entropy"] else None
 
 

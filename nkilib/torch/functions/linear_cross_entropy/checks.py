@@ -71,7 +71,7 @@ class LinearArguments:
     temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the arguments that are or may be tensors, by name, except the temperatures."""
+        """Return by name all arguments that are tensors or None, except the temperatures."""
         return {
             "input": self.input,
             "linear_weight": self.linear_weight,
@@ -92,7 +92,9 @@ class LinearArguments:
         checks.check_tensors(caller, self.tensors(), optional)
 
     def temperatures(self, caller: Caller) -> Tensor | None:
-        """Return the checked temperatures of the rows, see :func:`temperatures_of_rows`."""
+        """Return the temperatures of the rows as kernels take them, checked by :func:`temperatures_of_rows`; None
+        without a tensor.
+        """
         return temperatures_of_rows(caller, self.temperature, self.input.shape[:-1], self.input.device)
 
     @property
@@ -102,7 +104,7 @@ class LinearArguments:
 
     @property
     def has_probabilities(self) -> bool:
-        """True if the targets are class probabilities, which PyTorch recognises by their shape."""
+        """Whether the targets are class probabilities: whether they have the shape of the logits, as in PyTorch."""
         return tuple(self.target.shape) == self.logits_shape
 
     def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
@@ -235,7 +237,7 @@ def checked_product(
 
 
 def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
-    """Check the shapes of the operands of the matrix product."""
+    """Check that input, weight and bias have shapes that fit each other in ``input @ weight.T + bias``."""
     input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
     if input.dim() < 1:
         raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")

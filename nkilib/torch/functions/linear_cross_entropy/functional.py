@@ -115,11 +115,11 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
 def takes_one_launch(
     arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = _PLAIN
 ) -> bool:
-    """Return whether a single launch can compute the loss and its gradients.
+    """Return whether a single launch can compute the loss and its gradients, which the backward then multiplies by one
+    number.
 
-    The backward then only multiplies the gradients by one number. Float16 gradients cannot be computed so: they would
-    lack range before the scale of the loss multiplies them. Nor can a sum over micro-batches, which needs unrounded
-    gradients.
+    Float16 gradients cannot be computed so: they would lack range before the scale of the loss multiplies them. Nor can
+    a sum over micro-batches, which needs unrounded gradients.
     """
     normalizer = arguments.normalizer
     return (
@@ -134,7 +134,9 @@ def takes_one_launch(
 
 
 def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
-    """Return the bytes of the copy of ``input`` that the kernel rounds to the dtype of the products."""
+    """Return the bytes of the copy of ``input`` in the compute dtype that the kernel makes; 0 if ``input`` has this
+    dtype already.
+    """
     if product.compute_dtype is None:
         return 0
     dtype: torch.dtype = getattr(torch, product.compute_dtype)
@@ -171,7 +173,7 @@ def granted_scratch(
 
 
 def _divisor(target: Tensor, class_weight: Tensor | None, options: LossKeywords) -> Tensor:
-    """Return the divisor of a mean: the summed weights of the valid targets.
+    """Return the divisor of a mean of cross-entropies: the summed weights of the valid targets.
 
     If the sum is 0, the divisor is NaN, so that the mean is NaN as in PyTorch.
     """

@@ -49,7 +49,7 @@ DTYPES: Final = tuple(DTYPE_NAMES)
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """The requested gradients; the other gradients are not computed."""
+    """The options by which a call requests gradients; a gradient that is not requested is not computed."""
 
     grad_input_wanted: bool = True
     grad_weight_wanted: bool = True
@@ -57,7 +57,7 @@ class WantedGradients:
 
 
 def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
-    """Return the gradients that a backward would need; None if it would need none of them."""
+    """Return requests for the gradients of those tensors that require grad; None if none of them does."""
     if not torch.is_grad_enabled():
         return None
     of_bias = linear_bias is not None and linear_bias.requires_grad
@@ -67,7 +67,7 @@ def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 
 @dataclass(frozen=True)
 class Scratch:
-    """``scratch_bytes``: the HBM bytes that the logits of one block of positions may use."""
+    """The option ``scratch_bytes``: the HBM bytes that the logits of one block of positions may use."""
 
     scratch_bytes: int = SCRATCH_BYTES
 
@@ -87,7 +87,7 @@ class Product:
 
 
 def _as_weight(call: Call) -> Shape:
-    """Return the shape of the weight, [V, D]."""
+    """Return the shape [V, D] of the weight's gradient, which is that of the weight."""
     return tuple(call.tensor("linear_weight").shape)
 
 
@@ -96,7 +96,7 @@ def _dtype_of_weight(call: Call) -> torch.dtype:
 
 
 def _classes(call: Call) -> Shape:
-    """Return the shape of per-class values, [V]."""
+    """Return the shape [V] of a result with one number for each class."""
     return _as_weight(call)[:1]
 
 
@@ -105,26 +105,30 @@ def _has_bias(call: Call) -> bool:
 
 
 def vocabulary(call: Call) -> int:
-    """Return V, the number of classes: over all ranks, if the weight is one rank's part."""
+    """Return V, the number of classes: that of all ranks, if the call's weight has one rank's part of them."""
     known: int | None = call.options.get("num_classes")
     return _as_weight(call)[0] if known is None else known
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices and temperatures out of range."""
+    """Reject class indices and temperatures of a call that are out of range."""
     caller = LINEAR if call.options.get("num_classes") is None else VOCAB_PARALLEL_LINEAR
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     check_temperatures(caller, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
-    """Return the kernels' argument ``compute_dtype``: the dtype whose name the operator's option holds."""
+    """Return the kernel argument ``compute_dtype``, an NKI type, for the operator's option, which is the name of a
+    dtype.
+    """
     name = call.options["compute_dtype"]
     return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
 
 
 def shared_arguments(call: Call) -> dict[str, Any]:
-    """Return the keyword arguments that all kernels get in place of the operator's target and its names of dtypes."""
+    """Return the keyword arguments by which all kernels get the target, as int32, and the compute dtype, in place of
+    the operator's own.
+    """
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     return {"targets_hbm": classes.detach(), "ignore_index": ignore_index, **compute_dtype_argument(call)}
 
@@ -208,13 +212,13 @@ FORWARD: Final = register(
 
 
 def bias_if_given(call: Call) -> dict[str, Any]:
-    """Return the argument that tells a backward kernel without a bias to compute no gradient for the bias."""
+    """Return the backward kernel's argument that switches the bias's gradient off, if the call has no bias."""
     return {} if _has_bias(call) else {"grad_bias_wanted": False}
 
 
 def backward_arguments(call: Call) -> dict[str, Any]:
-    """Return the backward kernel's keyword arguments that are not inputs or options of the operator, or that replace
-    them.
+    """Return the backward kernel's keyword arguments that replace the operator's inputs and options or are made from
+    them, such as the lse.
     """
     lse = call.tensor("maximum") + call.tensor("log_sum")
     arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **bias_if_given(call)}
@@ -337,8 +341,8 @@ def _shard_backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def unrounded(output: Output) -> Output:
-    """Return the output ``grad_input`` in float32, because the ranks' parts are summed; return any other output
-    unchanged.
+    """Return a copy of the output ``grad_input`` that is float32, because the ranks' parts are summed; return any other
+    output unchanged.
     """
     return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
 

@@ -40,7 +40,7 @@ from nkilib.torch.functions.linear_distillation.operators import Recipe
 
 
 class ModelNames(NamedTuple):
-    """The names that the public function's arguments for one model have."""
+    """The names that ``linear_distillation_loss`` gives its arguments for one model, student or teacher."""
 
     input: str
     weight: str
@@ -64,7 +64,7 @@ class Model:
     bias: Tensor | None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the tensors by argument name."""
+        """Return hidden states, weight and bias by the name of the public function's argument."""
         return dict(zip(self.names, (self.input, self.weight, self.bias), strict=True))
 
     @property
@@ -103,7 +103,7 @@ class DistillationArguments:
     temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the tensors by argument name."""
+        """Return all tensors of the call by the name of the public function's argument."""
         return {
             **self.student.tensors(),
             **self.teacher.tensors(),
@@ -166,7 +166,8 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
 
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
-    """Check the ratio of the two models' units (:attr:`Recipe.student_unit`).
+    """Check that the units of the two models' logits (:attr:`Recipe.student_unit`, :attr:`Recipe.teacher_unit`) do not
+    differ too much.
 
     The logit of a masked class must be finite in either unit.
     """
@@ -256,7 +257,9 @@ def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> 
 
 
 def _check_model(caller: Caller, model: Model) -> None:
-    """Check the hidden states, the weight and the bias of one model."""
+    """Check that shapes and dtypes of the hidden states, the weight and the bias of one model fit each other and the
+    kernels.
+    """
     input, weight, bias = model.tensors()
     for name, tensor in model.tensors().items():
         if tensor is not None:
@@ -282,7 +285,7 @@ def _check_model(caller: Caller, model: Model) -> None:
 
 
 def _check_alike(caller: Caller, arguments: DistillationArguments) -> None:
-    """Check that both models have the same positions and classes."""
+    """Check that the teacher has the same positions and the same number of classes as the student."""
     student, teacher = arguments.student, arguments.teacher
     if student.positions != teacher.positions:
         raise ValueError(
@@ -355,9 +358,9 @@ def check_arguments(caller: Caller, arguments: DistillationArguments, classes: i
 
 
 def most_hidden_bytes(is_rounded: bool) -> int:
-    """Return the most bytes that the hidden states of one position, of both models together, may take on chip.
+    """Return how many bytes of hidden states, of one position and of both models together, fit on chip.
 
-    They count in the dtypes of the models' products.
+    They are counted in the dtypes in which the models are multiplied.
 
     Args:
         is_rounded: whether operands are rounded to these dtypes.

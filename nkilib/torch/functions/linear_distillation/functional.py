@@ -69,7 +69,9 @@ class LinearDistillationOutputs(NamedTuple):
 
 
 def _operands(arguments: DistillationArguments) -> DistillationOperands:
-    """Return the operands as rows of positions, with the teacher's tensors as constants."""
+    """Return the tensors as the operators take them: positions flattened to rows, biases in float32, the teacher's
+    tensors detached.
+    """
     student, teacher = arguments.student, arguments.teacher
     rows, bias = as_rows(student.input, -1), student.kernel_bias
     wanted = wanted_gradients(rows, student.weight, bias)
@@ -92,7 +94,9 @@ def _operands(arguments: DistillationArguments) -> DistillationOperands:
 def _returned(
     loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
 ) -> LinearDistillationOutputs:
-    """Return the loss with the requested scores, in the shape of the positions."""
+    """Return the tuple of the loss and the scores named in ``names``, each reshaped to ``positions``, the shape of the
+    positions.
+    """
 
     def score(name: str) -> Tensor | None:
         return in_shape_of_rows(getattr(results, name), positions) if name in names else None
@@ -390,7 +394,9 @@ class LinearDistillationLoss(nn.Module):
         row_weight: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | LinearDistillationOutputs:
-        """Return the loss; with ``outputs``, a named tuple of the loss and the student's scores."""
+        """Return the divergence as :func:`linear_distillation_loss` does; with the option ``outputs``, a named tuple
+        that has the student's scores too.
+        """
         return linear_distillation_loss(
             input,
             linear_weight,

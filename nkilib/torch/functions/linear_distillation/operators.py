@@ -75,7 +75,9 @@ class Recipe:
 
     @property
     def is_mixed(self) -> bool:
-        """True if the divergence needs the mixture of both distributions."""
+        """Whether ``beta`` is strictly between 0 and 1, so that the divergence needs the mixture of both
+        distributions.
+        """
         return 0.0 < self.beta < 1.0
 
     @property
@@ -95,7 +97,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Labels:
-    """The option that says which label marks ignored positions.
+    """The option ``ignore_index``, which says which label marks ignored positions.
 
     Attributes:
         ignore_index: the label of ignored positions, an int32.
@@ -106,22 +108,24 @@ class Labels:
 
 @dataclass(frozen=True)
 class Wanted:
-    """``with_logprob``: whether the student's log-probability of the label is requested."""
+    """The option ``with_logprob``: whether the call requests the student's log-probability of the label."""
 
     with_logprob: bool = False
 
 
 @dataclass(frozen=True)
 class WantedTarget:
-    """``with_target``: whether the student's logit of the label is requested."""
+    """The option ``with_target``: whether the call requests the student's logit of the label."""
 
     with_target: bool = False
 
 
 @dataclass(frozen=True)
 class Memory:
-    """``memory_limit``: the HBM bytes for float32 logits that the kernel keeps from its first pass over the classes to
-    the second; None: the kernel's default.
+    """The option ``memory_limit``: the HBM bytes for float32 logits that the kernel keeps from its first pass over the
+    classes to the second.
+
+    None stands for the kernel's default.
     """
 
     memory_limit: int | None = None
@@ -155,16 +159,16 @@ class DistillationOperands(NamedTuple):
 
     @property
     def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The hidden states and weights of both models."""
+        """The student's hidden states and weight, then the teacher's."""
         return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
 
     @property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of both models."""
+        """The student's bias and the teacher's; None for a missing one."""
         return self.linear_bias, self.teacher_bias
 
     def constants(self) -> DistillationOperands:
-        """Return the operands detached from autograd."""
+        """Return the same operands, detached from autograd's graph."""
         return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
 
 
@@ -254,8 +258,8 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Reject temperatures out of range, and also labels out of range if the student's logit of each label is
-    requested.
+    """Reject temperatures out of range and, if the call requests the log-probability or the logit of the label, labels
+    out of range.
     """
     check_temperatures(LINEAR_DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
@@ -264,7 +268,9 @@ def _check_labels(call: Call) -> None:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """Return the keyword arguments that the kernels get in place of the operator's labels and names of dtypes."""
+    """Return the kernel arguments that replace the operator's: int32 labels with their ``ignore_index``, and the
+    compute dtype as kernels name it.
+    """
     labels = call.tensors["labels"]
     if labels is None:
         return compute_dtype_argument(call)

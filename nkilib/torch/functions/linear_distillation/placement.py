@@ -51,8 +51,9 @@ class PlacedArguments:
 
 
 def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationArguments) -> Model:
-    """Return the student with its weight and bias gathered from all ranks; their gradients are averaged over the
-    ranks.
+    """Return the student's hidden states with its weight and bias gathered from all ranks.
+
+    The gradients of weight and bias are averaged over the ranks, as FSDP2 does.
     """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:
@@ -77,9 +78,9 @@ def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
-    """Return the arguments for this rank's own positions.
+    """Return the arguments of a rank that has positions of its own and all classes, as under FSDP2.
 
-    Per-position tensors must be plain. The student is the given one, and the teacher's layer is gathered.
+    Per-position tensors must be plain. The student is ``student``, and the teacher's layer is gathered.
     """
     for name, tensor in (
         (arguments.teacher.names.input, arguments.teacher.input),
@@ -125,7 +126,7 @@ def _of_own_classes(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationArguments:
-    """Return the arguments for this rank's classes.
+    """Return the arguments of a rank that has a part of the classes and all positions.
 
     Per-position tensors must be the same on all ranks, and the teacher's layer is reduced to the classes of the
     student's shard.

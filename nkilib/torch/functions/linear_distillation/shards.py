@@ -125,7 +125,9 @@ def share_of(below: Tensor, log_sum: Tensor) -> Share:
 
 
 def entropy_term(own: ShardResults, student: Share) -> Tensor:
-    """Return this shard's summand of the student's entropy: the sum over all shards is the entropy."""
+    """Return Q_r (H_r - log Q_r), this shard's summand of the student's entropy over all classes; the module's head
+    defines both.
+    """
     return product_or_zero(student.value, own.entropy - student.log)
 
 
@@ -145,7 +147,7 @@ def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: flo
 
 
 class Mixed(NamedTuple):
-    """The results over all classes, [N] float32 each.
+    """The results of the mixture M = beta P + (1 - beta) Q over all classes, [N] float32 each.
 
     Attributes:
         divergence: beta KL(P || M) + (1 - beta) KL(Q || M), in nats.
@@ -157,7 +159,7 @@ class Mixed(NamedTuple):
 
 
 def mixed(sums: MixtureSums, beta: float) -> Mixed:
-    """Return the generalized Jensen-Shannon divergence from the sums over all shards.
+    """Return the generalized Jensen-Shannon divergence of each position, from sums that were added up over all shards.
 
     The probabilities are exp(z - lse) with a rounded lse; dividing by their sum removes the rounding error.
     """
@@ -170,7 +172,7 @@ def mixed(sums: MixtureSums, beta: float) -> Mixed:
 def _claims(
     operands: DistillationOperands, recipe: Recipe, labels: Labels, wanted: Wanted, shards: VocabularyShards
 ) -> dict[str, float]:
-    """Return the values that must be equal on all ranks, by name.
+    """Return the values that must be equal on all ranks, by name, so that an all-reduce can compare them.
 
     The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
     none.
@@ -204,8 +206,9 @@ class _Whole(NamedTuple):
 
 
 class _Divergence(NamedTuple):
-    """The divergence results over all classes, [N] each, before they are multiplied by ``row_weight``; see
-    :class:`DistillationResults`.
+    """The divergence, ``moment`` and entropy over all classes, [N] each, as :class:`DistillationResults` defines them.
+
+    They are not yet multiplied by ``row_weight``, and not yet 0 at ignored positions.
     """
 
     divergence: Tensor
@@ -221,7 +224,17 @@ def _whole(
     group: dist.ProcessGroup | None,
     claims: dict[str, float],
 ) -> _Whole:
-    """Communicate the maxima, then the sums of exponentials, and return the statistics over all classes."""
+    """Combine the statistics of all ranks: all-reduce the maxima, then the sums of exponentials relative to them.
+
+    Args:
+        caller: the function that error messages name.
+        own: the results of this rank's shard.
+        recipe: the options that define the logits.
+        temperatures: the temperatures of the positions; None: that of ``recipe``.
+        group: the process group; None means all processes.
+        claims: the values of :func:`_claims`. Where they differ between ranks, the results are NaN or an error is
+            raised.
+    """
     maxima, agreed, _ = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])
     temperature = recipe.temperature if temperatures is None else temperatures
@@ -248,8 +261,8 @@ def _divergence(
     recipe: Recipe,
     group: dist.ProcessGroup | None,
 ) -> _Divergence:
-    """Compute this rank's summands of divergence and entropy from the statistics over all classes, sum them over the
-    ranks, and return both.
+    """Return divergence and entropy over all classes: compute this rank's summands from the statistics ``whole``, and
+    add them up over the ranks.
     """
     summands = {"entropy": entropy_term(own, whole.student)}
     if recipe.is_mixed:
@@ -267,7 +280,7 @@ def _divergence(
 
 
 def _zero_where_ignored(values: Tensor, operands: DistillationOperands, labels: Labels) -> Tensor:
-    """Return the values with 0 at ignored positions."""
+    """Return the values, one for each position, with 0 where the label is that of ignored positions."""
     if operands.labels is None:
         return values
     return torch.where(is_ignored(operands.labels, labels.ignore_index), 0.0, values)
@@ -282,7 +295,7 @@ def _combined(
     group: dist.ProcessGroup | None,
     claims: dict[str, float],
 ) -> DistillationResults:
-    """Return the results over all classes, with three all-reduces."""
+    """Return the results over all classes, which three all-reduces combine from each rank's shard (``own``)."""
     whole = _whole(caller, own, recipe, operands.temperatures, group, claims)
     combined = _divergence(operands, own, whole, recipe, group)
     maximum, log_sum, *_ = whole.statistics

@@ -116,11 +116,10 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
 
 
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype of the products that the caller asks for, or the dtype of the input if the operands have
-    different dtypes.
+    """Return the caller's ``compute_dtype``, or if it is None and the operands' dtypes differ, the dtype of the input.
 
-    None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes that no kernel
-    takes are rejected later.
+    The result None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes
+    that no kernel takes are rejected later.
     """
     input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None
@@ -130,13 +129,13 @@ def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None
 
 
 def _target_of_rows(arguments: LinearArguments) -> Tensor:
-    """Return the targets of the rows, [N], or [N, K] for K ids of each position."""
+    """Return the targets flattened to rows: [N], or [N, K] for K ids of each position."""
     target = arguments.target
     return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
 
 
 def _scores(arguments: LinearArguments, options: LossKeywords, product: Product, wanted: WantedScores) -> ScoreResults:
-    """Return the scores for a weight with all classes."""
+    """Return the scores of arguments whose weight has all classes, by one launch."""
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
     temperatures = arguments.temperatures(_CALLER)
@@ -149,7 +148,9 @@ def _scores(arguments: LinearArguments, options: LossKeywords, product: Product,
 def _returned(
     results: ScoreResults, names: tuple[str, ...], of_target: tuple[int, ...], shape: tuple[int, ...]
 ) -> LinearTokenScores:
-    """Return the requested scores in the shape of the positions, and log-probabilities in the shape of the targets."""
+    """Return the scores named in ``names``, reshaped to ``shape``, that of the positions, and the log-probabilities,
+    reshaped to ``of_target``, that of the targets.
+    """
 
     def score(name: str) -> Tensor | None:
         return in_shape_of_rows(getattr(results, name), shape) if name in names else None

@@ -43,7 +43,9 @@ from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
 @dataclass(frozen=True)
 class WantedScores:
-    """The requested scores beside log-probability and log-sum-exp, which cost nothing."""
+    """The options by which a call requests scores; log-probability and log-sum-exp need none, because they cost nothing
+    extra.
+    """
 
     with_argmax: bool = False
     with_entropy: bool = False
@@ -114,14 +116,16 @@ _OF_LOSS_ALONE: Final = ("position_weight", "distance_sum")
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices and temperatures out of range."""
+    """Reject class indices and temperatures of a call that are out of range."""
     target = call.tensor("target").reshape(-1)
     check_range(str(LINEAR_TOKEN_SCORES), target, call.options["ignore_index"], vocabulary(call))
     check_temperatures(LINEAR_TOKEN_SCORES, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the kernel arguments ``shared`` with the targets in the shape that the kernels take, [N, K]."""
+    """Return ``shared``, the kernel arguments of the cross-entropy, with the targets as [N, K], the shape that these
+    kernels take.
+    """
     targets: Tensor = shared["targets_hbm"]
     return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
@@ -131,13 +135,13 @@ def _forward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _as_target(call: Call) -> Shape:
-    """Return the shape of the target, [N] or [N, K]."""
+    """Return the shape of the call's target, [N] or [N, K]."""
     return tuple(call.tensor("target").shape)
 
 
 def _of_each_id(output: Output) -> Output:
-    """Return the output ``target_logit`` in the shape of the targets, with one logit for each id; return any other
-    output unchanged.
+    """Return a copy of the output ``target_logit`` that has the shape of the targets, with one logit for each id;
+    return any other output unchanged.
     """
     if output.name != "target_logit":
         return output
@@ -155,7 +159,7 @@ def _without(inputs: tuple[Input, ...], *names: str) -> tuple[Input, ...]:
 
 
 def _with_any_ids(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the inputs, with targets that may be [N] or [N, K]."""
+    """Return the descriptions of inputs, changed so that the targets may be [N] or [N, K]."""
     return tuple(replace(operand, dimensions=None) if operand.name == "target" else operand for operand in inputs)
 
 
@@ -193,7 +197,7 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the inputs of the scores' backward.
+    """Return the inputs of the backward of the scores.
 
     They are ``inputs``, those of the loss's backward, with the gradient of the log-probabilities in place of the
     gradient of the loss.

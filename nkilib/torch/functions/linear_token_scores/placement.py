@@ -37,7 +37,7 @@ _WEIGHT_CALLER: Final = LINEAR_TOKEN_SCORES._replace(input="linear_weight", noun
 
 @dataclass(frozen=True)
 class PlacedArguments:
-    """The arguments as plain tensors.
+    """The arguments as plain tensors, and how the vocabulary is spread over ranks.
 
     Attributes:
         arguments: the arguments of the loss.
@@ -54,7 +54,7 @@ class PlacedArguments:
     shard_sizes: tuple[int, ...] | None
 
     def shards(self) -> VocabularyShards | None:
-        """Return the shards of the vocabulary; None if this rank has all classes."""
+        """Return which rank has which classes; None if this rank has all of them."""
         if not self.is_spread or self.arguments.linear_weight.dim() < 1:
             return None
         rows, place = self.arguments.linear_weight.shape[0], group_place(LINEAR_TOKEN_SCORES, self.group)
@@ -62,8 +62,9 @@ class PlacedArguments:
 
 
 def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
-    """Return the arguments with weight and bias gathered from all ranks; their gradients are averaged over the
-    ranks.
+    """Return the arguments with weight and bias gathered from all ranks.
+
+    The gradients of both are averaged over the ranks, as FSDP2 does.
     """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:

@@ -52,7 +52,9 @@ _DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
 
 
 def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossKeywords) -> Tensor:
-    """Return the log-probabilities [N], or [N, K] for K target ids; 0 where the target is ignored."""
+    """Return the targets' log-probabilities from statistics over all classes: [N], or [N, K] for K target ids; 0 where
+    the target is ignored.
+    """
     maximum, log_sum, lse = statistics.maximum, statistics.log_sum, statistics.lse
     if target.dim() > 1:
         maximum, log_sum, lse = maximum[:, None], log_sum[:, None], lse[:, None]
@@ -63,7 +65,7 @@ def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: 
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:
-    """Return the statistics that the scores share with the loss."""
+    """Return those of a shard's results that the cross-entropy has too, in the form that its functions take."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
 
@@ -97,7 +99,7 @@ def _further_sums(
 def _moments(
     sums: Mapping[str, Tensor], log_sum: Tensor, own: ShardScores, shards: VocabularyShards
 ) -> tuple[Tensor, Tensor]:
-    """Return ``log_sum_squares`` and ``mean_logit`` over all classes; a score that is not requested is empty.
+    """Return ``log_sum_squares`` and ``mean_logit`` over all classes; one that is not requested is empty.
 
     They come from the terms of :func:`_further_sums`, summed over the ranks.
     """

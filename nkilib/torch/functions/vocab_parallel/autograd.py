@@ -55,8 +55,8 @@ class CombinedResults(NamedTuple):
 def _class_loss(
     statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossKeywords, shards: VocabularyShards
 ) -> Tensor:
-    """Return the losses for class indices t, without z-loss: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse
-    - z).
+    """Return the losses of the positions for class indices t, without z-loss: (1 - e) * w[t] * (lse - z[t]) + (e / V) *
+    sum of w * (lse - z).
 
     z are the logits, lse is their log-sum-exp, w are the class weights, and e is the label smoothing. The losses are
     undefined at ignored positions.
@@ -81,7 +81,10 @@ def _results(
     shards: VocabularyShards,
     with_logprob: bool,
 ) -> ForwardResults:
-    """Return the results of every position; ``valid`` is None for class probabilities."""
+    """Return the results of every position from statistics over all classes.
+
+    ``valid`` says which positions are not ignored; it is None for class probabilities, where none is ignored.
+    """
     maximum, log_sum, sums, argmax, entropy = statistics
     lse = statistics.lse
     logprob = maximum.new_empty(0)
@@ -113,7 +116,9 @@ def combined_results(
     with_logprob: bool,
     claims: Mapping[str, float],
 ) -> CombinedResults:
-    """Communicate the statistics and return the results; every rank of the group has to call it, without autograd.
+    """All-reduce the statistics of the shards, and return the results over all classes.
+
+    Every rank of the group has to call this. It records no graph for autograd.
 
     Args:
         caller: the function that error messages name.

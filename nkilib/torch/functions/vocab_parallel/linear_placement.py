@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalLayer:
-    """This rank's part of the arguments, as plain tensors.
+    """This rank's part of the arguments of a loss from hidden states, as plain tensors.
 
     Attributes:
         arguments: the arguments of the loss.
@@ -63,7 +63,9 @@ def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor)
 
 
 def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
-    """Return the whole tensor; its gradient is whole on every rank, too."""
+    """Return a replicated DTensor as a plain tensor, whose gradient is the whole gradient on every rank; a plain tensor
+    is returned unchanged.
+    """
     placed = dtensor(tensor)
     if placed is None:
         return tensor
@@ -73,7 +75,9 @@ def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
-    """Return this rank's part of a tensor that is placed like the weight; a plain tensor already is this part."""
+    """Return this rank's part of the argument ``name``, a DTensor placed like the weight; a plain tensor is this rank's
+    part already.
+    """
     placed = dtensor(tensor)
     if placed is None:
         return tensor
@@ -119,7 +123,9 @@ def local_layer(
 
 
 def shard_operands(caller: Caller, arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
-    """Return the operands as rows of positions and rows of classes, without padding."""
+    """Return this rank's operands as its operators take them: positions flattened to rows, and weight and bias cut to
+    the rows that are classes.
+    """
     linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
     wanted = wanted_gradients(arguments.input, linear_weight, linear_bias)
     if wanted is None or not wanted.grad_weight_wanted:
@@ -141,7 +147,8 @@ def shard_operands(caller: Caller, arguments: LinearArguments, shards: Vocabular
 
 
 def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
-    """Reject a tensor whose ranks hold partial sums, or parts in another order.
+    """Reject the argument ``name``, a DTensor, if its ranks hold partial sums, or parts in another order than their
+    ranks.
 
     Raises:
         NotImplementedError: if the check fails.
@@ -152,7 +159,9 @@ def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
 
 
 class _Averaged(torch.autograd.Function):
-    """An identity function. Its gradient is divided by the number of ranks, and then summed over them."""
+    """An identity function whose gradient is averaged: divided by the number of ranks, so that the sum over the ranks
+    is the mean.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:
@@ -165,7 +174,8 @@ class _Averaged(torch.autograd.Function):
 
 
 def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
-    """Return the whole tensor; its gradients are averaged over all ranks, and each rank keeps its shard of them.
+    """Return the whole tensor, gathered from all ranks; its gradient is averaged over them, and each keeps its shard of
+    that.
 
     Raises:
         NotImplementedError: it is neither sharded nor replicated.
@@ -180,7 +190,7 @@ def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
 
 
 def constant(caller: Caller, name: str, tensor: DTensor) -> Tensor:
-    """Return the whole tensor, without a gradient.
+    """Return the whole tensor, gathered from all ranks, as a constant without a gradient.
 
     Raises:
         NotImplementedError: it is neither sharded nor replicated.

@@ -48,7 +48,7 @@ class ShardOperands(NamedTuple):
 
 
 def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
-    """Return the values of the matrix product that must be equal on all ranks, by name.
+    """Return, by name, the properties of the matrix product that must be equal on all ranks, which compare them.
 
     The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
     none.
@@ -68,7 +68,7 @@ def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
 
 
 def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum over the ranks, computed in float32 and rounded once."""
+    """Return the sum of every rank's ``part``, computed in float32 and rounded once to ``dtype``."""
     dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
     return part.to(dtype)
 
@@ -101,13 +101,21 @@ def save_for_backward(
 
 
 def backward_call(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
-    """Return the call of the backward, without upstream gradients, and the further tensor."""
+    """Return the backward's call, made from the saved tensors without upstream gradients, and the ``further`` tensor
+    that :func:`save_for_backward` saved.
+    """
     *kept, further = ctx.saved_tensors
     return Call(dict(zip(derivative.saved, kept, strict=True)), ctx.options), further
 
 
 def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the inputs of the forward operator.
+    """Return the gradients of the forward operator's inputs, from this rank's classes.
+
+    Args:
+        ctx: the context in which :func:`save_for_backward` saved the tensors.
+        derivative: the derivative of the forward operator.
+        call: the call of the backward, with upstream gradients.
+        has_upstream: whether any upstream gradient is given; if not, nothing has to be computed.
 
     The gradient of ``input`` is summed over the ranks of ``ctx.group``.
     """

@@ -64,15 +64,17 @@ class VocabularyShards(NamedTuple):
 
     @property
     def columns(self) -> Columns:
-        """The classes that the columns of this rank stand for, as the kernels take them."""
+        """This rank's columns as the option that tells kernels which classes they stand for."""
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
-        """Return this rank's part of a tensor [V] over all classes; None for None."""
+        """Return this rank's part of a tensor [V] with one number for each class, such as class weights; None if the
+        tensor is None.
+        """
         return None if of_classes is None else self.own_part(of_classes)
 
     def own_part(self, of_classes: Tensor) -> Tensor:
-        """Return this rank's part of a tensor [V, ...] over all classes."""
+        """Return this rank's part of a tensor [V, ...] whose first dimension runs over all classes."""
         first = self.columns.first_class
         return of_classes[first : first + self.own_size]
 
@@ -210,7 +212,7 @@ def without_padding(
     num_classes: int | None,
     shard_sizes: Sequence[int] | None,
 ) -> LocalPart:
-    """Return this rank's part of a DTensor whose columns from ``num_classes`` on are padding.
+    """Return this rank's part of a DTensor without its padding, which are the columns from ``num_classes`` on.
 
     Raises:
         TypeError: ``num_classes`` is not an integer.
@@ -267,7 +269,7 @@ class VocabularyStatistics(NamedTuple):
 
     @property
     def lse(self) -> Tensor:
-        """Log-sum-exp of the logits, in nats."""
+        """The log-sum-exp of the logits over all classes, [N], in nats."""
         return self.maximum + self.log_sum
 
 
@@ -301,14 +303,16 @@ def _is_given(values: Tensor, maximum: Tensor) -> bool:
 
 
 def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
-    """Return the sum of the factors in the shard's ``distance_sum`` over its classes, [N] or without dimensions."""
+    """Return the sum over the shard's classes of f, the factor in ``distance_sum`` (:class:`ShardStatistics`): [N], or
+    one number without dimensions.
+    """
     if soft:
         return own.position_weight
     return own.maximum.new_tensor(float(shards.own_size)) if class_weight is None else class_weight.sum()
 
 
 def product_or_zero(factor: Tensor, values: Tensor) -> Tensor:
-    """Return the product, but 0 where the factor is 0.
+    """Return ``factor * values``, but 0 where the factor is 0.
 
     There the value may be infinite or NaN, as it is for a shard without classes.
     """
@@ -316,7 +320,7 @@ def product_or_zero(factor: Tensor, values: Tensor) -> Tensor:
 
 
 def sums_of_ranks(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """Return the sums over all ranks, with one all-reduce: [N] each, or [N, K] for several target ids."""
+    """Return the sums over all ranks of each of ``summands``, in its shape, by one all-reduce for all of them."""
     values = torch.cat([summand.reshape(-1) for summand in summands.values()])
     dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
     sums = torch.split(values, [summand.numel() for summand in summands.values()])
@@ -331,7 +335,11 @@ def _argmax(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> Tensor:
-    """Return the smallest class among the shards that hold the maximum; V in a row with a NaN, as in the kernel."""
+    """Return the first class with the largest logit of all shards: the smallest one among the shards that have the
+    maximum.
+
+    It is V, which is no class, in a row with a NaN, as in the kernel.
+    """
     beyond = shards.num_classes
     classes = torch.where(own.maximum == maximum, own.argmax, beyond)
     dist.all_reduce(classes, op=dist.ReduceOp.MIN, group=group)
@@ -353,10 +361,10 @@ def greatest_of_ranks(
     """Return the maximum over all shards, whether all ranks make the same claims, and whether all have the same
     ``marks``.
 
-    Marks are a few numbers that may differ between the ranks. Claims must be equal as float32, so different integers
-    above 2^24 that are close to each other pass as equal. Claims and their negatives go through the same all-reduce,
-    which gives the greatest and the least value of each. They are a few numbers from the host in every call, and are
-    not cached as a tensor, which might belong to a trace.
+    Claims are numbers that must be equal on all ranks; marks are a few numbers that need not be. Claims are compared as
+    float32, so different integers above 2^24 that are close to each other pass as equal. Claims and their negatives go
+    through the same all-reduce, which gives the greatest and the least value of each. They are a few numbers from the
+    host in every call, and are not cached as a tensor, which might belong to a trace.
 
     Raises:
         ValueError: the ranks do not make the same claims; on the CPU only, and not under torch.compile.

@@ -118,6 +118,41 @@ def two_functions(_: Any) -> None:
         nisa.activation(tile(2048), nl.tanh, values[:, 2048:4096])
 
 
+def functions_between_barriers(x: Any) -> None:
+    """Alternate between two activation functions, four times before each barrier."""
+    values = tile()
+    for _ in range(4):
+        for _ in range(4):
+            nisa.activation(tile(1024), nl.exp, values[:, 0:1024])
+            nisa.activation(tile(1024), nl.tanh, values[:, 2048:3072])
+        nisa.core_barrier(x, cores=[0, 1])
+
+
+def groups(x: Any) -> Any:
+    """Centre and square four groups of columns of a block of rows; Scalar and Vector wait for each other."""
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    for first in range(0, x.shape[0], 128):
+        loaded, squares = tile(2048), tile(2048)
+        total, mean = nl.ndarray((128, 4), nl.float32), nl.ndarray((128, 4), nl.float32)
+        nisa.dma_copy(loaded, x[first : first + 128, 0:2048])
+        for group in range(4):
+            columns, one = slice(512 * group, 512 * (group + 1)), slice(group, group + 1)
+            nisa.tensor_reduce(mean[:, one], nl.add, loaded[:, columns], axis=1)
+            nisa.tensor_scalar(mean[:, one], mean[:, one], nl.multiply, -1 / 512)
+            nisa.activation_reduce(
+                squares[:, columns],
+                nl.square,
+                loaded[:, columns],
+                bias=mean[:, one],
+                reduce_op=nl.add,
+                reduce_res=total[:, one],
+            )
+        nisa.activation(total, nl.rsqrt, total)
+        nisa.tensor_scalar(squares, squares, nl.multiply, total[:, 0:1])
+        nisa.dma_copy(result[first : first + 128, 0:2048], squares)
+    return result
+
+
 def barriers(x: Any) -> None:
     """The cores meet in every step."""
     for _ in range(4):

@@ -29,7 +29,15 @@ from nkilib.simulator.timing import footprints
 from nkilib.simulator.timing.footprints import Views
 from tests.simulator.profiling.why import faulty
 
-ON_TWO_CORES = {"barriers", "undivided", "divided", "summed_by_halves", "scattered", "looped"}
+ON_TWO_CORES = {
+    "barriers",
+    "undivided",
+    "divided",
+    "summed_by_halves",
+    "scattered",
+    "looped",
+    "functions_between_barriers",
+}
 
 
 @functools.cache
@@ -92,6 +100,8 @@ FAULTS = [
     ("chain", "latency", "chain|tensor_scalar", ["64 times", "9.6 us", "(36%)"]),
     ("two_functions", "activation tables", "two_functions|nl.tanh", ["16 times", "20.5 us", "exp at", "tanh at"]),
     ("two_functions", "order", "two_functions|nl.exp", ["4 iterations at a time", "34.0 us instead of 49.3 us"]),
+    ("groups", "order", "groups|tensor_scalar(squares", ["dma_copy to faulty.py", "54.4 us instead of 77.5 us"]),
+    ("functions_between_barriers", "order", "functions_between_barriers|nl.exp", ["4 iterations at a time", "40.4 us"]),
     ("barriers", "meetings", "barriers|core_barrier", ["The cores synchronise 4 times", "8.0 us", "(34%)"]),
     (
         "undivided",

@@ -25,15 +25,15 @@ _SLOTS = 8
 
 
 class _Ring(NamedTuple):
-    """The tiles that one line of the kernel makes, used round-robin.
+    """The tiles that one line of the kernel makes, which are used round-robin.
 
     Attributes:
         place: ``file:line``.
         tensor: the shape and type of a tile.
-        region: the memory.
+        region: the memory region of the tiles.
         nbytes: the bytes of a tile in a partition.
         made: the number of tiles on a core.
-        storages: the numbers of the tiles of all cores.
+        storages: the numbers of the storages of these tiles, on all cores.
     """
 
     place: str
@@ -45,7 +45,7 @@ class _Ring(NamedTuple):
 
 
 def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which each ring has some more tiles."""
+    """Return a program in which each ring has ``further`` more tiles; None if that is not possible."""
     flow = study.flow(program)
     holders: dict[tuple[int, int], int] = {}
     for ring in rings:
@@ -65,7 +65,9 @@ def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: Core
 
 
 def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
-    """Return the tiles for whose readers the critical path or an engine waits, the most waited for first, and waits."""
+    """Return the rings of tiles that instructions wait to overwrite, the most waited for first; and for each ring's
+    line a text that names such a wait.
+    """
     facts = study.facts
     waits: Counter[str] = Counter()
     texts: dict[str, Counter[str]] = defaultdict(Counter)

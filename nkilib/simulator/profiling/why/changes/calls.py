@@ -37,7 +37,9 @@ _NAMED = frozenset({"axis", "reduce_op", "reduce_res"})
 
 @lru_cache(maxsize=16)
 def _calls_in(text: str) -> Mapping[str, Sequence[ast.Call]]:
-    """Return the calls in the text of a source file by the name of the function; none if it is no Python."""
+    """Return the calls in ``text``, the content of a source file, by the name of the called function; none if it is no
+    Python.
+    """
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -52,7 +54,9 @@ def _calls_in(text: str) -> Mapping[str, Sequence[ast.Call]]:
 
 
 def _source_of(code: CodeType, position: int, name: str) -> ast.Call | None:
-    """Return the call of an instruction in the source of the kernel; None if it is not certain which one it is."""
+    """Return the call of instruction ``name`` at a bytecode position of the kernel, as a syntax tree; None if it is not
+    certain which call it is.
+    """
     file, _, line = Lines().place(code, position).rpartition(":")
     linecache.checkcache(file)
     found = [
@@ -65,7 +69,9 @@ def _source_of(code: CodeType, position: int, name: str) -> ast.Call | None:
 
 @lru_cache(maxsize=1024)
 def _texts_of(code: CodeType | None, position: int, name: str, names: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the source text of the arguments of a call by parameter; empty if it is not known."""
+    """Return the source text of each argument of the call at a bytecode position, by parameter; empty if the call is
+    not found.
+    """
     node = None if code is None else _source_of(code, position, name)
     if node is None or any(isinstance(value, ast.Starred) for value in node.args):
         return {}
@@ -87,17 +93,17 @@ class Argument(NamedTuple):
 
     @property
     def form(self) -> Form | None:
-        """The form of a tensor; None for a constant."""
+        """The form of the tensor; None if the argument is a constant."""
         return self.value.footprint.form if isinstance(self.value, Access) else None
 
 
 def operator(name: str) -> Argument:
-    """Return the argument that is an operator or function of ``nki.language``."""
+    """Return an argument that is the operator or function ``name`` of ``nki.language``."""
     return Argument(OPERATORS[name], f"nl.{name}")
 
 
 def number(value: float) -> Argument:
-    """Return the argument that is a number."""
+    """Return an argument that is the number ``value``."""
     return Argument(value, repr(value))
 
 
@@ -122,7 +128,7 @@ class OldCall:
         self._values |= {name: access for name, access in zip(names, action.operands, strict=False) if access}
 
     def __getitem__(self, parameter: str) -> Argument:
-        """Return an argument, or the default of its parameter."""
+        """Return the argument for a parameter of the instruction; the default if the call does not pass one."""
         value = self._values.get(parameter)
         if parameter in self._texts:
             return Argument(value, self._texts[parameter])
@@ -132,29 +138,29 @@ class OldCall:
         return Argument(value, repr(value))
 
     def given(self, *parameters: str) -> dict[str, Argument]:
-        """Return those of some arguments that differ from the defaults of their parameters."""
+        """Return, of the arguments for ``parameters``, those that differ from the defaults."""
         defaults = self.step.action.definition.signature.parameters
         arguments = {name: self[name] for name in parameters}
         return {name: argument for name, argument in arguments.items() if argument.value != defaults[name].default}
 
     def key(self, parameter: str) -> str:
-        """Return the name of an operator; empty if there is none."""
+        """Return the name of the operator that is passed for ``parameter``; empty if none is."""
         value = self._values.get(parameter)
         return value.key if isinstance(value, Operator) else ""
 
     def form(self, parameter: str) -> Form:
-        """Return the form of a tensor."""
+        """Return the form of the tensor that is passed for ``parameter``."""
         form = self[parameter].form
         assert form is not None
         return form
 
     def is_same(self, first: str, second: str) -> bool:
-        """Tell whether two operands are the same part of the same tensor."""
+        """Tell whether the arguments for two parameters are the same part of the same tensor."""
         one, other = self[first].value, self[second].value
         return isinstance(one, Access) and isinstance(other, Access) and one == other
 
     def with_operands(self, changed: Mapping[str, Argument]) -> NewCall:
-        """Return the same call with other arguments for some parameters."""
+        """Return the same call with the arguments in ``changed``, by parameter, in place of its own."""
         definition = self.step.action.definition
         present = {
             name: self[name]
@@ -183,7 +189,7 @@ class NewCall(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The call as a line of the kernel."""
+        """The call as the text to write into the kernel."""
         parameters = REGISTRY[self.name].signature.parameters
         shown: list[str] = []
         is_named = False
@@ -197,7 +203,7 @@ class NewCall(NamedTuple):
         return f"nisa.{self.name}({', '.join(shown)})"
 
     def action(self, kinds: InstructionKinds) -> Action | None:
-        """Return what the model times; None if the instruction cannot be called like this."""
+        """Return the action that the model times for this call; None if the instruction cannot be called like this."""
         definition = REGISTRY[self.name]
         if definition.since.value > kinds.generation.version.value:
             return None
@@ -230,7 +236,9 @@ def _engine_of(definition: Definition, values: Mapping[str, Any]) -> Engine:
 
 
 def _is_allowed(rule: Operand, value: Any, values: Mapping[str, Any]) -> bool:
-    """Tell whether a form, or a constant, may be the argument for an operand."""
+    """Tell whether ``value``, the form of a tensor or a constant, may be passed for the operand with the requirements
+    ``rule``.
+    """
     if not isinstance(value, Form):
         return (value is None and rule.is_optional) or (rule.accepts_scalar and isinstance(value, int | float))
     if value.buffer not in rule.regions or value.dtype not in rule.dtypes:
@@ -242,12 +250,12 @@ def _is_allowed(rule: Operand, value: Any, values: Mapping[str, Any]) -> bool:
 
 
 def _has_bias_of(generation: Generation, definition: Definition, values: Mapping[str, Any]) -> bool:
-    """Tell whether the bias of an activation is one that the generation takes: on trn1 it is no number."""
+    """Tell whether the bias of an ``activation`` is one that the generation takes: trn1 takes no number."""
     is_activation = definition.name in ("activation", "activation_reduce")
     return not is_activation or generation.version is not nc_version.gen2 or not isinstance(values["bias"], int | float)
 
 
 def _are_read_from_sbuf(definition: Definition, values: Mapping[str, Any]) -> bool:
-    """Tell whether at most one of the tiles that an instruction reads is in PSUM."""
+    """Tell whether an instruction reads at most one tile from PSUM, as the engines require."""
     tiles = [rule.name for rule in definition.operands if not rule.is_output and not rule.is_vector]
     return sum(getattr(values[name], "buffer", None) is MemoryRegion.psum for name in tiles) <= 1

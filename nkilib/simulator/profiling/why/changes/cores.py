@@ -14,7 +14,9 @@ from ..study import Candidate, Programs, Study
 
 
 def _stores(program: CoreProgram) -> list[int]:
-    """Return the indices of the transfers that write to a tensor in HBM from which the program reads nothing."""
+    """Return the indices of the transfers whose results leave the kernel: they write to a tensor in HBM that the
+    program does not read.
+    """
     steps = [(at, step) for at, step in enumerate(program.steps) if isinstance(step, Step)]
     read = {access.storage for _, step in steps for _, access in reads_of(step.action) if _is_in_hbm(access)}
     return [
@@ -30,7 +32,9 @@ def _is_in_hbm(access: Access) -> bool:
 
 
 def _part(study: Study, program: CoreProgram, number: int, count: int) -> CoreProgram | None:
-    """Return the part of a program that one of ``count`` equal parts of its stores needs."""
+    """Return part ``number`` of a program: its stores are divided into ``count`` equal parts, and the result has the
+    steps that this part of the stores needs. It is None if that is the whole program.
+    """
     stores = _stores(program)
     left_out = {at for order, at in enumerate(stores) if order * count // len(stores) != number}
     if not left_out:
@@ -58,7 +62,9 @@ def _is_computed(access: Access) -> bool:
 
 
 def divided(study: Study) -> Iterator[Candidate]:
-    """Yield the candidate that gives each core a part of the stores, and what these need."""
+    """Yield the candidate that gives each core an equal part of the stores, with the instructions whose results these
+    stores need.
+    """
     stored = study.facts.launch.stored_by_every_core
     if not stored:
         return

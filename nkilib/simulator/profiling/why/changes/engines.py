@@ -26,7 +26,9 @@ Remade = Callable[[Step], Action | None]
 
 
 def _on_engine(study: Study, engine: str) -> Remade:
-    """Return the function that runs a step on another engine."""
+    """Return a function that makes the action of a step on the engine ``engine``, or None if that engine cannot run
+    it.
+    """
 
     def remade(step: Step) -> Action | None:
         action = step.action
@@ -40,7 +42,9 @@ def _on_engine(study: Study, engine: str) -> Remade:
 
 
 def _on_scalar(step: Step) -> NewCall | None:
-    """Return the activation that does the work of an instruction of another engine; None if there is none."""
+    """Return the ``activation`` with which Scalar would do the work of an instruction of another engine; None if there
+    is none.
+    """
     call = OldCall(step)
     if is_square(call):
         return NewCall("activation", {"dst": call["dst"], "op": operator("square"), "data": call["data1"]})
@@ -57,7 +61,9 @@ def _on_scalar(step: Step) -> NewCall | None:
 
 
 def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which every ``stride``-th step of a call is another action."""
+    """Return a program in which every ``stride``-th step of the call ``site`` does what ``remade`` returns for it; None
+    if no step changes.
+    """
     steps: list[Step | Drain] = []
     storages = dict(program.storages)
     seen = changed = 0
@@ -74,7 +80,9 @@ def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> C
 
 
 def _ways(study: Study, step: Step, engine: str) -> Iterator[tuple[str, Remade, str, tuple[str, ...]]]:
-    """Yield the other engines for a step: the name, how it runs there, the text that asks for it, the call to write."""
+    """Yield, for each other engine that can do the work of a step of ``engine``, its name, a function that makes the
+    step's action there, the text that asks for the change, and the calls to write.
+    """
     kind = step.action.kind
     for other in kind.others:
         if other == engine:

@@ -32,12 +32,12 @@ _SUMS = frozenset({"add", "multiply", "maximum", "minimum"})
 
 
 class Pair(NamedTuple):
-    """A step that writes a tile, and one that reads it.
+    """A call that writes a tile, and another one that reads the tile.
 
     Attributes:
         writer, reader: the two calls.
         roles: the parameters by which the reader reads the tile.
-        is_kept: whether other steps read the tile, too.
+        is_kept: whether other steps read the tile too, so that it must still be written.
     """
 
     writer: OldCall
@@ -52,7 +52,7 @@ Rule = Callable[[Pair], Iterator[Calls]]
 
 
 def _is_plain_activation(call: OldCall) -> bool:
-    """Tell whether a call applies a function, and reduces nothing."""
+    """Tell whether a call is an ``activation`` that applies a function and reduces nothing."""
     is_idle = call["reduce_cmd"].value in (None, reduce_cmd.idle) and call["reduce_res"].value is None
     return call.name == "activation" and is_idle
 
@@ -73,7 +73,9 @@ def _is_one_step(call: OldCall) -> bool:
 
 
 def with_sum(pair: Pair) -> Iterator[Calls]:
-    """Yield calls that compute a tile and reduce it, for a tile that is computed and then reduced."""
+    """Yield the calls that compute a tile and reduce it at once, if one call computes the tile and the other one
+    reduces it.
+    """
     first, second, *_ = pair
     if second.name != "tensor_reduce" or second.form("dst").free_size != 1 or second["negate"].value:
         return
@@ -103,7 +105,9 @@ def is_square(call: OldCall) -> bool:
 
 
 def scalar_then_tile(pair: Pair) -> Iterator[Calls]:
-    """Yield a call for a pass with a number for each partition, whose result is then combined with another tile."""
+    """Yield the call that does both steps, if a tile is combined with a number for each partition, and the result with
+    another tile.
+    """
     first, second, roles, is_kept = pair
     if is_kept or second.name != "tensor_tensor" or len(roles) != 1 or second.key("op") not in ARITHMETIC:
         return
@@ -121,7 +125,9 @@ def scalar_then_tile(pair: Pair) -> Iterator[Calls]:
 
 
 def tile_then_scalar(pair: Pair) -> Iterator[Calls]:
-    """Yield a call for two tiles that are multiplied, or added, and then multiplied by, or added to, a number."""
+    """Yield the call that does both steps, if two tiles are multiplied or added, and the result is multiplied by, or
+    added to, a number.
+    """
     first, second, roles, is_kept = pair
     if is_kept or roles != _DATA or first.name != "tensor_tensor" or not _is_one_step(second):
         return
@@ -132,7 +138,9 @@ def tile_then_scalar(pair: Pair) -> Iterator[Calls]:
 
 
 def two_scalars(pair: Pair) -> Iterator[Calls]:
-    """Yield a call for two passes, each with a number for each partition."""
+    """Yield the call that does both steps, if a tile is combined with two numbers for each partition, one after the
+    other.
+    """
     first, second, roles, is_kept = pair
     if is_kept or roles != _DATA or not (_is_one_step(first) and _is_one_step(second)):
         return
@@ -144,7 +152,9 @@ def two_scalars(pair: Pair) -> Iterator[Calls]:
 
 
 def into_activation(pair: Pair) -> Iterator[Calls]:
-    """Yield calls for an activation whose data are first multiplied, or shifted, by a number for each partition."""
+    """Yield the calls that do both steps, if the data of an activation are first multiplied by, or added to, a number
+    for each partition.
+    """
     first, second, roles, is_kept = pair
     is_reduced = second.name == "activation_reduce"
     if is_kept or roles != _DATA or first.name != "tensor_scalar" or not (is_reduced or second.name == "activation"):
@@ -173,7 +183,9 @@ def into_activation(pair: Pair) -> Iterator[Calls]:
 
 
 def _stands_for(original: Argument, copy: Argument) -> bool:
-    """Tell whether a tile can take the place of its copy: equal shapes, partitions and, if not floats, types."""
+    """Tell whether an instruction may read ``original`` instead of ``copy``: their shapes and partitions are equal and,
+    unless both are floats, their types.
+    """
     if not isinstance(original.value, Access) or not isinstance(copy.value, Access):
         return False
     one, other = original.value.footprint, copy.value.footprint
@@ -183,7 +195,7 @@ def _stands_for(original: Argument, copy: Argument) -> bool:
 
 
 def without_copy(pair: Pair) -> Iterator[Calls]:
-    """Yield the reader of a copy, which can read the original; engines cast what they read."""
+    """Yield the reader of a copy, changed to read the original tile; engines cast what they read."""
     first, second, roles, is_kept = pair
     if is_kept or not _is_copy(first) or second.step.action.meets:
         return
@@ -192,7 +204,7 @@ def without_copy(pair: Pair) -> Iterator[Calls]:
 
 
 def into_copy(pair: Pair) -> Iterator[Calls]:
-    """Yield the writer of a tile that is only copied: it can write the copy; engines cast what they write."""
+    """Yield the writer of a tile that is only copied, changed to write the copy; engines cast what they write."""
     first, second, _, is_kept = pair
     is_computed = first.step.action.kind.engine != "tensor" and not first.step.action.meets
     if is_kept or not _is_copy(second) or not is_computed:
@@ -202,7 +214,9 @@ def into_copy(pair: Pair) -> Iterator[Calls]:
 
 
 def known_function(pair: Pair) -> Iterator[Calls]:
-    """Yield the activation function that is a sigmoid times its argument, or the reciprocal of a square root."""
+    """Yield one activation in place of two calls, if they compute a sigmoid times its argument, or the reciprocal of a
+    square root.
+    """
     first, second, roles, is_kept = pair
     if is_kept or not _is_plain_activation(first) or len(roles) != 1:
         return
@@ -230,7 +244,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class _Found(NamedTuple):
-    """The indices of a writer and a reader in a program, with what a rule needs to know of them."""
+    """A writer and a reader of one tile, by their indices in a program, with the other fields of :class:`Pair`."""
 
     writer: int
     reader: int
@@ -245,7 +259,7 @@ def _step(program: CoreProgram, at: int) -> Step:
 
 
 def _readers(study: Study, program: CoreProgram, value: Value) -> Iterator[_Found]:
-    """Yield the readers of a value that read it as a whole, and nothing else in its place."""
+    """Yield those readers of a value that read the whole value, and no other value at the same operand."""
     flow = study.flow(program)
     by_step: dict[int, list[int]] = defaultdict(list)
     for at, position in value.readers:
@@ -260,7 +274,7 @@ def _readers(study: Study, program: CoreProgram, value: Value) -> Iterator[_Foun
 
 
 def _pairs(study: Study, program: CoreProgram) -> Mapping[tuple[Site, Site], list[_Found]]:
-    """Return the writers and readers of single tiles, by their calls in the kernel."""
+    """Return the pairs of a writer and a reader of one tile, grouped by their two calls in the kernel."""
     pairs: dict[tuple[Site, Site], list[_Found]] = defaultdict(list)
     for values in study.flow(program).written.values():
         for value in values:
@@ -275,7 +289,9 @@ def _pairs(study: Study, program: CoreProgram) -> Mapping[tuple[Site, Site], lis
 
 
 def _touches(program: CoreProgram, first: int, end: int, parts: Sequence[Access], *, reads: bool) -> bool:
-    """Tell whether a step between two others writes one of some parts, or with ``reads`` accesses it at all."""
+    """Tell whether a step from index ``first`` to ``end`` (exclusive) writes to one of ``parts`` or, with ``reads``,
+    also whether one reads it.
+    """
     for step in program.steps[first:end]:
         if isinstance(step, Drain):
             return True
@@ -289,7 +305,9 @@ def _touches(program: CoreProgram, first: int, end: int, parts: Sequence[Access]
 
 
 def _place_for(program: CoreProgram, found: _Found) -> int | None:
-    """Return where the new calls can stand: in place of the reader or the writer; None if in neither."""
+    """Return the index at which the new calls can stand: that of the reader or that of the writer; None if neither is
+    possible, because steps in between touch the same data.
+    """
     writer, reader, _, is_kept = found
     first, second = _step(program, writer).action, _step(program, reader).action
     if not is_kept and not _touches(program, writer + 1, reader, [one for _, one in reads_of(first)], reads=False):
@@ -303,7 +321,9 @@ def _place_for(program: CoreProgram, found: _Found) -> int | None:
 
 
 def _applied(study: Study, sites: _Sites, rule: Rule, which: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the calls of a rule stand for all pairs of two calls of the kernel."""
+    """Return a program in which the calls of ``rule``, alternative number ``which``, replace each pair of steps of the
+    two calls ``sites``; None if none is replaced.
+    """
     replaced: dict[int, list[Step]] = {}
     storages = dict(program.storages)
     for found in _pairs(study, program).get(sites, ()):
@@ -328,7 +348,7 @@ def _applied(study: Study, sites: _Sites, rule: Rule, which: int, program: CoreP
 
 
 def fused(study: Study) -> Iterator[Candidate]:
-    """Yield a candidate for each pair of calls in the kernel that other calls can replace."""
+    """Yield a candidate for each pair of calls in the kernel that the calls of a rule can replace."""
     steps = [step for step in study.main.steps if isinstance(step, Step)]
     counts = Counter(step.site for step in steps if not step.action.kind.dropped_by)
     for sites, found in _pairs(study, study.main).items():

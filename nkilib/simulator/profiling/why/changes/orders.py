@@ -6,6 +6,8 @@
 A loop is a stretch of the program in which the same calls follow each other again and again. Its iterations can run
 several at a time, each call for all of them before the next call; or the second part of an iteration can come after the
 first part of the next one. Tiles that an iteration writes and reads then need further slots.
+
+An inner loop is many stretches with the same calls, which change together. The loop around it is tried as well.
 """
 
 from __future__ import annotations
@@ -47,8 +49,13 @@ class _Loop(NamedTuple):
         return self.first + self.length * self.times
 
 
-def _loops(program: CoreProgram) -> list[_Loop]:
-    """Return the stretches of a program in which calls repeat, the longest iterations first, without overlaps."""
+def _loops(program: CoreProgram, ignored: frozenset[Site] = frozenset()) -> list[_Loop]:
+    """Return the stretches of a program in which calls repeat, in order, without overlaps.
+
+    Args:
+        program: the program of a core.
+        ignored: calls that begin no iteration: those of inner loops, when outer loops are wanted.
+    """
     sites = [step.site if isinstance(step, Step) else None for step in program.steps]
     last: dict[Site, int] = {}
     loops: list[_Loop] = []
@@ -56,6 +63,8 @@ def _loops(program: CoreProgram) -> list[_Loop]:
     for at, site in enumerate(sites):
         if site is None:
             last.clear()
+            continue
+        if site in ignored:
             continue
         before = last.get(site)
         last[site] = at
@@ -76,21 +85,28 @@ def _loops(program: CoreProgram) -> list[_Loop]:
 _Key = Callable[[int, int], tuple[int, ...]]
 
 
-def _positions(program: CoreProgram, loop: _Loop, key: _Key) -> list[int]:
+def _positions(program: CoreProgram, loops: Sequence[_Loop], key: _Key) -> list[int]:
     """Return the position of each step in the new order."""
-    order = sorted(range(loop.length * loop.times), key=lambda number: key(*divmod(number, loop.length)))
     positions = list(range(len(program.steps)))
-    for place, number in enumerate(order):
-        positions[loop.first + number] = loop.first + place
+    for loop in loops:
+        order = sorted(range(loop.length * loop.times), key=lambda number: key(*divmod(number, loop.length)))
+        for place, number in enumerate(order):
+            positions[loop.first + number] = loop.first + place
     return positions
 
 
-def _is_legal(study: Study, program: CoreProgram, loop: _Loop, positions: Sequence[int]) -> bool:
+def _steps_in(loops: Sequence[_Loop]) -> Iterator[int]:
+    """Yield the indices of the steps of loops."""
+    for loop in loops:
+        yield from range(loop.first, loop.end)
+
+
+def _is_legal(study: Study, program: CoreProgram, loops: Sequence[_Loop], positions: Sequence[int]) -> bool:
     """Tell whether each value is still written before it is read, and no step depends on the order otherwise."""
     flow = study.flow(program)
     read: set[int] = set()
     written: set[int] = set()
-    for at in range(loop.first, loop.end):
+    for at in _steps_in(loops):
         step = program.steps[at]
         if not isinstance(step, Step):
             return False
@@ -113,7 +129,9 @@ _Operand = tuple[Site, int]
 
 
 class _Use(NamedTuple):
-    """A use of a tile: from the first write of data to their last read, in the old order and in the new one."""
+    """A use of a tile, from the first write of data to the last read of these data; ``old_first`` is its start in the
+    old order, ``first`` and ``last`` are its ends in the new one.
+    """
 
     storage: int
     old_first: int
@@ -122,11 +140,11 @@ class _Use(NamedTuple):
 
 
 def _uses(
-    study: Study, program: CoreProgram, loop: _Loop, positions: Sequence[int]
+    study: Study, program: CoreProgram, loops: Sequence[_Loop], positions: Sequence[int]
 ) -> Mapping[_Operand, list[_Use]] | None:
-    """Return the uses of the tiles that a loop writes, by the operand of a call that begins them, if in order."""
+    """Return the uses of the tiles that loops write, by the operand of a call that begins them, if in order."""
     flow = study.flow(program)
-    storages = {value.access.storage for at in range(loop.first, loop.end) for value in flow.written.get(at, ())}
+    storages = {value.access.storage for at in _steps_in(loops) for value in flow.written.get(at, ())}
     by_operand: dict[_Operand, list[_Use]] = {}
     for storage, first, _, following in generations(flow, frozenset(storages), len(program.steps)):
         accesses = {
@@ -146,9 +164,10 @@ def _uses(
 
 
 def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use, by its own storage and first step, and the number of tiles.
+    """Return the storage that each use gets in the new order, keyed by the use's own storage and first step, and the
+    number of storages that are needed.
 
-    They are at least ``most``, used round-robin, and more where all of them are in use.
+    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time.
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
@@ -168,20 +187,25 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use, and the number of tiles of a kind: the most that a call of the loop needs."""
+    """Return the storage for each use, and the number of tiles of a kind.
+
+    That is the most that a call needs which has too few of them, and 1 if none has.
+    """
     # A call that writes a new tile each time needs no more.
-    reusing = [uses for uses in by_operand.values() if len({use.storage for use in uses}) < len(uses)]
-    most = max((_held(uses, 1)[1] for uses in reusing), default=1)
+    tiles = {operand: len({use.storage for use in uses}) for operand, uses in by_operand.items()}
+    reusing = {operand: uses for operand, uses in by_operand.items() if tiles[operand] < len(uses)}
+    needed = {operand: _held(uses, 1)[1] for operand, uses in reusing.items()}
+    most = max((count for operand, count in needed.items() if count > tiles[operand]), default=1)
     holders: dict[tuple[int, int], int] = {}
-    for uses in reusing:
+    for uses in reusing.values():
         holders |= _held(uses, most)[0]
     return holders, most
 
 
-def _in_order(study: Study, program: CoreProgram, loop: _Loop, key: _Key) -> tuple[CoreProgram, int] | None:
-    """Return a program in which the steps of a loop are sorted by a key, and how many tiles of a kind that takes."""
-    positions = _positions(program, loop, key)
-    uses = _uses(study, program, loop, positions) if _is_legal(study, program, loop, positions) else None
+def _in_order(study: Study, program: CoreProgram, loops: Sequence[_Loop], key: _Key) -> tuple[CoreProgram, int] | None:
+    """Return a program in which the steps of each loop are sorted by a key, and how many tiles of a kind that takes."""
+    positions = _positions(program, loops, key)
+    uses = _uses(study, program, loops, positions) if _is_legal(study, program, loops, positions) else None
     if uses is None:
         return None
     holders, most = _slots(uses)
@@ -195,18 +219,21 @@ def _together(count: int) -> _Key:
 
 
 def _divided(division: int) -> _Key:
-    """Return the key of an order in which an iteration from a position on comes after the start of the next one."""
+    """Return the key of an order in which the steps of an iteration from position ``division`` on come after the first
+    steps of the next iteration.
+    """
     return lambda iteration, position: (iteration + (position >= division), position >= division, position)
 
 
-def _divisions(study: Study, loop: _Loop) -> list[int]:
+def _divisions(study: Study, loops: Sequence[_Loop]) -> list[int]:
     """Return the positions in an iteration whose instructions wait longest for results, on the core done last."""
     facts = study.facts
     numbers = {}
-    for at in range(loop.first, loop.end):
-        step = study.main.steps[at]
-        if isinstance(step, Step):
-            numbers[step.number] = (at - loop.first) % loop.length
+    for loop in loops:
+        for at in range(loop.first, loop.end):
+            step = study.main.steps[at]
+            if isinstance(step, Step):
+                numbers[step.number] = (at - loop.first) % loop.length
     waited: Counter[int] = Counter()
     for wait in facts.waits:
         if wait.waited is Waited.data and wait.number in numbers:
@@ -214,34 +241,55 @@ def _divisions(study: Study, loop: _Loop) -> list[int]:
     return [position for position, _ in waited.most_common(_MOST_DIVISIONS) if position]
 
 
-def _largest(loops: Sequence[_Loop]) -> _Loop | None:
-    return max(loops, key=lambda loop: loop.length * loop.times, default=None)
+def _sites(program: CoreProgram, loop: _Loop) -> tuple[Site, ...]:
+    """Return the calls of an iteration."""
+    steps = program.steps[loop.first : loop.first + loop.length]
+    return tuple(step.site for step in steps if isinstance(step, Step))
+
+
+def _largest(program: CoreProgram, loops: Sequence[_Loop]) -> list[_Loop]:
+    """Return the loops of equal iterations that have most steps together."""
+    alike: dict[tuple[Site, ...], list[_Loop]] = {}
+    for loop in loops:
+        alike.setdefault(_sites(program, loop), []).append(loop)
+    return max(alike.values(), key=lambda group: sum(loop.length * loop.times for loop in group), default=[])
+
+
+def _nest(program: CoreProgram) -> list[list[_Loop]]:
+    """Return the loops with most steps, and those around them; loops of equal iterations are one entry."""
+    inner = _largest(program, _loops(program))
+    if not inner:
+        return []
+    outer = _largest(program, _loops(program, frozenset(_sites(program, inner[0]))))
+    return [inner, outer] if outer and outer[0].length > inner[0].length else [inner]
 
 
 def _sorted(study: Study, length: int, key: _Key, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the steps of its longest loop are sorted by a key, if its iterations have a length."""
-    own = _largest(_loops(program))
-    found = None if own is None or own.length != length else _in_order(study, program, own, key)
+    """Return a program in which the steps of its loops whose iterations have a length are sorted by a key."""
+    own = next((loops for loops in _nest(program) if loops[0].length == length), None)
+    found = None if own is None else _in_order(study, program, own, key)
     return None if found is None else found[0]
 
 
 def reordered(study: Study) -> Iterator[Candidate]:
-    """Yield candidates that run the iterations of the longest loop several at a time, or overlapped by a part."""
-    loop = _largest(_loops(study.main))
-    if loop is None:
-        return
-    steps = [step for step in study.main.steps[loop.first : loop.first + loop.length] if isinstance(step, Step)]
-    sites = [step.site for step in steps]
+    """Yield candidates that run the iterations of the longest loops several at a time, or overlapped by a part."""
+    for loops in _nest(study.main):
+        yield from _reordered(study, loops)
+
+
+def _reordered(study: Study, loops: Sequence[_Loop]) -> Iterator[Candidate]:
+    sites, length = _sites(study.main, loops[0]), loops[0].length
+    steps = [step for step in study.main.steps[loops[0].first :][:length] if isinstance(step, Step)]
     lines = [study.line(site) for site in sites]
 
     def candidate(key: _Key, text: str, chosen: tuple[Site, ...]) -> Iterator[Candidate]:
-        found = _in_order(study, study.main, loop, key)
+        found = _in_order(study, study.main, loops, key)
         if found is not None:
             tiles = f", with {found[1]} tiles of a kind, used round-robin, where one was used" if found[1] > 1 else ""
-            change = on_each_core(partial(_sorted, study, loop.length, key))
+            change = on_each_core(partial(_sorted, study, length, key))
             yield Candidate("order", change, text + tiles, chosen, "order")
 
-    for division in _divisions(study, loop):
+    for division in _divisions(study, loops):
         loads = all(step.action.kind.work for step in steps[:division])
         before = "Load for the next iteration" if loads else "Run the first part of the next iteration"
         yield from candidate(

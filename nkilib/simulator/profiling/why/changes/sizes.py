@@ -23,7 +23,7 @@ _UNROLLED = (2, 4)
 
 
 def _follows(first: Access, second: Access) -> bool:
-    """Tell whether a part lies directly behind another one of the same form in each partition."""
+    """Tell whether the part ``second`` has the same form as ``first`` and lies directly behind it in each partition."""
     own, other = first.footprint, second.footprint
     if first.storage != second.storage or own.form is not other.form or own.part is None or other.part is None:
         return False
@@ -32,7 +32,9 @@ def _follows(first: Access, second: Access) -> bool:
 
 
 def _joined(study: Study, run: list[Step]) -> Step | None:
-    """Return one step for several of a call on neighbouring parts of the same tiles; None if they are not that."""
+    """Return one step that does the work of ``run``, steps of one call on neighbouring columns of the same tiles; None
+    if one instruction cannot do it.
+    """
     first, second = run[0].action, run[1].action
     if first.index_reads or first.index_writes or len(first.operands) != len(second.operands):
         return None
@@ -60,7 +62,9 @@ def _joined(study: Study, run: list[Step]) -> Step | None:
 
 
 def _with_larger(study: Study, site: Site, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which neighbouring instructions of a call are joined."""
+    """Return a program in which steps of the call ``site`` on neighbouring columns are joined into larger instructions;
+    None if there are none.
+    """
     steps: list[Step | Drain] = []
     run: list[Step] = []
     has_changed = False
@@ -120,7 +124,9 @@ def _instructions(study: Study) -> Iterator[Candidate]:
 
 
 def _unrolled(study: Study, count: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the engines synchronise after every ``count``-th iteration of a device loop."""
+    """Return a program in which the engines synchronise only after every ``count``-th iteration of a device loop; None
+    if it has no such loop.
+    """
     steps: list[Step | Drain] = []
     iteration_of: list[int] = []
     seen = iteration = 0

@@ -46,7 +46,9 @@ def _busy_calls(study: Study) -> list[Site]:
 
 
 def _without_repeats(study: Study, site: Site, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which a call that loads the same data each time loads them once."""
+    """Return a program in which the call ``site``, which loads the same data each time, loads them once; None if it
+    does not.
+    """
     loads = [(at, step) for at, step in enumerate(program.steps) if isinstance(step, Step) and step.site == site]
     actions = [step.action for _, step in loads]
     if len(loads) < 2 or not all(_is_transfer(step) and not step.register for _, step in loads):
@@ -79,14 +81,14 @@ def _without_repeats(study: Study, site: Site, program: CoreProgram) -> CoreProg
 
 
 def _joined_work(works: Sequence[DmaWork]) -> DmaWork:
-    """Return the work of one transfer that moves what several do."""
+    """Return the work of one transfer that moves what several transfers move."""
     spent = summed(pair for work in works for pair in work.times)
     is_even = all(work.is_even for work in works)
     return DmaWork(sorted(spent.items()), is_even, sum(work.nbytes for work in works), works[0].row_bytes)
 
 
 def _as_one(steps: Sequence[Step]) -> Step:
-    """Return the transfer that moves what several do."""
+    """Return the step of one transfer that moves what all ``steps`` move."""
     action = steps[0].action
     works = [step.action.kind.work for step in steps if step.action.kind.work is not None]
     others = [step.action for step in steps[1:]]
@@ -98,13 +100,15 @@ def _as_one(steps: Sequence[Step]) -> Step:
 
 
 def _on_chip(step: Step) -> int | None:
-    """Return the on-chip tensor that a transfer loads or stores; None if it is between tensors in HBM."""
+    """Return the number of the on-chip tensor that a transfer loads or stores; None if both ends are in HBM."""
     accesses = [access for _, access in accesses_of(step.action)]
     return next((access.storage for access in accesses if access.footprint.form.is_on_chip), None)
 
 
 def _goes_on(before: Step, step: Step) -> bool:
-    """Tell whether a transfer goes on in both tensors where the last one ended, so that one could move what both do."""
+    """Tell whether a transfer begins, in both of its tensors, where the transfer ``before`` ended, so that one transfer
+    could move what both do.
+    """
     for (_, own), (_, other) in zip(accesses_of(before.action), accesses_of(step.action), strict=False):
         part, following = own.footprint.part, other.footprint.part
         if own.storage != other.storage or own.footprint.form is not other.footprint.form:
@@ -118,7 +122,9 @@ def _goes_on(before: Step, step: Step) -> bool:
 
 
 def _runs(site: Site, program: CoreProgram) -> list[list[int]]:
-    """Return the indices of the transfers of a call that move one tile, with nothing but transfers in between."""
+    """Return groups of indices of transfers of the call ``site``. A group moves neighbouring parts of one tile, with
+    nothing but transfers in between.
+    """
     runs: list[list[int]] = []
     is_open = False
     for at, step in enumerate(program.steps):
@@ -134,7 +140,9 @@ def _runs(site: Site, program: CoreProgram) -> list[list[int]]:
 
 
 def _larger(site: Site, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which a call moves a whole tile at once."""
+    """Return a program in which each group of transfers of the call ``site`` that move one tile is a single transfer;
+    None if there is none.
+    """
     replaced: dict[int, list[Step]] = {}
     for run in _runs(site, program):
         replaced |= {at: [] for at in run}
@@ -156,7 +164,9 @@ def _touches(step: Step | Drain, storage: int | None) -> bool:
 
 
 def _requeued(site: Site, stride: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which every ``stride``-th transfer of a call has another queue."""
+    """Return a program in which every ``stride``-th transfer of the call ``site`` is triggered by another queue; None
+    if there are too few transfers.
+    """
     seen = 0
     steps: list[Step | Drain] = []
     for step in program.steps:
@@ -235,7 +245,9 @@ def changed(study: Study) -> Iterator[Candidate]:
 
 
 def _words(study: Study, queue: str) -> str:
-    """Return words for the kind of descriptors of a queue, and for how often it can trigger a transfer."""
+    """Return words for the kind of descriptors that the transfers of ``queue`` have, and for the time between two
+    triggers.
+    """
     if is_software(queue):
         kind = "software descriptors, which GpSimd writes"
     elif study.model.generation.timing.dma.has_hardware_descriptors:
@@ -249,10 +261,11 @@ class _Choice(NamedTuple):
     """The transfers whose descriptors the compiler chooses.
 
     Attributes:
-        transfers: their number.
-        text: the number, and the calls with most of them.
-        sites: their calls.
-        queue, other: the queue of the first one, and the queue that it would have.
+        transfers: the number of these transfers.
+        text: the number of transfers, and the calls that issue most of them, for messages.
+        sites: the calls that issue them.
+        queue, other: the queue of the first transfer, and the queue that it would have with the other kind of
+            descriptors.
     """
 
     transfers: int
@@ -276,7 +289,9 @@ def _choice(study: Study) -> _Choice | None:
 
 
 def _described(study: Study) -> Iterator[Candidate]:
-    """Yield the candidate with descriptors that the hardware writes, if the model takes others."""
+    """Yield the candidate in which the kernel asks for descriptors that the hardware writes, if the model assumes
+    software descriptors.
+    """
     choice = _choice(study)
     if choice is not None and is_software(choice.queue):
         yield Candidate(
@@ -290,7 +305,9 @@ def _described(study: Study) -> Iterator[Candidate]:
 
 
 def choice_of_descriptors(study: Study) -> Iterator[Finding]:
-    """Yield the fact that the launch takes at least 5% longer if the compiler chooses software descriptors."""
+    """Yield the fact that the launch takes at least 5% longer if the compiler chooses software descriptors where the
+    kernel leaves the choice open.
+    """
     choice = _choice(study)
     if choice is None or is_software(choice.queue):
         return
