@@ -397,8 +397,8 @@ class SquareMoment:
         )
 
     def combine(self, statistics: Statistics, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute Q (see :class:`SquareMoment`) of the rows, while the weights exp(m_k - m) are there; ``terms_sbuf``
-        is overwritten.
+        """Compute Q (see :class:`SquareMoment`) of the rows, while the weights exp(m_k - m) are there, over
+        ``terms_sbuf``.
         """
         columns = statistics.columns
         weights_sbuf = columns.in_use(statistics.weights_sbuf, chunks)
