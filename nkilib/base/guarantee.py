@@ -38,7 +38,9 @@ class TermError:
         terms: the terms of which the loss is a sum, as formulas; empty: M is the magnitude of the loss.
         form: the form of the loss for which the bound holds, such as ``"with pos_weight"``; empty: every form.
         beside: the part of the bound that is not in proportion to M, as a text; empty: none.
-        additions: the units that each of the n consecutive additions of a sum adds.
+        additions: for a loss with a sum (such as that over the elements of a row): the units by which each of its n
+            consecutive additions increases the bound, which is then own + additions * n; 0 for a loss without such a
+            sum.
     """
 
     own: float

@@ -5,8 +5,9 @@
 
 :class:`Step` is the interface, :class:`Observation` the outcome, which is kept in files between the process that
 launches and the process that judges (:class:`Stage`), and :class:`Verdict` the judgement, with a :class:`Status`.
-:func:`observed` launches a kernel, on a device and on the simulator alike; :func:`on_cores` asks for a number of cores,
-and :data:`ON_SIMULATOR` is a place in reports. :data:`Array` is the type of all arrays of the checks.
+:func:`observed` launches a kernel, on a device and on the simulator alike, and :func:`on_cores` returns the kernel in
+the form that launches it on a number of cores. :data:`ON_DEVICE` and :data:`ON_SIMULATOR` are the stages that a step
+goes through by default with a device, and without one. :data:`Array` is the type of all arrays of the checks.
 """
 
 from __future__ import annotations

@@ -105,7 +105,10 @@ class DividedSbuf:
     chunk_buffers: int
 
     def taken_bytes(self, plan: SbufPlan) -> int:
-        """Return the bytes of a partition that chunk buffers and the scratch of the plan take."""
+        """Return the bytes of a partition that the chunk buffers and the scratch rings take.
+
+        ``plan`` is the :class:`SbufPlan` from which :meth:`SbufPlan.divided` made this object.
+        """
         scratch = self.turns * plan.num_scratch * FLOAT32_BYTES
         return self.chunk_size * (self.chunk_buffers * dtype_bytes(self.dtype) + scratch)
 

@@ -98,9 +98,10 @@ class ConstantScale:
         )
 
     def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
-        """Compute scale * values into ``dst_sbuf``, [rows, batches], infinite where a value reaches the limit.
+        """Compute scale * values into ``dst_sbuf``, [rows, batches]; it may be the values.
 
-        The limit is a power of two; ``dst_sbuf`` may be the values.
+        A value whose magnitude, before scaling, is at least ``limit`` becomes infinite with its sign. ``limit`` must
+        be a power of two, so that the factor 2^128 / limit, which makes such values overflow, is exact.
         """
         factor = OVERFLOW / limit
         nisa.tensor_scalar(
@@ -216,9 +217,11 @@ class RowScale:
             nisa.tensor_tensor(dst=dst_sbuf, data1=product_sbuf, data2=addend, op=nl.add)
 
     def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
-        """Compute scale * values into ``dst_sbuf``, [rows, batches], infinite where a value reaches the limit.
+        """Compute scale * values into ``dst_sbuf``, [rows, batches]; it may be the values.
 
-        The limit is a power of two; ``dst_sbuf`` may be the values.
+        A value whose magnitude, before scaling, is at least ``limit`` becomes infinite with its sign (NaN if the scale
+        is NaN). ``limit`` must be a power of two, so that the factor 2^128 / limit, which makes such values overflow,
+        is exact.
         """
         factor = OVERFLOW / limit
         nisa.scalar_tensor_tensor(

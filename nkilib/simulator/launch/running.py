@@ -154,15 +154,15 @@ class _TensorOfArgument(NamedTuple):
 
 
 class _ArgumentsLeftOut(Arguments):
-    """The arguments of one launch with ``skip_arithmetic``: shapes and types, and the values of those arguments whose
-    values it needs.
+    """The arguments of one launch with ``skip_arithmetic``: the shape and type of each, and values only where the
+    launch needs them; the parameter ``left_out`` (:class:`LeftOut`) decides which.
 
-    ``left_out`` says which need values. An array whose values are needed is copied, so that no array of the caller is
-    written.
+    An array with needed values is copied, so that no array of the caller is written.
 
     Raises:
-        NkiValidationError: if the values of an argument are needed that was passed without values.
-        NotImplementedError: if the values of an argument are needed that shares memory with another argument.
+        NkiValidationError: if values are needed of an argument that came as a shape and type alone (:class:`Spec` or
+            :class:`Uncomputed`).
+        NotImplementedError: if an argument whose values are needed shares memory with another argument.
     """
 
     def __init__(

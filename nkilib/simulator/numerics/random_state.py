@@ -105,7 +105,8 @@ class RandomState:
         """Return the generators of an engine, made when they are first needed.
 
         Raises:
-            DataNeeded: if their state depends on values that this launch has left out.
+            DataNeeded: if the state is unknown, because a launch with ``skip_arithmetic`` left out the drawing of
+                numbers or the values of a seed (:meth:`lose`).
         """
         if engine in self._lost:
             raise DataNeeded("the random number generators")

@@ -281,16 +281,17 @@ class EntropyCoefficients:
 
 @dataclass(frozen=True)
 class ChunkCoefficients:
-    """The coefficients that apply to all classes of a position: float32 tiles [rows, 1], None for 0.
+    """The coefficients of the gradient A * softmax - spread * factors that apply to all classes of a position: float32
+    tiles [rows, 1], None for 0.
 
-    The module says what A, D, g, e and V are.
+    The factors are those of :class:`.targets.ClassFactors`: w, or w * y' for class probabilities. The module says what
+    A, D, g, e, V, w and y' are.
 
     Attributes:
         softmax: the terms that turn exponentials into the softmax.
         all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
         rest_sbuf: D.
-        spread_sbuf: the multiplier of the class factors, see :meth:`apply`: g * e / V, or g for class
-            probabilities.
+        spread_sbuf: spread: g * e / V, or g for class probabilities.
         entropy: the terms that are added to A for each class; None without a gradient of the entropy.
     """
 

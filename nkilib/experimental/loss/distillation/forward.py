@@ -284,7 +284,10 @@ class _CoreForward:
             tile.stored(vector_hbm, values_sbuf)
 
     def _under_maxima(self, rows: Batch | GatheredRows) -> Totals:
-        """Return the totals of rows with their maxima as shifts, which an additional pass takes first."""
+        """Return the totals of rows, computed with the maximum of each whole row as its shift.
+
+        An additional pass over the logits computes the maxima, before the totals are computed.
+        """
         all_rows = Totals.make(1, RowTemperatures.of(self.launch, rows, (rows.rows, 1)))
         totals = all_rows.of_batches(0, 1, rows.rows)
         for _ in self.walk.visit([rows], [totals], True, lambda _: None):

@@ -54,11 +54,13 @@ class ClassTile:
     """Positions that are processed at a time, with all their classes.
 
     Attributes:
-        part: the number of the partial sum to which the positions are added.
+        part: the index of the partial sum to which the positions are added.
         is_first: whether this is the first tile of its part.
         shape: the shape of the input.
-        row: the row to which the positions belong; None if the tile has whole rows.
-        flat: the rows, or else the places (elements of each class) of ``row``, adjacent ones in each partition.
+        row: the index n of the row input[n] ([C, D]) in which all positions of the tile lie; None if each partition
+            has whole rows.
+        flat: how the tile's items are spread over the partitions, adjacent ones in each. The items are whole rows if
+            ``row`` is None, else the places 0 .. D - 1 of that row (each place has one element of every class).
     """
 
     part: int

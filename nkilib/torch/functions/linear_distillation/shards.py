@@ -4,11 +4,12 @@
 """The divergence over all classes from each rank's part of both output layers: a forward and a backward that
 communicate.
 
-:func:`vocab_parallel_divergence` returns the results over all classes for this rank's operands, with the derivative of
-:class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both models; for the others
-each rank computes its :class:`Share` of the softmaxes by :func:`log_sum_below` and :func:`share_of`, and its summands
-by :func:`divergence_term` and :func:`entropy_term`. A shard of masked classes alone has the share 0: its largest logit
-is not above the one in :func:`lowest_logits` (:class:`LowestLogits`).
+:func:`vocab_parallel_divergence` returns the results over all classes for this rank's operands;
+:class:`VocabParallelDistillation` differentiates them. A divergence from a mixture of both models comes from
+:func:`mixed`. For a KL divergence, and for the entropy, each rank computes its :class:`Share` of each softmax
+(:func:`log_sum_below`, :func:`share_of`) and from it its summand (:func:`divergence_term`, :func:`entropy_term`). A
+shard with only masked classes has the share 0; it is recognised by its maximum, which is not above the lowest logit
+that an unmasked class can have (:func:`lowest_logits`).
 
 With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
 the entropy of the softmaxes over its classes alone, the chain rule is::
@@ -224,7 +225,9 @@ def _whole(
     group: dist.ProcessGroup | None,
     claims: dict[str, float],
 ) -> _Whole:
-    """Combine the statistics of all ranks: all-reduce the maxima, then the sums of exponentials relative to them.
+    """Combine the statistics of all ranks, and compute this rank's shares from them.
+
+    One all-reduce takes the maxima, a second one adds the sums of exponentials relative to them, and the target logits.
 
     Args:
         caller: the function that error messages name.
@@ -232,8 +235,8 @@ def _whole(
         recipe: the options that define the logits.
         temperatures: the temperatures of the positions; None: that of ``recipe``.
         group: the process group; None means all processes.
-        claims: the values of :func:`_claims`. Where they differ between ranks, the results are NaN or an error is
-            raised.
+        claims: the values of :func:`_claims`, which must be equal on all ranks. Otherwise ValueError is raised on the
+            CPU; on a device or under torch.compile, where values are not read, the log-sums are NaN.
     """
     maxima, agreed, _ = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])

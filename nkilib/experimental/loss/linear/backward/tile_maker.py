@@ -31,9 +31,10 @@ class TilePlace:
     """The positions and classes of a tile of logits.
 
     Attributes:
-        column: the number of the tile of positions, which is a column in tiles [128, tiles of positions].
+        column: the index of the tile's positions among all tiles of 128 positions, not only those of the block; tiles
+            with one scalar per position, [128, tiles of positions], have these positions in this column.
         rows: the number of positions, at most 128.
-        classes: the classes of the tile, counted in the block of classes.
+        classes: the range of classes, counted from the first class of the block.
     """
 
     column: int

@@ -79,10 +79,12 @@ class ModelTiles:
         products: the banks of PSUM, which both models share.
         scores, exponentials: ring buffers of the tiles of groups, float32 [128, tiles, classes].
         maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
-        negative_sbuf: -1, float32 [128, 1]; None without a bias.
+        negative_sbuf: -1, float32 [128, 1], by which maxima are multiplied, because the statistics hold them negated;
+            None without a bias.
         scale_sbuf: the factor that turns the model's scores into z (logits after cap and temperature), float32 [128,
-            1]; None for 1, and if each position has its own.
-        lowest_sbuf: the lower limit of a bias, float32 [128, 1]; None without a bias.
+            1]; None if the factor is 1, or if each position has its own factor.
+        lowest_sbuf: the number to which a bias of -inf is raised, float32 [128, 1]: ``lowest``, or twice that under a
+            softcap (see :meth:`_mask`); None without a bias.
     """
 
     model: ModelOperands

@@ -237,10 +237,11 @@ def spares_scores(needs: PairNeeds) -> bool:
 
 
 def gradient_needs(needs: PairNeeds) -> TileNeeds:
-    """Return the memory and instructions that the tiles of the gradient need.
+    """Return the memory and instructions that the tiles of the logits' gradient need.
 
-    The memory consists of ring buffers for biases, tanh values, copies of products, differences or the teacher's
-    exponentials, and the gradient at a label.
+    The ring buffers (``rings``) are one for each bias and each softcap's tanh (one fewer where the sums of logits and
+    bias are in other tiles), one for each copy of products, one for the differences of scores or else the teacher's
+    exponentials, and one for the gradient at labels, if it is wanted.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
     if needs.sums_bias and (needs.student.softcap or spares_scores(needs)):

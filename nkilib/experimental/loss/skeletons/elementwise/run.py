@@ -281,9 +281,10 @@ def _tiling(
     columns: int | None,
     buffers: int | None,
 ) -> ElementwiseTiling:
-    """Return the checked tiling of a launch that streams elements of the types ``streamed``.
+    """Return :func:`checked_tiling` for a launch with the tensors ``present_hbm``.
 
-    The type of a per-row weight counts twice, because such a weight is on chip twice.
+    ``streamed`` has the type of each tensor that is read or written; the type of a per-row weight is added here once
+    more, because such a weight is on chip twice.
     """
     shape = tuple(next(iter(present_hbm.values())).shape)
     shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]

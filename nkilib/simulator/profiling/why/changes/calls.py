@@ -203,7 +203,10 @@ class NewCall(NamedTuple):
         return f"nisa.{self.name}({', '.join(shown)})"
 
     def action(self, kinds: InstructionKinds) -> Action | None:
-        """Return the action that the model times for this call; None if the instruction cannot be called like this."""
+        """Return this call as an :class:`Action`, whose time the timing model computes.
+
+        None if the instruction does not accept these arguments, or does not exist, on the generation of ``kinds``.
+        """
         definition = REGISTRY[self.name]
         if definition.since.value > kinds.generation.version.value:
             return None
@@ -236,8 +239,10 @@ def _engine_of(definition: Definition, values: Mapping[str, Any]) -> Engine:
 
 
 def _is_allowed(rule: Operand, value: Any, values: Mapping[str, Any]) -> bool:
-    """Tell whether ``value``, the form of a tensor or a constant, may be passed for the operand with the requirements
-    ``rule``.
+    """Tell whether an argument meets the requirements ``rule`` of its operand.
+
+    ``value`` is a tensor's :class:`Form`, or a constant; ``values`` has all arguments by name, for a vector that must
+    have as many partitions as another operand (``rule.like``).
     """
     if not isinstance(value, Form):
         return (value is None and rule.is_optional) or (rule.accepts_scalar and isinstance(value, int | float))
