@@ -65,7 +65,17 @@ def test_a_layout_reaches_the_profile(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_trips_of_the_library_s_own_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ("--positions", "4096", "--vocab", "32128", "--chunk-size", "16064")
+    sizes = (
+        "--positions",
+        "4096",
+        "--vocab",
+        "32128",
+        "--chunk-size",
+        "16064",
+        "--arg",
+        "exact_maximum=false",
+        "--extended",
+    )
     for trips in ("all", "recompute_rows=2"):
         code, printed, errors = command(capsys, *sizes, "--trips", trips)
         assert (code, errors) == (0, "")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss import choose_tiling
+from nkilib.experimental.loss import choose_tiling, cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss
 from nkilib.simulator import OutOfRangeError, profile, spec, using
 
@@ -177,7 +177,7 @@ def _places(positions: int, vocabulary: int, **more: Any) -> bool:
     """Whether a forward of these sizes has the layout that it asks for."""
     arrays = spec((positions, vocabulary), "float32"), spec((positions,), "int32")
     with using(target="trn2"):
-        launch = profile(loss_checks.cross_entropy_forward[2], *arrays, **_cut(min(vocabulary, 8192)), **more)
+        launch = profile(cross_entropy_forward[2], *arrays, **_cut(min(vocabulary, 8192)), **more)
     return any("cross_entropy/layouts/" in event.place for event in launch.instructions)
 
 
