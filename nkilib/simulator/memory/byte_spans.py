@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap."""
+"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap.
+
+- :func:`spans_of`, :func:`spans_of_rows`: the ranges of a layout (:class:`Spans`);
+- :func:`first_meeting`: a byte that two layouts share;
+- :class:`HbmPlaces`: the tensors that a kernel places itself in HBM, each one range.
+"""
 
 from __future__ import annotations
 

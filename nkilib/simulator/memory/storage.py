@@ -380,8 +380,8 @@ class Storage:
         return self.derived
 
     def change(self) -> None:
-        """Prepare for a write to some elements: compute the deferred contents of other storages that depend on this
-        one, and drop float32 copies.
+        """Prepare for a write to some elements of this storage: compute the deferred contents of other storages that
+        depend on its elements, and drop float32 copies of them.
         """
         if self.derived is None:
             return

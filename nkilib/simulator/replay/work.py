@@ -388,6 +388,8 @@ def width_of(work: Work) -> int:
 def blocks_for(rows: int, width: int) -> list[slice]:
     """Return slices that divide ``rows`` rows into blocks, as equal as possible, small enough that the elements of a
     block of row-wise work stay in a cache.
+
+    ``width`` is the number of elements of a row.
     """
     count = len(blocks_of_rows(rows, width))
     step = -(-rows // count)

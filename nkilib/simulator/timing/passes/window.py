@@ -64,7 +64,11 @@ class Window:
         return self._emit(len(self._held) - LOOKAHEAD)
 
     def flush(self) -> list[PendingInstruction]:
-        """Remove all instructions from the window, and return them."""
+        """Remove all instructions from the window, and return them.
+
+        This happens where the timeline has to be complete: where cores synchronise, at the start and end of device
+        loops and of their iterations, and at the end of the kernel.
+        """
         return self._emit(len(self._held))
 
     def _emit(self, count: int) -> list[PendingInstruction]:
