@@ -15,7 +15,7 @@ unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 help:
 	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them: about a minute"
 	@echo "make dev      install what tests and linters need into $(VENV); run nothing"
-	@echo "make test     what make lint does, and the fast tests: about 4 minutes"
+	@echo "make test     what make lint does, and the fast tests: 4 to 6 minutes"
 	@echo "make test-slow   the other tests, and the share of Any; make test-all   both, no test twice: about 20 minutes"
 	@echo "make test-core, make test-torch   what of make test runs without PyTorch and JAX, and without JAX"
 	@echo "make lint     linters, type checker, rules of prose and a strict build of the documentation site only"
