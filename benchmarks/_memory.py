@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Peak memory, measured in a process of its own: :func:`measure_in_process` runs it, and gets a :class:`MemoryUse`."""
+"""Peak memory, measured in a process of its own: :func:`measure_in_process` runs it, and gets a :class:`MemoryUse`.
+
+:class:`Sizes` are those of an output layer whose loss is measured.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of an output layer.
+
+    Attributes:
+        positions, features, classes: N, D and V.
+    """
+
+    positions: int
+    features: int
+    classes: int
+
+    def logits_bytes(self, itemsize: int) -> int:
+        """Return the bytes of one tensor [N, V] with elements of ``itemsize`` bytes."""
+        return itemsize * self.positions * self.classes
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks._display import table_of, verdict
-from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
+from benchmarks._memory import MemoryUse, Sizes, measure_in_process, peak_resident_bytes, resident_bytes
 from examples._display import heading, make_console
 from nkilib.torch import fuse_linear_loss
 
@@ -32,32 +32,17 @@ STOCK, FUSED = "stock", "fused"
 MEBI: Final = 1 << 20
 # The goal: the fused step grows by at most that share of the bytes of logits.
 LARGEST_SHARE: Final = 0.5
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a step.
-
-    Attributes:
-        positions, features, classes: N, D and V.
-    """
-
-    positions: int
-    features: int
-    classes: int
-
-    @property
-    def logits_bytes(self) -> int:
-        return 4 * self.positions * self.classes
-
-    @property
-    def parameter_bytes(self) -> int:
-        """The bytes of the weights of both layers, and of their gradients."""
-        return 2 * 4 * self.features * (self.features + self.classes)
+# Bytes of a float32 element.
+_ITEMSIZE: Final = 4
 
 
 SIZES: Final = (Sizes(1024, 128, 32_128), Sizes(2048, 128, 32_128), Sizes(2048, 128, 65_536))
 QUICK_SIZES: Final = (Sizes(512, 32, 32_128),)
+
+
+def _parameter_bytes(sizes: Sizes) -> int:
+    """Return the bytes of the weights of both layers, and of their gradients."""
+    return 2 * _ITEMSIZE * sizes.features * (sizes.features + sizes.classes)
 
 
 def measure(sizes: Sizes, kind: str) -> MemoryUse:
@@ -87,12 +72,12 @@ def _measured(sizes: Sizes, kind: str) -> MemoryUse:
     _step(Sizes(128, sizes.features, 512), kind)
     before = resident_bytes()
     _step(sizes, kind)
-    return MemoryUse(peak_resident_bytes() - before, sizes.parameter_bytes)
+    return MemoryUse(peak_resident_bytes() - before, _parameter_bytes(sizes))
 
 
 def share(sizes: Sizes, use: MemoryUse) -> float:
     """Return the growth beyond parameters and their gradients, as a share of the bytes of logits."""
-    return use.beyond_arrays / sizes.logits_bytes
+    return use.beyond_arrays / sizes.logits_bytes(_ITEMSIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uses = [measure(sizes, kind) for kind in (STOCK, FUSED)]
         stock, fused = (share(sizes, use) for use in uses)
         is_met = is_met and fused <= LARGEST_SHARE
-        logits = sizes.logits_bytes / MEBI
+        logits = sizes.logits_bytes(_ITEMSIZE) / MEBI
         table.add_row(
             f"{sizes.positions} x {sizes.features} x {sizes.classes}",
             *(f"{value:.0f}" for value in (logits, stock * logits, fused * logits)),

@@ -24,28 +24,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks._display import table_of
-from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
+from benchmarks._memory import MemoryUse, Sizes, measure_in_process, peak_resident_bytes, resident_bytes
 from examples._display import heading, make_console
 from nkilib.torch import cross_entropy, linear_cross_entropy
 
 MEBI: Final = 1 << 20
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of an output layer.
-
-    Attributes:
-        positions, features, classes: N, D and V.
-    """
-
-    positions: int
-    features: int
-    classes: int
-
-    def logits_bytes(self, itemsize: int) -> int:
-        """Return the bytes of one tensor [N, V] with elements of ``itemsize`` bytes."""
-        return itemsize * self.positions * self.classes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ written once, from the bytes that a loop keeps on chip (:class:`Streams`).
 What may affect the rounding of a row depends on the length of a row, the types and the caller's sizes only. The number
 of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
-The numbers of the partitions of a row come to a line, side by side (:func:`on_line`), and back (:func:`off_line`).
+The numbers of the partitions of a row come to a line, side by side (:func:`on_line`), and back (:func:`off_line`,
+:func:`column_of`).
 GpSimd shares the maxima of rows with Vector (:func:`halved`).
 
 A row of C elements lies on F partitions, 1 to 128: its parts are W = floor(C / F) columns wide, and the last one has
@@ -522,8 +523,13 @@ def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
     rows = line_sbuf.shape[1]
     spread_sbuf = nl.ndarray((1, rows, parts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
-    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
+    return column_of(spread_sbuf.reshape((1, rows * parts)))
+
+
+def column_of(line_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Transpose float32 values of one partition, [1, partitions], to [partitions, 1] in PSUM."""
+    column_psum = nl.ndarray((line_sbuf.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=column_psum, data=line_sbuf)
     return column_psum
 
 

@@ -69,11 +69,7 @@ def require_chunk_size(function: str, chunk_size: int | None) -> None:
     Raises:
         AssertionError: if it is not; the message has function, requirement, value and remedy.
     """
-    require(
-        chunk_size is None or (is_integer(chunk_size) and 1 <= chunk_size <= CHUNK_SIZE_MAX),
-        f"{function}: chunk_size must be an integer from 1 to {CHUNK_SIZE_MAX} or None, got {chunk_size}; "
-        f"pass None for what is modelled to be fastest",
-    )
+    _require_size(function, "chunk_size", chunk_size, CHUNK_SIZE_MAX, "what is modelled to be fastest")
 
 
 def require_partitions_per_row(function: str, partitions_per_row: int | None) -> None:
@@ -82,10 +78,13 @@ def require_partitions_per_row(function: str, partitions_per_row: int | None) ->
     Raises:
         AssertionError: if it is not; the message has function, requirement, value and remedy.
     """
+    _require_size(function, "partitions_per_row", partitions_per_row, PARTITIONS, "as few partitions as hold a row")
+
+
+def _require_size(function: str, name: str, size: int | None, most: int, default: str) -> None:
     require(
-        partitions_per_row is None or (is_integer(partitions_per_row) and 1 <= partitions_per_row <= PARTITIONS),
-        f"{function}: partitions_per_row must be an integer from 1 to {PARTITIONS} or None, got {partitions_per_row}; "
-        f"pass None for as few partitions as hold a row",
+        size is None or (is_integer(size) and 1 <= size <= most),
+        f"{function}: {name} must be an integer from 1 to {most} or None, got {size}; pass None for {default}",
     )
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, off_line, on_line
+from nkilib.core.rows.row_plan import RowBatch, RowPiece, RowPlan, column_of, off_line, on_line
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
 
@@ -105,9 +105,7 @@ class Lines:
         _, rows, parts = self.weights_sbuf.shape
         scales_sbuf, divisor_sbuf = self.weights_sbuf, self.divisor_sbuf.expand_dim(2).broadcast(2, parts)
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
-        column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(dst=column_psum, data=scales_sbuf.reshape((1, rows * parts)))
-        self.back_psum = [column_psum]
+        self.back_psum = [column_of(scales_sbuf.reshape((1, rows * parts)))]
 
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:

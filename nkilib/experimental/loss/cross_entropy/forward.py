@@ -49,7 +49,6 @@ from nkilib.nki import nisa, nl
 
 # The factor by which a chunk of recomputed rows is smaller.
 _RECOMPUTED_PARTS = 2
-LEAD = 2
 # Columns of a first chunk from which the shift is computed if an entropy is requested.
 _SAMPLE_BESIDE_ENTROPY = 2048
 

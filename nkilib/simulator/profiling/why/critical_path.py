@@ -169,10 +169,6 @@ class AnalysedCore:
         """Return the position, among the notes, of the note of the instruction with this number."""
         return number - self._first if self._positions is None else self._positions[number]
 
-    def life_of(self, storage: int) -> LiveRange | None:
-        """Return the on-chip tensor in the storage with this number; None if there is none."""
-        return next((life for life in self.lives if life.storage == storage), None)
-
 
 class AnalysedLaunch(NamedTuple):
     """The notes of a launch.
