@@ -11,7 +11,7 @@ notebook. Everything from a kernel is escaped: its names and texts are not ours.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
 from .comparison import Change, Line
@@ -138,6 +138,13 @@ def _counts(content: Content) -> str:
     return _table("Instructions", ("name", "count"), rows)
 
 
+def _left_out(content: Content) -> Iterator[str]:
+    """Yield a sentence for each kind of thing of which the page shows some only."""
+    shown, left_out = len(content["loops"]), content["loops_left_out"]
+    if left_out:
+        yield f"The timeline shows {shown:,} runs of device loops, the first of each core; {left_out:,} are left out."
+
+
 def summary(content: Content, profile: int) -> str:
     """Return what a reader should know first, with links to the lines.
 
@@ -148,7 +155,7 @@ def summary(content: Content, profile: int) -> str:
     Returns:
         Sentences and findings, as HTML.
     """
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in content["sentences"])
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in (*content["sentences"], *_left_out(content)))
     heading = "<h3>Why: advice, each with what it saves, and facts</h3>"
     return f"{sentences}{heading}{_findings(content, _as_button(profile))}"
 

@@ -179,6 +179,12 @@ def test_device_loops_are_shown_with_the_iterations_that_were_not_run(profiles: 
     assert place(content, file, line).startswith("kernels.py:")
 
 
+def test_the_page_says_how_many_runs_of_device_loops_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nkilib.simulator.profiling.details.MOST_LOOPS", 0)
+    page = page_of([contents(kernels.of_looping())])
+    assert "shows 0 runs of device loops, the first of each core; 1 are left out." in page
+
+
 def test_a_rank_says_which_it_is_and_what_is_not_timed(profiles: dict[str, Profile]) -> None:
     made = profiles["ranks"]
     content = contents(made)
