@@ -23,8 +23,8 @@ GROUP_BATCHES_MAX = 16
 # The results of fewer batches are stored element by element in less time than they are swapped.
 SWAPPED_BATCHES_MIN = 4
 _PIPE = 0
-# Batches whose values are loaded by themselves.
-_LOADED_ALONE = 3
+# Batches whose values are loaded by themselves, where those of later ones are loaded by groups.
+LOADED_ALONE = 3
 # Rows and columns that Vector transposes at a time.
 _TRANSPOSED = 32
 
@@ -257,10 +257,13 @@ class GroupedLoads:
 
     Attributes:
         batches: the batches of the core.
-        groups: by the number of its first batch, each group of the batches after the first three.
+        alone: the number of batches, from the first on, that are loaded by themselves: ``LOADED_ALONE``, or that of all
+            batches for no groups.
+        groups: by the number of its first batch, each group of the batches after those.
     """
 
     batches: list[Batch]
+    alone: int = LOADED_ALONE
     groups: dict[int, BatchGroup] = field(init=False)
     _asked: list[tuple[nl.NkiTensor, nl.DType]] = field(default_factory=list, init=False)
     _ahead: dict[int, list[RowsAhead]] = field(default_factory=dict, init=False)
@@ -268,17 +271,17 @@ class GroupedLoads:
     _tiles: list[nl.NkiTensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        later = self.batches[_LOADED_ALONE:]
+        later = self.batches[self.alone :]
         groups = batch_groups(later, GROUP_BATCHES_MAX) if later else []
-        self.groups = {_LOADED_ALONE + group.start: group for group in groups}
+        self.groups = {self.alone + group.start: group for group in groups}
 
     def is_grouped(self, number: int) -> bool:
         """Tell whether the values of a batch are loaded with those of a group."""
-        return number >= _LOADED_ALONE
+        return number >= self.alone
 
     def request_after(self, number: int) -> None:
         """Begin to load the values of the group of batches that begins three batches later; nothing if none does."""
-        number += _LOADED_ALONE
+        number += self.alone
         if number in self.groups:
             self._ahead[number] = [self.groups[number].ahead(*asked) for asked in self._asked]
 
@@ -292,6 +295,6 @@ class GroupedLoads:
             self._start = number + 1
             under_way = zip(self._ahead.pop(number + 1), self._asked, strict=True)
             self._tiles = [ahead.loaded(*asked) for ahead, asked in under_way]
-        if number < _LOADED_ALONE:
+        if number < self.alone:
             return self.batches[number]
         return BatchOfGroup(first, rows, cores, iter([tile[:, number - start : number - start + 1] for tile in tiles]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nkilib.core.psum import PsumRing
-from nkilib.core.rows.batches import Batch, GroupedLoads
+from nkilib.core.rows.batches import LOADED_ALONE, Batch, GroupedLoads
 from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.sbuf import TileRing
@@ -260,7 +260,9 @@ class _Backward:
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
         early = chunks - 1 if self.factors.sums is FactorSums.POSITIONS else 0
-        vectors = GroupedLoads(batches)
+        is_gathered = self.factors.sums is FactorSums.POSITIONS or self.launch.class_weight_hbm is not None
+        # With an entropy Vector is the busiest engine, and has no time to transpose values of a group.
+        vectors = GroupedLoads(batches, alone=LOADED_ALONE if self.pieces is None else len(batches))
         coefficients = self.preparation.prepared(0, vectors.batch(0))
         previous = None
         for number, batch in enumerate(batches):
@@ -270,8 +272,9 @@ class _Backward:
                 if chunk.number == 0:
                     vectors.request_after(number)
                 is_last_before = chunk.number == early and number + 1 < len(batches)
-                # What is on chip already is prepared before Vector waits for Scalar with this chunk.
-                is_ready = vectors.is_grouped(number + 1) and self.factors.sums is not FactorSums.POSITIONS
+                # What is on chip already is prepared before Vector waits for Scalar with this chunk. Class weights are
+                # gathered.
+                is_ready = vectors.is_grouped(number + 1) and not is_gathered
                 if is_last_before and is_ready:
                     coefficients = self.preparation.prepared(number + 1, vectors.batch(number + 1))
                 self._take_gradient(state.coefficients, chunk, chunk_sbuf)
