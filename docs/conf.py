@@ -124,6 +124,7 @@ navigation = {
         "evidence/measured_kernels",
         "evidence/measured_instructions",
         "evidence/model_figures",
+        "evidence/size_grid",
         "evidence/memory",
         "evidence/peers",
         "evidence/peers_fused_models",

@@ -3,7 +3,8 @@
 
 """Draw the pictures of the documentation into docs/images: ``python -m tools.write_plots`` (about a minute).
 
-The SVG files of :mod:`tools.pictures`, in a second; memory.svg needs PyTorch, whose losses its figures are about. Then
+The SVG files of :mod:`tools.pictures`, in a second: memory.svg needs PyTorch, whose losses its figures are about, and
+those of sizes show what ``python -m benchmarks.size_grid --write`` wrote. Then
 roofline.png, modelled speed of kernels on two cores of trn2 below the roof that HBM and engines set, for which the
 kernels are profiled and matplotlib draws; ``--svg`` leaves it as it is.
 
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nkilib.experimental.loss import choose_tiling, mse_loss_forward, profiling
 from nkilib.experimental.softmax import softmax_forward
 from nkilib.simulator import Profile, profile, spec
-from tools.pictures import charts, decisions, diagrams, timelines
+from tools.pictures import charts, decisions, diagrams, grids, timelines
 from tools.pictures.figures import DOCS
 from tools.pictures.svg import Picture
 
@@ -33,6 +35,7 @@ PICTURES: Final[Mapping[str, Callable[[], Picture]]] = {
     "neuron_core": diagrams.neuron_core,
     "logits_or_fused": diagrams.logits_or_fused,
     "choose_a_loss": decisions.choose_a_loss,
+    **{name: partial(grids.size_grid, *grid) for name, grid in grids.GRIDS.items()},
 }
 
 
