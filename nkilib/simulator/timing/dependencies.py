@@ -372,7 +372,7 @@ class Tracked:
         views: the footprints of its views.
         name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
-        contents: what a pass knows about the values in the storage; None if nothing.
+        contents: a pass's knowledge of the values in the storage; None if it has none.
         has_place: whether the storage has a place in PSUM already, or needs none.
         is_placed: whether it had its place from the start, because it needs none or the kernel has placed it.
     """

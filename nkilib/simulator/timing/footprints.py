@@ -243,9 +243,9 @@ class Views:
 
     Args:
         shape: the shape of the storages.
-        dtype: their type.
-        held_as: the numpy type of their elements in the simulator's memory.
-        region: their memory region.
+        dtype: the type of the storages.
+        held_as: the numpy type of the elements in the simulator's memory.
+        region: the memory region of the storages.
     """
 
     __slots__ = ("_dtype", "_held_as", "_known", "_shape", "region")

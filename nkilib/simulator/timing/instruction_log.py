@@ -45,9 +45,9 @@ class Event(NamedTuple):
         end_us: the end of the engine's work on it; for a transfer, its last byte.
         place: ``file:line`` in the kernel.
         number: the number of the instruction on its core, from 1.
-        waited: what it waited for last: nothing, engine (busy with other instructions), data, reuse (an earlier access
-            to the memory that it overwrites), trigger (of its DMA queue), meeting (barrier or exchange with the other
-            core) or loop (of the device).
+        waited: the last thing that it waited for: nothing, engine (busy with other instructions), data, reuse (an
+            earlier access to the memory that it overwrites), trigger (of its DMA queue), meeting (barrier or exchange
+            with the other core) or loop (of the device).
         waited_for: the number of the instruction that delayed it; 0 if none did.
         queue: for a transfer, the queue that triggers it.
         nbytes: for a transfer, the bytes that it moves.
@@ -309,7 +309,9 @@ class InstructionLog(Sequence[Note]):
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """Yield the distance in nanoseconds of each repetition of the instructions numbered ``first`` to ``last``."""
+        """Yield by how many nanoseconds each repetition of the instructions numbered ``first`` to ``last`` comes after
+        them.
+        """
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
         return _again(self._repeats, begin, end, 0.0)
 
@@ -320,8 +322,8 @@ class InstructionLog(Sequence[Note]):
         return starmap(self._note, self._between(0, self.run, self._repeats, Shift()))
 
     def run_positions(self) -> Iterator[tuple[int, Shift, int, Site]]:
-        """Yield, for each note, the position and the distance of the instruction that was run, and the note's number
-        and site.
+        """Yield a tuple (position of the instruction that was run, distance of the note from it, number, site) for each
+        note.
         """
         for position, shift in self._between(0, self.run, self._repeats, Shift()):
             yield position, shift, self._numbers[position] + shift.numbers, self._sites[self._site[position]]
