@@ -67,7 +67,7 @@ class _Span(NamedTuple):
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of the tensor in which rows of the view begin or end, for all elements of ``index`` in range."""
+        """Return the rows of the tensor in which rows of the view begin or end, for the elements of ``index`` in range."""
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 

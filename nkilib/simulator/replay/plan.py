@@ -59,7 +59,10 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the data of the other core; the recording has checked that both cores exchange the same kind of data."""
+        """Return the data of the other core.
+
+        The recording has checked that both cores exchange the same kind of data.
+        """
         return [replace(item, core=self._core, src=self._src, values=self._values)]
 
 

@@ -239,7 +239,9 @@ class Recorder(Watcher):
             self.refuse(core.unrepeatable)
 
     def placeholder_view(self, view: View, core: int) -> NkiTensor:
-        """Return the view of a placeholder that stands in the recording for ``view``, a tensor of core number ``core``."""
+        """Return the view of a placeholder that stands for ``view``, a tensor of core number ``core``, in the
+        recording.
+        """
         key = view.storage.number, view.layout, view.dtype, view.buffer
         with self._lock:
             placeholder_view = self._views.get(key)

@@ -73,7 +73,7 @@ class matmul_perf_mode(_Singletons):
 
 
 class nc_version(IntEnum):
-    """The generation of the NeuronCore. Kernels compare a member with another member or with an integer, also by ``<``."""
+    """The generation of the NeuronCore. Kernels compare it with another member or with an integer, also by ``<``."""
 
     gen2 = 2
     gen3 = 3

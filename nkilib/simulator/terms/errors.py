@@ -112,7 +112,7 @@ class CapacityError(NkiValidationError):
 
 @_public
 class RaceError(NkiValidationError):
-    """Two cores access the same elements of a shared tensor without a barrier in between, and at least one core writes."""
+    """Two cores access the same elements of a shared tensor without a barrier in between, and at least one writes."""
 
 
 @_public
@@ -127,7 +127,7 @@ class PsumGroupError(NkiValidationError):
 
 @_public
 class OverlappingCopyError(NkiValidationError):
-    """A copy overlaps its source, or a copy or a matmul writes an element twice, with ``overlapping_copies="error"``."""
+    """A copy overlaps its source, or a copy or matmul writes an element twice, with ``overlapping_copies="error"``."""
 
 
 @_public
@@ -172,7 +172,7 @@ def is_library(frame: FrameType) -> bool:
 
 
 def kernel_frame() -> FrameType | None:
-    """Return the innermost frame of the user's code on the stack, which is at the current line of the kernel, or None."""
+    """Return the innermost frame of the user's code on the stack, or None; it is at the kernel's current line."""
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
     while frame is not None:

@@ -21,7 +21,7 @@ _MOST_SHAPES = 4096
 
 
 class Layout(NamedTuple):
-    """A strided layout: the element at index (i0, i1, ...) is element ``offset + sum(strides[k] * ik)`` of the storage."""
+    """A strided layout: the element at index (i0, i1, ...) is number ``offset + sum(strides[k] * ik)`` of the storage."""
 
     shape: Shape
     strides: Shape
@@ -80,7 +80,7 @@ def extent(layout: Layout) -> tuple[int, int]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements follow each other without a gap in row-major order; dimensions of size 1 are ignored."""
+    """Return whether the elements are in row-major order without a gap; dimensions of size 1 are ignored."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step:

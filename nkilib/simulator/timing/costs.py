@@ -203,7 +203,7 @@ def exponential(call: CostInputs) -> float:
 
 
 def selected(call: CostInputs) -> float:
-    """Return the cost of ``select_reduce``: ``ModelParameters.select_reduce_cycles * N``, because nothing is published."""
+    """Return the cost of ``select_reduce``: ``ModelParameters.select_reduce_cycles * N`` (nothing is published)."""
     return max(LEAST_CYCLES, call.elements("on_true") * call.parameters.select_reduce_cycles)
 
 

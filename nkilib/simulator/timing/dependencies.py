@@ -67,7 +67,7 @@ class Place(Protocol):
         """
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the access for which a write to this part by the engine ``by`` has to wait, and whether it is a read."""
+        """Return the access for which a write to this part by the engine ``by`` has to wait, and whether it reads."""
 
     def note_read(self, done: Done) -> None:
         """Record a completed read of the part, for which later writes to the part wait."""
@@ -77,7 +77,7 @@ class Place(Protocol):
 
 
 class RegisterPlace:
-    """A register or a scalar that holds the address of an operand; the instruction waits until the register is loaded."""
+    """A register or scalar that holds the address of an operand; the instruction waits until it is loaded."""
 
     __slots__ = ("_loaded", "storage")
 
@@ -344,7 +344,7 @@ class HbmUses:
         return parts - self.reached
 
     def written(self) -> set[OccupiedBytes]:
-        """Return the parts that were written, except the parts in :attr:`reached` and parts that a later write covered."""
+        """Return the parts that were written, except parts in :attr:`reached` and parts that a later write covered."""
         return {use.part for use in self.writes.uses()} - self.reached
 
     def note_write(self, part: OccupiedBytes, done: Done) -> None:

@@ -229,7 +229,7 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """The view as source or destination of a DMA transfer: the properties that the time of the transfer depends on."""
+        """The view as source or destination of a DMA transfer: the properties that the transfer's time depends on."""
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:

@@ -266,7 +266,7 @@ class InstructionLog(Sequence[Note]):
         return self._site[first:end]
 
     def times(self, first: int, end: int) -> array[float]:
-        """Return the start times of the instructions at the positions ``first`` to ``end - 1``, then their end times."""
+        """Return the start times of the instructions at positions ``first`` to ``end - 1``, then their end times."""
         return self._starts[first:end] + self._ends[first:end]
 
     def repeats_in(self, first: int) -> tuple[Repeat, ...]:

@@ -86,7 +86,7 @@ def _step(access: TensorAccess, another: TensorAccess) -> int | None:
 
 
 class Watch:
-    """The states after the last iterations of one run of a loop, from which :meth:`period` finds whether they repeat."""
+    """The states after the last iterations of a loop, from which :meth:`period` finds whether they repeat."""
 
     def __init__(self, log: InstructionLog, timeline: Timeline, accesses: list[Accesses], *, drains: bool) -> None:
         self._log = log

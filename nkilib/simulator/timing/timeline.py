@@ -126,7 +126,7 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which everything that an instruction reads or overwrites is ready, and the last access it waits for."""
+    """The time at which everything that an instruction reads or overwrites is ready, and what it waits for last."""
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -383,7 +383,7 @@ class Timeline:
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
-        """Return when other engines could use the result of an instruction if ``engine`` ran it next, in nanoseconds."""
+        """Return when other engines could use the result of an instruction run next by ``engine``, in nanoseconds."""
         timing = self._timing
         return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
 

@@ -77,7 +77,7 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """Mark the dropped instructions with numbers above ``since`` as run again, if they are not on the timeline yet."""
+        """Mark dropped instructions with numbers above ``since`` as run again, unless they are on the timeline."""
         for instruction in self.hoisted:
             if instruction.number > since and instruction.dropped_by == NAME:
                 instruction.dropped_by = ""
