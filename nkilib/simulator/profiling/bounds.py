@@ -142,8 +142,8 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
     cores.
 
     Each byte of input and output crosses HBM once, at the rate of all DMA engines. An instruction that only one engine
-    can
-    run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor engine.
+    can run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor
+    engine.
 
     Args:
         collection: the traces of the cores of the launch.

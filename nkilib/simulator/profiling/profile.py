@@ -233,8 +233,7 @@ class Profile:
         """The changes that make the kernel faster in the model, then facts about its time.
 
         The largest saving comes first, and the fact about most of the time comes first among the facts. Each finding is
-        a
-        sentence with the lines of the kernel. Empty if nothing stands out.
+        a sentence with the lines of the kernel. Empty if nothing stands out.
         """
         return self.recorded.report.findings
 
@@ -256,8 +255,8 @@ class Profile:
         """Idle microseconds of each compute engine before an instruction, by engine and by cause.
 
         The causes are: ``data`` that the instruction reads, ``reuse`` of memory that it overwrites, a ``meeting``
-        (barrier or
-        exchange) of the cores, and a ``loop`` of the device. The times are those of the core that finishes last.
+        (barrier or exchange) of the cores, and a ``loop`` of the device. The times are those of the core that finishes
+        last.
         """
         return self.recorded.report.waits_us
 

@@ -6,8 +6,8 @@
 A *step* is a call without arguments. *Row-wise* work (elementwise results and reductions of rows) may run on a block of
 rows at a time. A *meeting* is an instruction at which the two cores synchronise.
 
-:class:`CoreBuilder` makes the steps, one :class:`Segment` between each two meetings; it uses a
-:class:`RowwiseBuilder` for the row-wise work.
+:class:`CoreBuilder` makes the steps, one :class:`Segment` between each two meetings; it uses a :class:`RowwiseBuilder`
+for the row-wise work.
 """
 
 from __future__ import annotations
@@ -332,8 +332,7 @@ def _whole_step(core: Core, recorded: RecordedCall, unwritten: frozenset[Placeho
     """Return a step that runs the function of an instruction as in a normal launch.
 
     The step records its writes to the tensors in ``unwritten``, and raises ``ReplayFailed`` if it reads elements of
-    these
-    tensors that were not written.
+    these tensors that were not written.
     """
     definition, values, engine = recorded.definition, recorded.values, recorded.engine
     storages = {placeholder_of(view) for view, _ in recorded.tensors}

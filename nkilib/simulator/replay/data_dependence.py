@@ -67,7 +67,7 @@ class _Span(NamedTuple):
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of the tensor in which rows of the view begin or end, for the elements of ``index`` in range."""
+        """Return the rows of the tensor in which rows of the view begin or end, for indices in range."""
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
@@ -132,8 +132,7 @@ def _owned_rows(
     """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
 
     They do not if both access the same row, if one of them accesses none, or if a row of a view in ``indexed`` may
-    extend
-    over whole rows of the tensor. Rows that no core accesses belong to the core that has the row before them.
+    extend over whole rows of the tensor. Rows that no core accesses belong to the core that has the row before them.
 
     Args:
         storage: the tensor.

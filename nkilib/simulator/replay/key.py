@@ -143,8 +143,7 @@ class _Collected:
         """Add an object by its ``id``, because it equals only itself.
 
         A function brings its code, which may be replaced, and the spec of its module: when a module is loaded again,
-        names in
-        the code refer to other functions.
+        names in the code refer to other functions.
         """
         self.parts += (type(value), id(value))
         self.kept.append(value)

@@ -6,9 +6,8 @@
 :class:`Plan` converts the recorded instructions to work, reduces the work by passes, builds the steps and runs them.
 
 A *meeting* is an instruction at which both cores synchronise: a barrier, an exchange of tiles or a collective. A
-*round*
-is the steps of all cores between two meetings; in a round the cores run one after the other, or in parallel if that is
-faster. Instructions that no steps replace run as in a normal launch, on tensors that have memory.
+*round* is the steps of all cores between two meetings; in a round the cores run one after the other, or in parallel if
+that is faster. Instructions that no steps replace run as in a normal launch, on tensors that have memory.
 """
 
 from __future__ import annotations

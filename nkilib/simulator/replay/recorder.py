@@ -141,8 +141,7 @@ class _CoreRecorder(Observer):
         """Return the recorded form of a view whose address was read at run time.
 
         If a vector chooses its rows, the plan reads the vector again. A scalar offset is replaced by its value, which
-        the plan
-        checks.
+        the plan checks.
         """
         if indirect.kind == "scalar":
             try:

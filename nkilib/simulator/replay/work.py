@@ -281,8 +281,7 @@ class Sum(Work):
     """The work of several matmuls: a sum of products, assigned or added to a matrix of PSUM.
 
     Each product is computed separately and added in the order of the matmuls, so that the results are bitwise identical
-    to
-    one matmul after the other; engines/tensor/accumulation.py says why.
+    to one matmul after the other; engines/tensor/accumulation.py says why.
     """
 
     dst: Ref

@@ -209,8 +209,7 @@ def add_core(error: Exception, core: str) -> None:
     """Append the core and the kernel line to the message of an exception that is not one of the simulator's.
 
     All cores run the same lines, so the traceback does not tell which core failed. An exception whose message is not
-    one
-    string, such as KeyError, gets a note instead (from Python 3.11 on).
+    one string, such as KeyError, gets a note instead (from Python 3.11 on).
 
     Args:
         error: the exception, which is changed.

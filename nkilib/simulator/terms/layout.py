@@ -21,7 +21,7 @@ _MOST_SHAPES = 4096
 
 
 class Layout(NamedTuple):
-    """A strided layout: the element at index (i0, i1, ...) is number ``offset + sum(strides[k] * ik)`` of the storage."""
+    """A strided layout: the element at index (i0, i1, ...) is number ``offset + sum(strides[k] * ik)`` in storage."""
 
     shape: Shape
     strides: Shape
@@ -97,8 +97,7 @@ def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
     """Return whether two indices of a layout can be ``distance`` elements apart.
 
     They can if the distance is a sum of strides, each of which is taken, in either direction, fewer times than the size
-    of
-    its dimension.
+    of its dimension.
 
     Args:
         steps: stride and size of each dimension, the strides descending.
@@ -133,8 +132,7 @@ def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | N
     """Return the strides with which ``new_shape`` addresses the same elements in the same order, or None if none do.
 
     Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions must
-    be
-    dense relative to each other, because the new dimensions split the whole group.
+    be dense relative to each other, because the new dimensions split the whole group.
     """
     if prod(shape) != prod(new_shape):
         return None

@@ -112,8 +112,7 @@ def misuse_of(error: Exception) -> ArgumentTypeError | None:
     """Return the error for an exception that a wrong call of a function or method of NKI has caused, else None.
 
     This serves functions that do not check their arguments: Python itself rejects the arguments, or an argument that is
-    no
-    value of NKI fails somewhere inside the function. The returned error has the traceback of ``error``.
+    no value of NKI fails somewhere inside the function. The returned error has the traceback of ``error``.
     """
     entries = _entries(error.__traceback__)
     users = [place for place, is_users in enumerate(_are_users(entries, False)) if is_users]

@@ -5,8 +5,7 @@
 
 A *storage* is the memory of one tensor and all its views; a *part* is the bytes of a storage that one view occupies.
 :class:`Tracked` (made by :func:`tracked`) holds the accesses to a storage by part: :class:`TileUses` for a tile,
-:class:`HbmUses` for a tensor in HBM. A :class:`Place` answers when the accesses to a part are complete
-(:class:`Done`).
+:class:`HbmUses` for a tensor in HBM. A :class:`Place` answers when the accesses to a part are complete (:class:`Done`).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 - :func:`is_software`, :func:`between_triggers_ns`: the descriptors and the rate of a queue;
 - :class:`Side`, :func:`side_of`: the source or the destination of a transfer, called a *side*;
 - :func:`engine_times`, :func:`bytes_of`, :func:`row_bytes_of`: the time, the bytes and the row size of a transfer;
-- :class:`DmaEngines`, :class:`DmaWork`: when the engines of a core are busy with transfers, from
-  :class:`BusyTimes` and :class:`BusyIntervals`.
+- :class:`DmaEngines`, :class:`DmaWork`: when the engines of a core are busy with transfers, from :class:`BusyTimes` and
+  :class:`BusyIntervals`.
 
 A transfer is moved row by row. A *row* is a run of bytes that is contiguous on both sides; an engine spends a least
 time on it, however short it is. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
@@ -94,8 +94,7 @@ def queue_of(
     A gather, a scatter and a transfer for which the kernel asks for software descriptors use GpSimd's queue. Another
     transfer uses the queue of the engine that the kernel names. If the kernel names none, the queue follows from the
     direction and from the kind of descriptors that the assumptions choose. A transpose has software descriptors only if
-    its
-    address is read at run time (``nki/deep-dives/nki-dge.rst``).
+    its address is read at run time (``nki/deep-dives/nki-dge.rst``).
 
     Args:
         values: the parameters of the instruction by name.

@@ -5,8 +5,8 @@
 
 - :class:`InstructionKind`: the properties that instructions of one name on tensors of one form share, such as engine,
   cycles and queue; :class:`InstructionKinds`, which :func:`kinds_for` returns, computes each kind once;
-- :class:`PendingInstruction`: one instruction that is not on the timeline yet, with its tensors
-  (:data:`TensorAccess`, :data:`IndirectAccess`);
+- :class:`PendingInstruction`: one instruction that is not on the timeline yet, with its tensors (:data:`TensorAccess`,
+  :data:`IndirectAccess`);
 - :class:`Roles`, by :func:`roles_of`: which parameters of an instruction are tensors, and which decide its kind.
 
 A *form* is the shape, strides, type and region of a tensor (:class:`~.footprints.Form`). No class here refers to a

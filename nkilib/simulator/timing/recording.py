@@ -188,8 +188,7 @@ class Recording:
     """The actions of a core, in the order in which its instructions ran.
 
     Only numbers are kept of each instruction, because most profiles never look at the actions, and containers would
-    make
-    the collection of garbage slower in the rest of the launch.
+    make the collection of garbage slower in the rest of the launch.
 
     Attributes:
         storages: for the number of each storage, a pair (its views, whether its place in PSUM is given).

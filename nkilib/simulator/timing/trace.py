@@ -7,8 +7,8 @@
 :class:`Collection`.
 
 While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
-instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches.
-To *settle* an instruction is to give it a time on the timeline.
+instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches. To
+*settle* an instruction is to give it a time on the timeline.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class _Body:
 
     The device has one copy of a body, so that each of its tiles has one place in memory for all iterations. In an
     iteration, successive calls of :meth:`tile` and :meth:`loop` return the tiles and loops in order; :meth:`again`
-    starts
-    from the first one.
+    starts from the first one.
     """
 
     def __init__(self) -> None:

@@ -4,8 +4,7 @@
 """The parts of a page that are readable without a script: sentences, tables, and a picture of the timeline, as HTML.
 
 :func:`summary` and :func:`figures` show one profile, :func:`comparison` shows two; :func:`picture` is the timeline as
-an
-SVG image, :func:`static` replaces the timeline where no script runs, and :func:`small` is the form for a cell of a
+an SVG image, :func:`static` replaces the timeline where no script runs, and :func:`small` is the form for a cell of a
 notebook. Everything that comes from a kernel is escaped.
 
 *Content* is the dictionary that a page is made of (:func:`.content.content_of`).

@@ -154,8 +154,7 @@ def cell_of(content: Content) -> str:
     """Return the form for a cell of a notebook, as HTML.
 
     It has sentences, a picture and a table, which need no script. The page follows if it is not too large for a
-    notebook,
-    in a frame that has no access to the notebook.
+    notebook, in a frame that has no access to the notebook.
     """
     count = sum(core["total"] for core in content["cores"])
     if count > _MOST_IN_CELL:

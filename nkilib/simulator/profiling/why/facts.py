@@ -288,10 +288,8 @@ def stored_by_every_core(collection: Collection) -> Sequence[str]:
     """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
 
     Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
-    tensors
-    that come from the caller or go back to it. If an index chooses what is stored, the parts are not known, and the
-    cores
-    count as different.
+    tensors that come from the caller or go back to it. If an index chooses what is stored, the parts are not known, and
+    the cores count as different.
     """
     traces = collection.traces
     if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):

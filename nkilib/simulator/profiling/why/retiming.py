@@ -36,8 +36,7 @@ class _Core:
         """Put the instructions on the timeline.
 
         At each barrier or exchange it yields the time at which the core arrives, and receives the time at which the
-        last core
-        arrives.
+        last core arrives.
         """
         timeline = self.timeline
         for step in self._program.steps:

@@ -6,8 +6,8 @@
 Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language once required; the first
 product overwrites the zeros. If the device ran the fills where the kernel issues them, on Vector among the evictions of
 the previous sums, Tensor would wait for them. The device does not: the two products of 2048 x 2048 x 2048 of
-awslabs/nki-autotune (kernel_library) are published at 90.92% of Tensor's rate, which leaves no room for 64 fills of
-533 ns each in the path of the sums. The model gives 2.2 times their time with the fills and 0.95 times without.
+awslabs/nki-autotune (kernel_library) are published at 90.92% of Tensor's rate, which leaves no room for 64 fills of 533
+ns each in the path of the sums. The model gives 2.2 times their time with the fills and 0.95 times without.
 
 A *fill* is a ``memset`` that may turn out to be dropped.
 """

@@ -259,8 +259,7 @@ class Invariants:
         """Record that the tile ``holder`` has to stay in SBUF.
 
         If such tiles need too much room, the contents of those that were needed longest ago count as unknown, so that
-        no
-        further instruction is dropped because of them.
+        no further instruction is dropped because of them.
         """
         if holder.views.region is not MemoryRegion.sbuf:
             return

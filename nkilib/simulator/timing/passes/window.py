@@ -61,8 +61,7 @@ class Window:
         """Remove all instructions from the window, and return them.
 
         The simulator calls this where the timeline has to be complete: where cores synchronise, at the start and end of
-        device
-        loops and of their iterations, and at the end of the kernel.
+        device loops and of their iterations, and at the end of the kernel.
         """
         return self._emit(len(self._held))
 

@@ -4,10 +4,9 @@
 """Other orders of the instructions of a loop: :func:`reordered` yields the candidates.
 
 A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel. A *loop* is a
-stretch
-of the program in which the same calls follow each other again and again. In another order several iterations run at a
-time, each call for all of them before the next call; or the second part of an iteration comes after the first part of
-the next one. Tiles that an iteration writes and reads then need further slots.
+stretch of the program in which the same calls follow each other again and again. In another order several iterations
+run at a time, each call for all of them before the next call; or the second part of an iteration comes after the first
+part of the next one. Tiles that an iteration writes and reads then need further slots.
 
 An inner loop is many stretches with the same calls, which change together. The loop around it is tried as well.
 """
