@@ -3,10 +3,10 @@
 
 """The least time that the hardware needs for the work of a launch, by engine. Modelled, not measured.
 
-- :func:`bounds_us`: the bound of work that the caller states (exponentials, maxima, multiply-adds, bytes of HBM). It
-  comes from hardware constants alone, never from the instructions that a kernel chose;
-- :func:`counted_bounds_us`: the bound of what a launch did. It holds for any kernel that runs the same instructions on
-  the same data.
+- :func:`bounds_us`: the bound of work that the caller states (exponentials, maxima, multiply-adds, bytes of HBM). This
+  bound comes from hardware constants alone, never from the instructions that a kernel chose;
+- :func:`counted_bounds_us`: the bound of the instructions and transfers of a launch. This bound holds for any kernel
+  that runs the same instructions on the same data.
 """
 
 from __future__ import annotations
@@ -138,12 +138,11 @@ def _cycles(collection: Collection) -> dict[str, float]:
 
 
 def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
-    """Return the least time, in microseconds, that each engine needs for what a launch did, spread evenly over the
-    cores.
+    """Return the least time, in microseconds, that each engine needs for the instructions and transfers of a launch.
 
-    Each byte of input and output crosses HBM once, at the rate of all DMA engines. An instruction that only one engine
-    can run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor
-    engine.
+    The work is spread evenly over the cores. Each byte of input and output crosses HBM once, at the rate of all DMA
+    engines. An instruction that only one engine can run takes its cycles there, as if its elements filled all
+    partitions, or all rows and columns of the Tensor engine.
 
     Args:
         collection: the traces of the cores of the launch.

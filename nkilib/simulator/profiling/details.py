@@ -4,8 +4,8 @@
 """The details of a launch that only the HTML page shows: sums by line, device loops, unused times of tiles.
 
 :func:`details_of` computes the :class:`Details` from the records of the cores: the sums of each line of the kernel
-(:class:`LineTotal`), the runs of device loops (:class:`LoopSpan`), and the times in which a tile is *unused*: it holds
-nothing that is read later.
+(:class:`LineTotal`), the runs of device loops (:class:`LoopSpan`), and the times in which a tile is *unused*, because
+no instruction reads its content later.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Details:
         lines: the sums of each line, by ``file:line`` of the kernel.
         loops: the runs of device loops, at most 2,000 a core.
         loops_left_out: the number of further runs of device loops.
-        meetings: where the cores met: from the core and number of an instruction that waited for the other core, to the
-            other core and the number of the instruction there.
+        meetings: the synchronisations of the cores, as a dict from (core, number of the instruction that waited) to
+            (other core, number of its instruction at the same synchronisation).
         unused_us: for each on-chip tensor of the launch, in their order, the times in which it is unused; None if there
             were too many instructions to record.
         busy_us: the busy microseconds by core and engine.
@@ -213,10 +213,10 @@ def _uses_of(record: CoreRecord) -> dict[int, list[_Use]]:
 
 
 def _unused(uses: Sequence[_Use], nbytes: int) -> Iterator[tuple[float, float]]:
-    """Yield the times in nanoseconds in which a tile holds nothing that is read later.
+    """Yield the times in nanoseconds in which no instruction reads the content of a tile later.
 
-    These are the time from the last read to the last access, and the times from a read to the first of the writes that
-    overwrite all ``nbytes`` of the tile before the next read.
+    One is the time from the last read to the last access. The others are the times from a read to the first of the
+    writes that overwrite all ``nbytes`` of the tile before the next read.
     """
     done_ns, begin_ns = 0.0, None
     covered: dict[int, int] = {}

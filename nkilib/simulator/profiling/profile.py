@@ -106,7 +106,8 @@ class _TripsToRun:
     def first(self) -> Trips:
         """Return the iteration counts of the first run.
 
-        They are the counts that the caller asks for. Without ``trips`` they are 0 if the kernel states its maximum.
+        The counts are those that the caller asks for. Without ``trips`` all counts are 0 if the kernel states its
+        maximum.
         """
         if self.asked == _ALL:
             return self.all()
@@ -180,7 +181,8 @@ class Profile:
             collectives of ranks (``nki.collectives``).
         rank: the number of the profiled rank, for a kernel on several ranks; else 0.
         ranks: the number of ranks, for a kernel on several ranks; else 1.
-        is_bound_automatic: whether the bound was counted from what the kernel did, because its work is not stated.
+        is_bound_automatic: whether the bound was counted from the instructions and transfers of the launch, because its
+            work is not stated.
         trips: the number of iterations of each loop that counts to a register or a scalar or runs until a register
             holds 0, on the core that ran most iterations. In a profile from shapes this is the stated number.
         with_all_trips: the profile of the same launch with as many iterations as the kernel states
@@ -239,7 +241,7 @@ class Profile:
 
     @property
     def critical_path_us(self) -> dict[str, float]:
-        """Microseconds of the critical path by their use, the most first. They add up to the time of the launch.
+        """Microseconds of the critical path by their use, the most first. The sum is the time of the launch.
 
         In a launch of more than 200,000 instructions on a core, only the last instructions are analysed.
         """
@@ -269,7 +271,7 @@ class Profile:
     def bound_by(self) -> str | None:
         """The engine that sets the bound: dma, scalar, vector or tensor; None if the kernel does nothing.
 
-        A bound that is counted from what the kernel did may also be set by gpsimd.
+        A bound that is counted from the instructions of the launch may also be set by gpsimd.
         """
         return max(self.bounds_us, key=lambda name: self.bounds_us[name], default=None)
 
@@ -294,7 +296,7 @@ class Profile:
 
     @property
     def note(self) -> str:
-        """A remark on the nature of the times: that they are modelled, and what they leave out."""
+        """A remark that the times are modelled, and on work whose time they leave out."""
         note = MODELLED
         if self.untimed:
             counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())

@@ -7,8 +7,8 @@
 access (:class:`OwnedRows`).
 
 A replay runs the instructions on these tensors as in a normal launch, with all bookkeeping, unless the two cores divide
-the rows of the tensor between them, as most kernels do. Then checking that each core stays within its own rows excludes
-races; a search for races element by element, as in machine/races.py, takes longer than the transfers.
+the rows of the tensor between them, as most kernels do. For divided rows a check that each core stays within its own
+rows excludes races; a search for races element by element, as in machine/races.py, takes longer than the transfers.
 
 A *row* of a tensor is one index of its dimension 0. An *indirect* view has rows that an index tensor chooses; the other
 views are *static*. To *gather* is to read, and to *scatter* is to write an indirect view.
@@ -131,8 +131,9 @@ def _owned_rows(
 ) -> list[OwnedRows] | None:
     """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
 
-    They do not if both access the same row, if one of them accesses none, or if a row of a view in ``indexed`` may
-    extend over whole rows of the tensor. Rows that no core accesses belong to the core that has the row before them.
+    The cores do not divide the rows if both access the same row, if one core accesses none, or if a row of a view in
+    ``indexed`` may extend over whole rows of the tensor. Rows that no core accesses belong to the core that has the row
+    before them.
 
     Args:
         storage: the tensor.
@@ -164,8 +165,7 @@ class DataDependent(NamedTuple):
         watched: tensors that both cores may access, one of them writing; each replay looks for races.
         divided: shared tensors whose rows the cores divide between them, with the rows that each core may access.
         unwritten: tensors without values at the beginning of the launch, of which each replay checks that it reads no
-            unwritten element. Their written elements depend on data, or rows are gathered before all of them are
-            written.
+            unwritten element; data decide which elements are written, or rows are gathered before all rows are written.
     """
 
     watched: frozenset[PlaceholderStorage]

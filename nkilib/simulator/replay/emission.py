@@ -124,9 +124,8 @@ class _Emission:
                 )
 
     def _check_sides(self, entry: RecordedCall) -> None:
-        """Add checks that the row indices of an instruction stay within this core's rows.
-
-        They are for tensors whose rows the cores divide between them.
+        """Add checks that row indices stay within this core's rows, for tensors whose rows the cores divide between
+        them.
         """
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(placeholder_of(view)), view.indirect_access

@@ -107,7 +107,7 @@ class Planner(Protocol):
     ) -> AnyRecording:
         """Run a launch and record it.
 
-        It raises only what the launch raises: a fault of the recorder becomes the ``error`` of the recording.
+        Only exceptions of the launch are raised: a fault of the recorder becomes the ``error`` of the recording.
 
         Args:
             kernel: the kernel to launch.

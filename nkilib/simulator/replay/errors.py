@@ -3,7 +3,7 @@
 
 """The errors for launches that have a key and are not replayed.
 
-They never reach a user: the launch runs instruction by instruction instead.
+These errors never reach a user: the launch runs instruction by instruction instead.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 :func:`candidate_of` returns the key, in a :class:`Candidate`, or a :class:`Refusal` that says why a launch has none. A
 kernel states that it is replayable with :func:`nkilib.nki.replayable`.
 
-The key is made at every launch. It is flat to be fast: a sequence of hashable parts, in which each value follows its
-type, and the items of a container follow its length. Objects that are compared by identity appear by ``id``. The owner
-of the key also keeps weak references to these objects, so that the key does not keep a kernel and its data alive.
+The key is made at every launch. For speed the key is flat: a sequence of hashable parts, in which each value follows
+its type, and the items of a container follow its length. Objects that are compared by identity appear by ``id``. The
+owner of the key also keeps weak references to these objects, so that the key does not keep a kernel and its data alive.
 """
 
 from __future__ import annotations

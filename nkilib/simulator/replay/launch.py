@@ -128,7 +128,7 @@ class Replay:
         return self.run(candidate.arrays, candidate.originals)
 
     def run(self, arrays: Arrays, originals: Sequence[Any], *, waits: bool = False) -> Any:
-        """Run the plan on other arguments of the same shapes, and return what the kernel returns for them.
+        """Run the plan on other arguments of the same shapes, and return the value that the kernel returns for them.
 
         Args:
             arrays: the argument arrays; the plan writes those that the kernel writes.

@@ -169,8 +169,8 @@ def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
 
     Args:
         works: the work of one core; the reads in it are changed.
-        written: the numbers of the storages that any core writes; after a barrier or exchange HBM may differ there from
-            a tile that was loaded before.
+        written: the numbers of the storages that any core writes; after a barrier or exchange these storages may differ
+            from a tile that was loaded before.
     """
     loads: dict[int, list[_Load]] = {}
     unneeded: dict[int, _Load] = {}
@@ -268,7 +268,7 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
     """Return whether ``work`` computes exactly the stored elements, and can compute them at the destination of the
     store.
 
-    It can if each element that it reads there is used only for the result at the same position.
+    Each element that ``work`` reads at the destination must be used only for the result at the same position.
     """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
@@ -368,7 +368,7 @@ class _Rows(tuple[int, int]):
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
     """Return whether ``work`` may join a group.
 
-    It may not if a row of it accesses HBM elements that another row of the group writes, or the reverse.
+    No row of ``work`` may access HBM elements that another row of the group writes, nor the reverse.
     """
     for other in group:
         for written in other.writes:

@@ -110,7 +110,7 @@ class _CoreRecorder(Observer):
             values: the parameters of the call.
 
         Raises:
-            Unplannable: if the instruction itself has this tensor as an operand, and may have overwritten it.
+            Unplannable: if the tensor is also an operand of the instruction, which may have overwritten it.
         """
         index = indirect.index
         if not isinstance(index, View):

@@ -235,7 +235,7 @@ class Product(Work):
 
 @dataclass(eq=False)
 class Side:
-    """The left or the right operands of several products: matrices of one storage at equal distances.
+    """The left or the right operands of several products: a series of matrices of one storage at equal distances.
 
     Attributes:
         first: the first matrix.
@@ -366,7 +366,7 @@ def _in_step(read: Ref, written: Ref) -> bool:
 def needs_all_rows(work: Elementwise) -> bool:
     """Return whether ``work`` must run on all rows at once.
 
-    It must if a block of rows would overwrite elements that later blocks read.
+    If it does, a block of rows would overwrite elements that later blocks read.
     """
     for written in work.writes:
         for read in work.reads:

@@ -6,8 +6,8 @@
 - :func:`is_integer`, :func:`as_integer`, :func:`as_integers`: integers;
 - :func:`wrong_value`, :func:`wrong_argument`: find arguments that are no values of NKI.
 
-A *value of NKI* is a value that a kernel can pass to a function of NKI: a tensor, number, string, tuple or the like. An
-array of numpy or torch, a dict, a set, a class and a complex number are none.
+A *value of NKI* is a value that a kernel can pass to a function of NKI: a tensor, number, string, tuple or the like.
+Arrays of numpy or torch, dicts, sets, classes and complex numbers are no values of NKI.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 
 """Data types of NKI: their names, how the simulator stores them, and numpy arrays of the packed types.
 
-- :class:`DType`: a type; the module has one for each name in NKI, such as ``int32``, ``bfloat16``,
-  ``float4_e2m1fn_x4``;
+- :class:`DType`: a type; the module has all types of NKI, such as ``int32``, ``bfloat16`` and ``float4_e2m1fn_x4``;
 - :func:`as_dtype`: the type that a string, numpy or torch names;
 - sets of types: :data:`ALL_DTYPES`, :data:`COMPUTABLE` (engines compute with them), :data:`MOVABLE` (engines move
   them), :data:`COPYABLE` (DMA copies them), :data:`LOW_PRECISION`, :data:`FLOATS`;

@@ -39,7 +39,8 @@ def _public(error: Class) -> Class:
 
 @_public
 class NkiValidationError(Exception):
-    """The base of all errors that the simulator raises about a kernel: it breaks a rule of the hardware or of the API.
+    """The base of all errors that the simulator raises about a kernel, which breaks a rule of the hardware or of the
+    API.
 
     ``nki.isa`` documents this name.
 
@@ -258,7 +259,7 @@ def add_function(error: NkiValidationError, function: str, core: str) -> None:
     """Put the kernel's current line and the name of a function of ``nki.language`` before the message of ``error``.
 
     If an instruction inside the function failed, its name stays in the message, after the function's name. If functions
-    call each other, the outermost one calls this last, and its name replaces the names of the others.
+    of ``nki.language`` call each other, the message has the name of the outermost one.
 
     Args:
         error: the error that the function, or an instruction inside it, raises.

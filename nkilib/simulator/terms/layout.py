@@ -96,8 +96,8 @@ def _reach(steps: Sequence[tuple[int, int]]) -> int:
 def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
     """Return whether two indices of a layout can be ``distance`` elements apart.
 
-    They can if the distance is a sum of strides, each of which is taken, in either direction, fewer times than the size
-    of its dimension.
+    The distance must be a sum of strides, where each stride is added or subtracted fewer times than the size of its
+    dimension.
 
     Args:
         steps: stride and size of each dimension, the strides descending.

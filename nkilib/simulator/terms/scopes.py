@@ -3,12 +3,12 @@
 
 """Scopes: the launch, the core and the iterations of dynamic loops to which an object belongs.
 
-An *object* is a tensor, a register or an edge. :func:`new_scope` makes a :data:`Scope`; :func:`is_around` and
-:func:`why_apart` compare two.
+An *object* is a tensor, a register or an ordering edge between instructions. :func:`new_scope` makes a :data:`Scope`;
+:func:`is_around` and :func:`why_apart` compare two.
 
 On the device, SBUF, PSUM and registers belong to one core for the time of one launch, and the device runs one copy of
 the body of a dynamic loop. In Python, however, a variable outside of the kernel or a cache keeps a tensor for other
-cores, launches and iterations, and an instruction there would compute with memory that it cannot reach.
+cores, launches and iterations, where an instruction would compute with memory that it cannot reach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Shapes without data, and the signals of instructions that need values that are not there.
+"""Shapes without data, and the signals of instructions that need missing values.
 
 - :func:`spec`, :class:`Spec`: a shape and a type in place of an array. A kernel on it runs its control flow, its checks
   and its costs, and computes nothing;

@@ -99,9 +99,9 @@ def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
 def copied(*names: str) -> Cost:
     """Return the cost of ``tensor_copy`` and ``tensor_scalar``: N cycles, or less in a fast mode.
 
-    From trn2 on Vector has fast modes for 16-bit types. They take N/4 cycles from SBUF to SBUF if the elements of a row
-    are contiguous in source and destination. They take N/2 cycles if the elements are not contiguous, or if they are
-    contiguous and one operand is in PSUM.
+    From trn2 on Vector has fast modes for 16-bit types. These modes take N/4 cycles from SBUF to SBUF if the elements
+    of a row are contiguous in source and destination. They take N/2 cycles if the elements are not contiguous, or if
+    the elements are contiguous and one operand is in PSUM.
 
     Args:
         names: the operands.
@@ -120,7 +120,7 @@ _FAST_OPERATORS = frozenset({"add", "subtract", "multiply"})
 def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
     """Return the cost of ``tensor_tensor``: 2N cycles, or N in a fast mode.
 
-    The fast modes are: one input in PSUM; from trn2 on, 16-bit floats in SBUF. For the latter, the text of the API
+    The fast modes are: one input in PSUM; from trn2 on, 16-bit floats in SBUF. For the second mode, the text of the API
     names bfloat16, contiguous inputs, and addition, subtraction and multiplication; the trn2 guide names both 16-bit
     floats.
 
@@ -177,7 +177,7 @@ def activated(call: CostInputs) -> float:
     """Return the cost of ``activation``: N cycles, and 64 more if a reduction is read out.
 
     trn3 processes two bfloat16 elements per cycle. Nothing is published for GpSimd, which has the instruction from trn3
-    on; there ``ModelParameters.other_cycles`` applies.
+    on; its cost is ``ModelParameters.other_cycles * N``.
     """
     if call.engine is Engine.gpsimd:
         return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))
@@ -242,7 +242,7 @@ def multiplied(call: CostInputs) -> float:
 def transposed(call: CostInputs) -> float:
     """Return the cost of ``nc_transpose`` of P partitions with F elements each.
 
-    It is max(P, min(64, F)) cycles on the Tensor engine and max(64, F) on the Vector engine.
+    The cost is max(P, min(64, F)) cycles on the Tensor engine and max(64, F) cycles on the Vector engine.
     """
     data = call.values["data"]
     if call.engine is Engine.tensor:

@@ -294,7 +294,7 @@ class HbmPlace:
 
 
 class HbmUses:
-    """The accesses to a tensor in HBM. A kernel may access very many parts of it, each of them once.
+    """The accesses to a tensor in HBM, of which a kernel may access very many parts once.
 
     Attributes:
         storage: the number of the storage.
@@ -393,9 +393,7 @@ class Tracked:
         return self.uses
 
     def share(self, other: Tracked) -> None:
-        """Share the memory of ``other`` on the device: accesses to one of the two tensors wait for accesses to the
-        other.
-        """
+        """Share the memory of ``other`` on the device: accesses to either tensor wait for accesses to both."""
         self.uses = other.uses
         self.has_place = self.is_placed = True
 

@@ -53,10 +53,7 @@ _SOFTWARE_QUEUES = frozenset({_GPSIMD_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """The source of the address of a transfer.
-
-    It is known before the launch, a register holds it, or a vector of indices names the rows.
-    """
+    """The source of the address of a transfer: known before the launch, a register, or a vector of row indices."""
 
     known = "known"
     register = "register"

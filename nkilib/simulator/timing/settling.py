@@ -10,8 +10,8 @@ A new tile in PSUM (:class:`Banks`) takes the *place* (banks and partitions) of 
 and waits for them (:class:`_Vacated`). In the simulator the number of tiles is not limited. The device has 8 banks of 2
 KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
 place has been read. The place that a compiler chooses is not published; the model chooses the one that has been free
-longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product whose tiles fill it
-is measured without such waits.
+longest. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a public product whose tiles fill
+SBUF is measured without such waits.
 
 *Places* in the arguments ``reads`` and ``writes`` are parts of tensors that an instruction reads or writes.
 """

@@ -126,7 +126,7 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which everything that an instruction reads or overwrites is ready, and what it waits for last."""
+    """The time at which everything that an instruction reads or overwrites is ready, with the last access before."""
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -154,6 +154,8 @@ class _Ready:
 
 class Timeline:
     """The times at which the engines of one core are busy, for the instructions that were added so far.
+
+    The methods that add an instruction return its :class:`Span`.
 
     Attributes:
         end_ns: the time at which all results are ready.
@@ -259,7 +261,7 @@ class Timeline:
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add a barrier. It counts as a write of its data, so that it delays later accesses to them.
+        """Add a barrier, which delays later accesses to its data as a write would.
 
         Args:
             number: the number of the instruction.

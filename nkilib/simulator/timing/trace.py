@@ -63,7 +63,7 @@ class _Body:
     def tile(self, storage: Storage) -> Tracked:
         """Return the record of the tile that the body makes next: the same record in every iteration.
 
-        It is a new record if the tile differs from the previous iteration's in shape, type or memory.
+        If the tile differs from the previous iteration's in shape, type or memory, it gets a new record.
         """
         key = storage.shape, storage.dtype, storage.region
         at, self._tile = self._tile, self._tile + 1

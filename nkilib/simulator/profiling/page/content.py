@@ -338,7 +338,7 @@ def content_of(profiled: Profiled, sentences: Sequence[str], most: int = MOST_SH
 
     Args:
         profiled: the profile.
-        sentences: the first sentences of the page: what ran, its bound, what limits it.
+        sentences: the first sentences of the page: the kernel and its time, the bound, and the limiting engine.
         most: the number of instructions that the page may show.
     """
     recorded = profiled.recorded

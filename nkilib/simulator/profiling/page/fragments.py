@@ -275,7 +275,7 @@ def _lines(content: Content, most: int) -> str:
 
 
 def static(content: Content) -> str:
-    """Return what a page shows in place of its timeline where no script runs: the picture, and a table of lines."""
+    """Return the picture and a table of lines, which a page shows in place of its timeline where no script runs."""
     return f"{picture(content)}{_lines(content, _MOST_ROWS)}"
 
 

@@ -72,7 +72,7 @@ def page_of(contents: Sequence[Content], *, is_small: bool = False) -> str:
     """Return the text of the HTML file of a profile, or of a profile and another one to compare with.
 
     Args:
-        contents: the content of the profile, then the content of the other one if there is one.
+        contents: the content of the profile, then the content of the profile to compare with, if any.
         is_small: whether to leave out the summary, which a notebook shows above the page.
     """
     style, script = _part("report.css").strip(), _part("report.js").strip()
@@ -153,7 +153,7 @@ def page_against(content: Content, other: Content | str | PathLike[str]) -> str:
 def cell_of(content: Content) -> str:
     """Return the form for a cell of a notebook, as HTML.
 
-    It has sentences, a picture and a table, which need no script. The page follows if it is not too large for a
+    The form has sentences, a picture and a table, which need no script. The page follows if it is not too large for a
     notebook, in a frame that has no access to the notebook.
     """
     count = sum(core["total"] for core in content["cores"])

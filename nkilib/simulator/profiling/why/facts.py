@@ -3,7 +3,8 @@
 
 """The data of findings: sums over the critical path, waits, work that all cores repeat, and the format of figures.
 
-- :class:`Facts`: sums and waits (:class:`Wait`) of a launch; :class:`Finding`: what a profile says about the launch;
+- :class:`Facts`: sums and waits (:class:`Wait`) of a launch; :class:`Finding`: a sentence of a profile about the
+  launch;
 - :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work;
 - :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`wrapped`, :func:`fitted`, :func:`joined`: texts;
 - :func:`summed`, :func:`largest`: sums.
@@ -217,10 +218,7 @@ class Facts:
         return summed((self.line_of(link), link.duration_ns) for link in links)
 
     def short(self, place: str) -> str:
-        """Return the text ``file:line`` without the file's directories.
-
-        One directory stays if several files have the same name.
-        """
+        """Return ``file:line`` without directories; one directory stays if several files have the same name."""
         path, _, line = place.rpartition(":")
         return f"{self._short_files.get(path, path)}:{line}"
 
@@ -288,8 +286,8 @@ def stored_by_every_core(collection: Collection) -> Sequence[str]:
     """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
 
     Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
-    tensors that come from the caller or go back to it. If an index chooses what is stored, the parts are not known, and
-    the cores count as different.
+    tensors that come from the caller or go back to it. If an index chooses the stored elements, the parts are not
+    known, and the cores count as different.
     """
     traces = collection.traces
     if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):

@@ -9,7 +9,7 @@
 - :func:`triggers`, :func:`small_rows`, :func:`first_bytes`: transfers;
 - :func:`meetings`: where the cores synchronise.
 
-:data:`OBSERVERS` lists the functions. They recommend nothing; :mod:`.changes` does.
+:data:`OBSERVERS` lists the functions. Recommendations come from :mod:`.changes` instead.
 """
 
 from __future__ import annotations

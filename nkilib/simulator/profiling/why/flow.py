@@ -236,8 +236,8 @@ def add_new_tiles(storages: Storages, action: Action | None) -> None:
 def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[int, int, int, int]]:
     """Return the uses of tiles, in the order of their beginnings.
 
-    A use begins when a step writes new data to a tile. It ends where a step writes again and nothing that was written
-    before is read any more.
+    A use begins when a step writes new data to a tile. The use ends before the step that overwrites the tile when no
+    later step reads the earlier data.
 
     Args:
         flow: the flow of the program.
@@ -245,8 +245,8 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
         end: the number of steps of the program.
 
     Returns:
-        A tuple for each use: the storage, the indices of its first and last step, and the index of the first step of
-            the next use.
+        For each use, the storage, the indices of its first and last step, and the index of the first step of the next
+        use.
     """
     uses: list[tuple[int, int, int, int]] = []
     for storage in storages:

@@ -189,7 +189,7 @@ class Study:
 def on_each_core(change: Callable[[CoreProgram], CoreProgram | None]) -> Change:
     """Return a change of a whole launch that makes ``change`` on the program of each core.
 
-    It applies if ``change`` applies to at least one core.
+    The result applies if ``change`` applies to at least one core.
     """
 
     def changed(programs: Programs) -> Programs | None:

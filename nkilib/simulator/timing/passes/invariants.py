@@ -3,10 +3,10 @@
 
 """The pass that moves an instruction out of a loop if each iteration computes the same value (:class:`Invariants`).
 
-It applies to a line of the kernel that computes in every iteration the value that it has computed before, from the same
-bytes and into a new tile of the same form: constants that fill a tile, a row that is broadcast to all partitions, a
-product of two unchanged tiles. Such an instruction is *dropped*: its readers read the tile that has the value already,
-which *stays* in SBUF for them. The *contents* of a tile are the values that were written to it.
+The pass applies to a line of the kernel that computes in every iteration the value that it has computed before, from
+the same bytes and into a new tile of the same form: constants that fill a tile, a row that is broadcast to all
+partitions, a product of two unchanged tiles. Such an instruction is *dropped*: its readers read the tile that has the
+value already, which *stays* in SBUF for them. The *contents* of a tile are the values that were written to it.
 
 Evidence: ``nki/guides/tutorials/fused_mamba.rst`` publishes 1.61 ms for ``mamba_v2``, 512 iterations of 512 columns on
 trn1; Vector alone needs 2.1 ms for the listed instructions, and 1.6 ms without the product ``delta * u``, whose inputs
@@ -160,7 +160,9 @@ def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
 
 
 class Invariants:
-    """The pass that drops an instruction if its line has written the same value into a tile of the same form before."""
+    """The pass that drops an instruction if the kernel line that issues it wrote the same value into an equal tile
+    before.
+    """
 
     constants_of = PURE
 
@@ -201,7 +203,8 @@ class Invariants:
         self._open = still_open
 
     def _is_hoisted(self, instruction: PendingInstruction) -> bool:
-        """Return whether the value that an instruction writes is known, and record it as contents of its tile.
+        """Return whether the value that an instruction writes is known; if so, record it as contents of the
+        instruction's tile.
 
         If another tile has the same contents, the instruction is dropped.
         """
@@ -258,8 +261,8 @@ class Invariants:
     def _stay(self, holder: Tracked) -> None:
         """Record that the tile ``holder`` has to stay in SBUF.
 
-        If such tiles need too much room, the contents of those that were needed longest ago count as unknown, so that
-        no further instruction is dropped because of them.
+        If the staying tiles need too much room, the contents of the tiles needed longest ago count as unknown, and no
+        further instruction is dropped because of them.
         """
         if holder.views.region is not MemoryRegion.sbuf:
             return

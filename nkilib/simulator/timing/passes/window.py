@@ -4,7 +4,7 @@
 """The instructions of a core that are not on its timeline yet, among which passes look back and ahead.
 
 :class:`Window` holds the instructions, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
-:func:`accessed_part` return what an instruction accesses.
+:func:`accessed_part` return the tensors that an instruction accesses.
 """
 
 from __future__ import annotations

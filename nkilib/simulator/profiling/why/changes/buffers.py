@@ -68,9 +68,9 @@ def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: Core
 
 
 def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
-    """Return the rings of tiles that instructions wait to overwrite, and a text about such a wait for each ring's line.
+    """Return the rings of tiles that instructions wait to overwrite, the one that is waited for most often first.
 
-    The ring that is waited for most often comes first.
+    The second result is, for the line of each ring, a text about such a wait.
     """
     facts = study.facts
     waits: Counter[str] = Counter()

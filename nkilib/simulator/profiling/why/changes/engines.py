@@ -79,9 +79,8 @@ def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> C
 def _ways(study: Study, step: Step, engine: str) -> Iterator[tuple[str, Remade, str, tuple[str, ...]]]:
     """Yield the ways to run a step of ``engine`` on another engine.
 
-    Yields:
-        A tuple (name of the other engine, function that makes the step's action there, text of the change, calls to
-        write).
+    A way is the name of the other engine, a function that makes the step's action on that engine, the text of the
+    change, and the calls to write.
     """
     kind = step.action.kind
     for other in kind.others:

@@ -180,7 +180,7 @@ def into_activation(pair: Pair) -> Iterator[Calls]:
 def _stands_for(original: Argument, copy: Argument) -> bool:
     """Return whether an instruction may read ``original`` instead of ``copy``.
 
-    It may if shapes, partitions and types are equal; two float types need not be equal.
+    Shapes and partitions must be equal, and so must the types unless both are floats.
     """
     if not isinstance(original.value, Access) or not isinstance(copy.value, Access):
         return False
@@ -299,7 +299,7 @@ def _place_for(program: CoreProgram, found: _Found) -> int | None:
     """Return the index at which the new calls can stand: the reader's, or the writer's.
 
     Returns:
-        None if neither is possible, because steps in between access the same data.
+        None if steps in between access the same data, so that neither index is possible.
     """
     writer, reader, _, is_kept = found
     first, second = _step(program, writer).action, _step(program, reader).action

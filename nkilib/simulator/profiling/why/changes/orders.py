@@ -165,16 +165,14 @@ def _uses(
 
 
 def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage that each use gets in the new order, and the number of storages that are needed.
+    """Return the storage of each use in the new order, by the use's own storage and first step, and the number of
+    storages.
 
     There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time.
 
     Args:
         uses: the uses of one operand.
         most: the least number of storages.
-
-    Returns:
-        A pair (storage by the use's own storage and first step, number of storages).
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
@@ -194,9 +192,9 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use, and the number of tiles of a kind that the new order needs.
+    """Return the storage for each use in the new order, and the largest number of tiles that a call needs.
 
-    The number is the largest that a call needs which has too few tiles, and 1 if all calls have enough.
+    Only calls that have too few tiles count; the number is 1 if all calls have enough.
     """
     # A call that writes a new tile each time needs no more.
     tiles = {operand: len({use.storage for use in uses}) for operand, uses in by_operand.items()}

@@ -254,7 +254,7 @@ class _Choice(NamedTuple):
 
     Attributes:
         transfers: the number of these transfers.
-        text: the number of transfers, and the calls that issue most of them, for messages.
+        text: the part of a message that gives the number of transfers and the calls that issue most of them.
         sites: the calls that issue them.
         queue: the queue of the first transfer.
         other: the queue that the first transfer would have with the other kind of descriptors.
