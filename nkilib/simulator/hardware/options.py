@@ -280,8 +280,7 @@ def using(**changes: Any) -> Iterator[Options]:
     """Change fields of :class:`Options` for the kernels launched inside the ``with`` block.
 
     ``strict=True`` sets to ``"error"`` every check that neither this call, nor an enclosing ``with`` block, nor the
-    check's
-    environment variable sets. ``strict=False`` ends the effect of an enclosing ``strict=True`` and of
+    check's environment variable sets. ``strict=False`` ends the effect of an enclosing ``strict=True`` and of
     ``NKILIB_STRICT``.
 
     Example::

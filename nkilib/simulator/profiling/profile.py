@@ -505,8 +505,7 @@ def profile(
         print(nkilib.simulator.profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32)))
 
     A profile *from shapes* has a ``spec`` among the arguments, and computes nothing. There ``trips`` states how often a
-    loop
-    runs whose bounds only the device knows. Without ``trips``, a kernel that states its maximum
+    loop runs whose bounds only the device knows. Without ``trips``, a kernel that states its maximum
     (:func:`nkilib.simulator.states_trips`) is profiled with no iteration of these loops, and with all iterations in
     ``Profile.with_all_trips``. For any other kernel an error names the loop.
 

@@ -40,12 +40,9 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
         profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32))
 
     A launch with such an argument computes nothing: every argument, arrays too, stands for its shape and type alone,
-    and
-    each result is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as usual; indices, values
-    and
-    races between cores are not. A kernel whose control flow depends on values raises an error. ``profile(trips=)``
-    states
-    the number of iterations of a loop whose bounds only the device knows.
+    and each result is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as usual; indices,
+    values and races between cores are not. A kernel whose control flow depends on values raises an error.
+    ``profile(trips=)`` states the number of iterations of a loop whose bounds only the device knows.
 
     Args:
         shape: the size of each dimension.
