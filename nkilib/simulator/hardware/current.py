@@ -6,8 +6,9 @@
 Modules that must not import the core read its properties here.
 
 - :func:`enter`: sets the core (:class:`Simulated`) of this thread;
-- :func:`current_generation`, :func:`current_scope`, :func:`is_traced`, :func:`is_abstract_launch`: properties of it;
-- :class:`TileSize`: the largest sizes of a tile on its generation.
+- :func:`current_generation`, :func:`current_scope`, :func:`is_traced`, :func:`is_abstract_launch`: properties of the
+  core;
+- :class:`TileSize`: the largest sizes of a tile on the generation of the core.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class DmaTiming:
         fixed_ns: the time from the trigger of a transfer to its first byte.
         to_consumer_ns: the time from the last byte to the instruction that waits for it.
         trigger_ns: the time from one trigger of a queue to the next.
-        software_ns: the time that GpSimd takes to write the descriptors of a transfer, from one transfer of a queue to
-            the next.
+        software_ns: the time between two transfers of a queue whose descriptors GpSimd writes.
         has_hardware_descriptors: whether hardware units write descriptors. Otherwise the host writes the descriptors of
             addresses that are known before the launch, and GpSimd writes the others.
         transpose_from_hbm: the share of the rate that a transpose from HBM reaches at best.

@@ -141,7 +141,7 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
     """Return the least time, in microseconds, that each engine needs for the instructions and transfers of a launch.
 
     The work is spread evenly over the cores. Each byte of input and output crosses HBM once, at the rate of all DMA
-    engines. An instruction that only one engine can run takes its cycles there, as if its elements filled all
+    engines. An instruction that only one engine can run takes its cycles on that engine, as if its elements filled all
     partitions, or all rows and columns of the Tensor engine.
 
     Args:

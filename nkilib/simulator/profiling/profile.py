@@ -296,7 +296,7 @@ class Profile:
 
     @property
     def note(self) -> str:
-        """A remark that the times are modelled, and on work whose time they leave out."""
+        """A remark that the times are modelled, with the collectives that they leave out."""
         note = MODELLED
         if self.untimed:
             counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())

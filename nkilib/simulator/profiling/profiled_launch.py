@@ -123,8 +123,8 @@ def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
 class ProfiledLaunch:
     """The instructions and the on-chip tensors of a launch, each computed when it is first asked for.
 
-    Most profiles are only printed, which needs few of them. The record keeps the logs of the cores instead of their
-    traces, because traces hold the tensors in HBM.
+    Most profiles are only printed, which needs few of these values. The record keeps the logs of the cores instead of
+    their traces, because traces hold the tensors in HBM.
     """
 
     def __init__(self, collection: Collection, model: TimeModel, busy_us: Mapping[str, float], bound_us: float) -> None:

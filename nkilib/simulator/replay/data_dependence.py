@@ -99,9 +99,9 @@ class OwnedRows(NamedTuple):
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the core that owns each row, where rows without an owner get the owner of the row before.
+    """Return the core that owns each row. A row without an owner gets the owner of the row before it.
 
-    Rows before the first owned row get that row's owner.
+    Rows before the first owned row get the owner of that row.
     """
     known = np.flatnonzero(owners != _NOBODY)
     places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
@@ -164,8 +164,8 @@ class DataDependent(NamedTuple):
     Attributes:
         watched: tensors that both cores may access, one of them writing; each replay looks for races.
         divided: shared tensors whose rows the cores divide between them, with the rows that each core may access.
-        unwritten: tensors without values at the beginning of the launch, of which each replay checks that it reads no
-            unwritten element; data decide which elements are written, or rows are gathered before all rows are written.
+        unwritten: tensors without values at the beginning of the launch, whose written elements depend on data, or
+            whose rows are gathered before all are written. Each replay checks that it reads no unwritten element.
     """
 
     watched: frozenset[PlaceholderStorage]

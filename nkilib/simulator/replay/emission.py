@@ -41,8 +41,7 @@ def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
 
     Args:
         entry: the instruction.
-        is_whole: whether the instruction is recorded as a whole, because its function needs data and did not run to its
-            end.
+        is_whole: whether the function of the instruction did not run to its end, because it needs data.
 
     Raises:
         Unplannable: if data decide which elements of PSUM are no longer matmul results.

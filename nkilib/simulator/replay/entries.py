@@ -118,7 +118,7 @@ class Planner(Protocol):
         """
 
     def build(self, recorded: Any, candidate: Candidate) -> AnyPlan:
-        """Return a plan.
+        """Return a plan for launches with the key of ``candidate``.
 
         Args:
             recorded: a recording that equals an earlier one.

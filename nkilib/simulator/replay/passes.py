@@ -164,8 +164,7 @@ def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
 
 
 def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
-    """Return the work of a core, which reads HBM instead of loaded tiles where it can, without the loads that nothing
-    needs.
+    """Make work read HBM instead of loaded tiles where possible, and return the work without loads that nothing needs.
 
     Args:
         works: the work of one core; the reads in it are changed.
@@ -295,10 +294,8 @@ def _drop_later_reads(read_later: dict[int, list[Ref]], ref: Ref) -> None:
 
 
 def without_stores(works: list[Work]) -> list[Work]:
-    """Return the work of a core, which computes elements in HBM directly where it can, without the stores of these
+    """Make work compute elements in HBM directly where possible, and return the work without the stores of these
     elements.
-
-    The work that computes the elements is changed.
     """
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
     read_later: dict[int, list[Ref]] = {}

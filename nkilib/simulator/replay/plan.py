@@ -249,7 +249,7 @@ def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArr
 
 
 def _may_refuse(work: Work) -> bool:
-    """Return whether ``work`` checks values for which the plan may not be valid."""
+    """Return whether ``work`` may find values for which the plan is not valid."""
     return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
 
 

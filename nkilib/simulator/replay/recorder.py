@@ -200,8 +200,8 @@ class Recorder(Watcher):
 
         Args:
             cores: the cores that ran.
-            result: a function that applies its argument to each leaf of the value that the kernel returned, and returns
-                the new value.
+            result: a function that takes a function, applies it to each leaf of the value that the kernel returned, and
+                returns the new value.
         """
         launch = cores[0].launch
         for position, storage in enumerate(launch.shared):

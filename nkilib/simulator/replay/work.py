@@ -248,7 +248,9 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Return whether ``ref`` is a matrix of the same storage and shape at the next equal distance."""
+        """Return whether ``ref`` continues the series: same storage and shape, and the same distance from the last
+        matrix.
+        """
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
         shape, strides, offset = ref.layout
@@ -364,9 +366,9 @@ def _in_step(read: Ref, written: Ref) -> bool:
 
 
 def needs_all_rows(work: Elementwise) -> bool:
-    """Return whether ``work`` must run on all rows at once.
+    """Return whether a block of rows of ``work`` would overwrite elements that later blocks read.
 
-    If it does, a block of rows would overwrite elements that later blocks read.
+    Such work must run on all rows at once.
     """
     for written in work.writes:
         for read in work.reads:

@@ -18,7 +18,10 @@ from enum import Enum
 
 
 class AddressRotation(Enum):
-    """The tensors that the compiler may move for a better layout: those that it has placed itself, all, or none."""
+    """The tensors that the compiler may move for a better layout.
+
+    ``AUTO``: the tensors that the compiler has placed itself; ``ENABLE``: all tensors; ``DISABLE``: none.
+    """
 
     AUTO = "auto"
     ENABLE = "enable"

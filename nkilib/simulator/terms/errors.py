@@ -133,7 +133,7 @@ class OverlappingCopyError(NkiValidationError):
 
 @_public
 class BarrierError(NkiValidationError):
-    """A core or a rank waits for another one that has ended, or that waits at a different operation."""
+    """A core or a rank waits for another, which has ended or waits at a different operation."""
 
 
 @_public
@@ -173,7 +173,10 @@ def is_library(frame: FrameType) -> bool:
 
 
 def kernel_frame() -> FrameType | None:
-    """Return the innermost frame of the user's code on the stack, or None; it is at the kernel's current line."""
+    """Return the innermost frame of the user's code on the stack, or None if there is none.
+
+    This frame is at the current line of the kernel.
+    """
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
     while frame is not None:
@@ -191,12 +194,12 @@ def kernel_location() -> str:
 
 
 def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
-    """Put the kernel line in the traceback of ``error`` before its message, unless the message has a location already.
+    """Prefix the message of ``error`` with the kernel line from its traceback, unless the error has a location already.
 
     This serves errors that no instruction raises, such as errors of a view or of a function of ``nki.language``.
 
     Args:
-        error: the error.
+        error: the error, which is changed.
         core: text that follows the location, such as the name of the core; may be empty.
     """
     if error.place:
@@ -244,7 +247,7 @@ def last_line(error: BaseException) -> str:
 
 
 def add_location(error: NkiValidationError, instruction: str) -> None:
-    """Put the kernel's current line and the name of the instruction before the message of ``error``.
+    """Prefix the message of ``error`` with the kernel's current line and the name of the instruction.
 
     An error that has a location already stays as it is.
     """
@@ -256,10 +259,10 @@ def add_location(error: NkiValidationError, instruction: str) -> None:
 
 
 def add_function(error: NkiValidationError, function: str, core: str) -> None:
-    """Put the kernel's current line and the name of a function of ``nki.language`` before the message of ``error``.
+    """Prefix the message of ``error`` with the kernel's current line and the name of a function of ``nki.language``.
 
-    If an instruction inside the function failed, its name stays in the message, after the function's name. If functions
-    of ``nki.language`` call each other, the message has the name of the outermost one.
+    If an instruction inside the function failed, the name of the instruction stays in the message, after the name of
+    the function. If functions of ``nki.language`` call each other, the message has the name of the outermost one.
 
     Args:
         error: the error that the function, or an instruction inside it, raises.

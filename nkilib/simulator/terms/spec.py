@@ -3,10 +3,10 @@
 
 """Shapes without data, and the signals of instructions that need missing values.
 
-- :func:`spec`, :class:`Spec`: a shape and a type in place of an array. A kernel on it runs its control flow, its checks
-  and its costs, and computes nothing;
+- :func:`spec`, :class:`Spec`: a shape and a type in place of an array. A launch with one runs control flow, checks and
+  the performance model, and computes nothing;
 - :class:`DataNeeded`: the signal that the values of a tensor without data are needed;
-- :class:`ValuesWanted`: the signal that a launch with ``skip_arithmetic`` has left out values that are needed.
+- :class:`ValuesWanted`: the signal that values are needed that a launch with ``skip_arithmetic`` has left out.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ def _is_simulators(frame: FrameType) -> bool:
 
 
 def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
-    """Return, for each entry of a traceback, whether it is the user's.
+    """Return, for each entry of a traceback, whether it belongs to the user's code.
 
-    An entry of the simulator is not, nor is an entry of a library that the simulator has called.
+    Entries of the simulator, and of libraries that the simulator has called, do not belong to the user's code.
 
     Args:
         entries: the entries of a traceback, the outermost one first.
@@ -101,7 +101,7 @@ def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether ``error`` is a fault of the simulator: its own code raised it, and it is not one of its errors."""
+    """Return whether code of the simulator raised ``error``, and ``error`` is none of the simulator's own errors."""
     if isinstance(error, _MEANT):
         return False
     entries = _entries(error.__traceback__)

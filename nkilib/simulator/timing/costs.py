@@ -7,11 +7,11 @@ Each cost is a :data:`Cost`, a function from :class:`CostInputs` to cycles. :fun
 many instructions. The others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced` and :func:`multiplied`,
 serve the instructions that their docstrings name. The definition of an instruction names its cost.
 
-N is the number of elements in a partition of the largest operand of an instruction; an *element cycle* is one cycle for
-each of these elements. No instruction takes less than about 64 cycles.
+N is the number of elements in a partition of the largest operand of an instruction. No instruction takes less than
+about 64 cycles.
 
 Sources: the "Estimated instruction cost" in older revisions of ``nki/api/nki/isa/__init__.py``, and the architecture
-guides (``nki/guides/architecture``). Costs that neither states are fields of :class:`ModelParameters`.
+guides (``nki/guides/architecture``). Costs that neither source states are fields of :class:`ModelParameters`.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def counted(call: CostInputs) -> float:
 def sorted_out(call: CostInputs) -> float:
     """Return the cost of ``topk`` on GpSimd: 4n + K cycles for K results, sorted or not.
 
-    n is the parameter ``n`` of the instruction, the number of elements in a snake.
+    n is the parameter ``n`` of the instruction.
     """
     return 4.0 * float(call.values["n"]) + call.elements("val_dst")
 

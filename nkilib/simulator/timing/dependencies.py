@@ -76,7 +76,7 @@ class Place(Protocol):
 
 
 class RegisterPlace:
-    """A register or scalar that holds the address of an operand; the instruction waits until it is loaded."""
+    """A register or scalar that holds an operand's address; the instruction waits until the register is loaded."""
 
     __slots__ = ("_loaded", "storage")
 
@@ -190,7 +190,7 @@ class HbmAccess:
 
 
 class _Index:
-    """The accesses to a tensor in HBM, grouped by the size of their part and sorted by its first byte.
+    """The accesses to a tensor in HBM, grouped by the size of the accessed part and sorted by the part's first byte.
 
     This order makes the search for accesses that overlap a part fast.
     """
@@ -294,7 +294,7 @@ class HbmPlace:
 
 
 class HbmUses:
-    """The accesses to a tensor in HBM, of which a kernel may access very many parts once.
+    """The accesses to a tensor in HBM. Unlike a tile, such a tensor may have very many accessed parts.
 
     Attributes:
         storage: the number of the storage.

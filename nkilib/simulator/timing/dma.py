@@ -200,7 +200,7 @@ def _whole_blocks(shape: tuple[int, ...]) -> int:
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """Return pairs (number of a DMA engine, number of the partitions of an on-chip side that it serves).
+    """Return pairs (number of a DMA engine, number of partitions that it serves) for an on-chip side.
 
     Args:
         side: the on-chip side.

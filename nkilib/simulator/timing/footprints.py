@@ -3,7 +3,7 @@
 
 """The footprints of views: the bytes of a storage that a view occupies, and the properties that costs depend on.
 
-- :class:`Footprint`: both together, made by :class:`Views` (returned by :data:`views_of`);
+- :class:`Footprint`: these bytes and properties, made by :class:`Views` (returned by :data:`views_of`);
 - :class:`Form`, :func:`form_of`: shape, strides, type and region of a view;
 - :class:`OccupiedBytes`, :func:`part_of`: the bytes of a storage that a view occupies, called a *part*;
 - :class:`Reach`: the range of a view whose address is read at run time.

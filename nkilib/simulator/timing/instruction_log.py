@@ -134,8 +134,8 @@ class Shift(NamedTuple):
     Attributes:
         ns: the distance in time.
         numbers: the distance in instruction numbers.
-        floor: the number of the first instruction of the iterations before the repeated ones, in the outermost repeat;
-            a cause before it is the same for all repetitions.
+        floor: the lowest number of an instruction whose repetitions can be causes; an instruction below ``floor`` is
+            itself the cause in all repetitions.
     """
 
     ns: float = 0.0
@@ -191,7 +191,7 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
     """Return the cause of a repetition, given the ``cause`` of the instruction that was run.
 
-    A distance that reaches back before the repeated iterations grows by the shift.
+    A distance to an instruction below ``shift.floor`` grows by the shift, because that instruction is not repeated.
 
     Args:
         cause: the cause of the instruction that was run.

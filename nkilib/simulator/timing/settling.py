@@ -13,7 +13,8 @@ place has been read. The place that a compiler chooses is not published; the mod
 longest. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a public product whose tiles fill
 SBUF is measured without such waits.
 
-*Places* in the arguments ``reads`` and ``writes`` are parts of tensors that an instruction reads or writes.
+The arguments ``reads`` and ``writes`` list the parts of tensors (:class:`~.dependencies.Place`) that an instruction
+accesses.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Waited(IntEnum):
 class Cause(NamedTuple):
     """The cause of the start time of an instruction, from which it can be timed again under another assumption.
 
-    A *distance* is the number of instructions of the same core from another instruction back to this one's, so that the
-    same instruction in two iterations of a loop has equal causes.
+    A *distance* is the number of this instruction minus the number of an earlier one of the same core, so that the same
+    instruction in two iterations of a loop has equal causes.
 
     Attributes:
         waited: the kind of thing that the instruction waited for last.
@@ -126,7 +126,7 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which everything that an instruction reads or overwrites is ready, with the last access before."""
+    """The time at which all data and memory of an instruction are ready, and the access that it waits for last."""
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -287,7 +287,8 @@ class Timeline:
             number: the number of the instruction.
             engine: its engine.
             data: the parts of its tensors.
-            met_ns: the time before which it cannot end, when the last core arrived; 0 if it does not synchronise.
+            met_ns: the time at which the last core arrived, before which the instruction cannot end; 0 if it does not
+                synchronise.
         """
         ready = _Ready(engine, [], data)
         now, waited = ready.ns, ready.waited

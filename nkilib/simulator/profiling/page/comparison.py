@@ -29,7 +29,8 @@ class Change(NamedTuple):
     Attributes:
         text: the text of the line.
         before: the index of the file and the number of the line in the older profile; None if it lacks the line.
-        after: the same in the profile that the page is about.
+        after: the index of the file and the number of the line in the profile that the page is about; None if it lacks
+            the line.
         path_ps: the picoseconds of the critical path.
         busy_ps: the busy picoseconds of all engines, added up.
         counts: the numbers of instructions.

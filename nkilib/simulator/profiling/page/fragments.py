@@ -30,7 +30,7 @@ _Shower = Callable[[Content, Line], str]
 
 
 def us(picoseconds: float) -> str:
-    """Format a duration in microseconds, without the unit."""
+    """Return the text for a duration, in microseconds without the unit."""
     return f"{picoseconds / _PS_PER_US:,.1f}"
 
 

@@ -175,7 +175,7 @@ class AnalysedLaunch(NamedTuple):
 
     Attributes:
         cores: the cores with their notes.
-        model: the hardware and assumptions of the times.
+        model: the hardware and the assumptions with which the times were modelled.
         stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`.facts`.
     """
 

@@ -3,7 +3,7 @@
 
 """The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it (:class:`Broadcasts`).
 
-The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
+The simulator runs ``nl.broadcast_to`` and other broadcasting functions as a product with ones and copies to SBUF, which
 the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The product leaves the
 row in PSUM, and the compiler need not copy it if Vector or Scalar reads the result: ``fused_mamba.rst`` counts a
 partition broadcast as one instruction of Tensor. The times that this page publishes for ``mamba_v2`` (512 columns) and

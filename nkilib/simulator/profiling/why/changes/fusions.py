@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Pairs of instructions that one instruction can replace, and instructions that another one does faster.
+"""Pairs of instructions that one instruction, or a faster pair, can replace.
 
 :func:`fused` yields the candidates. A *pair* is a call that writes a tile (the *writer*) and a call that reads the tile
 (the *reader*). Each rule in :data:`RULES` yields lists of calls to write instead, the preferred one first. The formulas

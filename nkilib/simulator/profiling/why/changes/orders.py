@@ -165,10 +165,10 @@ def _uses(
 
 
 def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage of each use in the new order, by the use's own storage and first step, and the number of
-    storages.
+    """Return the storage of each use in the new order, and the number of storages.
 
-    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time.
+    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time. The keys of
+    the first result are pairs (storage in the old order, first step in the old order).
 
     Args:
         uses: the uses of one operand.
@@ -192,7 +192,7 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use in the new order, and the largest number of tiles that a call needs.
+    """Return the storage of each use in the new order, as :func:`_held` does, and the most tiles that a call needs.
 
     Only calls that have too few tiles count; the number is 1 if all calls have enough.
     """
