@@ -257,8 +257,8 @@ def details_of(cores: Sequence[CoreRecord], launch: AnalysedLaunch, links: Seque
 
     Args:
         cores: the records of the cores.
-        launch: the notes of the cores that the analysis examines.
-        links: the links of the critical path.
+        launch: the instructions that the analysis of the critical path examines.
+        links: the stretches of time on the critical path.
     """
     lines = _lines_of(cores, launch.model)
     _add_path(lines, links, launch)

@@ -207,7 +207,7 @@ def write_trace(
         events: the instructions.
         tensors: the on-chip tensors, whose bytes give the use of SBUF over time.
         note: a remark on the nature of the times.
-        critical: the links of the critical path.
+        critical: the stretches of time on the critical path.
     """
     traced: list[dict[str, Any]] = []
     for core in sorted({event.core for event in events}):

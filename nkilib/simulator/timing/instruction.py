@@ -101,7 +101,7 @@ class InstructionKind(NamedTuple):
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
     """Return the forms of the tensors by parameter name, in the order of the parameters.
 
-    The tensors of a parameter that is a list have names with an index, and come last among the tensors that are read.
+    Tensors in a list have names with an index, such as ``srcs[0]``.
     """
     positions = [*roles.tensors]
     positions += positions[-1:] * (len(forms) - len(positions))
