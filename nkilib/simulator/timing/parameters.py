@@ -104,6 +104,9 @@ class ModelParameters:
             engine that finishes them first. False: on Vector.
         keeps_broadcasts_in_psum: whether instructions read the results of broadcasts by functions of ``nki.language``
             from PSUM.
+
+    Raises:
+        ValueError: if ``software_descriptors`` is none of its choices.
     """
 
     halves_bf16_max: bool = False

@@ -104,10 +104,11 @@ class Finding:
     """A change that makes a kernel faster in the model, or a fact about its time. Modelled, not measured.
 
     Attributes:
-        about: for a change ``"same work"``, ``"fusion"``, ``"engine"``, ``"buffers"``, ``"order"``, ``"repeated
-            load"``, ``"transfers"``, ``"queues"``, ``"descriptors"``, ``"larger instructions"`` or ``"loops"``; for a
-            fact ``"busiest engine"``, ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"waits"``, ``"small
-            instructions"``, ``"latency"``, ``"activation tables"``, ``"meetings"`` or ``"choice of descriptors"``.
+        about: for a change ``"same work"``, ``"fusion"``, ``"engine"``, ``"buffers"``, ``"order"``,
+            ``"repeated load"``, ``"transfers"``, ``"queues"``, ``"descriptors"``, ``"larger instructions"`` or
+            ``"loops"``; for a fact ``"busiest engine"``, ``"triggers"``, ``"small rows"``, ``"first byte"``,
+            ``"waits"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``, ``"meetings"`` or
+            ``"choice of descriptors"``.
         text: the change, its line in the kernel and the modelled saving; or the fact, with figures.
         time_us: for a change the saving; for a fact the part of the time that it is about. Several findings may be
             about the same time.
