@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The properties of the core that the running thread simulates, for modules that must not import the core, and
-``nl.tile_size``.
+"""The properties of the core that the running thread simulates, and ``nl.tile_size``.
 
-- :func:`current_generation`, :func:`current_scope`, :func:`is_traced`, :func:`is_abstract_launch`: the properties of
-  the core (:class:`Simulated`), which :func:`enter` sets;
-- :class:`TileSize`: the sizes that bound a tile on its generation.
+Modules that must not import the core read its properties here.
+
+- :func:`enter`: sets the core (:class:`Simulated`) of this thread;
+- :func:`current_generation`, :func:`current_scope`, :func:`is_traced`, :func:`is_abstract_launch`: properties of the
+  core;
+- :class:`TileSize`: the largest sizes of a tile on the generation of the core.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from .options import current_options
 
 
 class Simulated(Protocol):
-    """The interface of the simulated core: the properties that this module needs of it."""
+    """The properties that this module reads from the simulated core."""
 
     @property
     def generation(self) -> Generation: ...
 
     @property
     def is_abstract(self) -> bool:
-        """Whether the core's tensors have shapes and types and no memory; see terms/spec.py."""
+        """Whether the core's tensors have shapes and types but no data; see terms/spec.py."""
 
     @property
     def is_traced(self) -> bool:
@@ -42,7 +44,7 @@ class Simulated(Protocol):
 
 
 class _Thread(threading.local):
-    """The state of a thread: the core that it simulates, or None outside a kernel."""
+    """The core that a thread simulates, or None outside a kernel."""
 
     simulated: Simulated | None = None
 
@@ -62,19 +64,19 @@ def is_abstract_launch() -> bool:
 
 
 def current_generation() -> Generation:
-    """Return the generation of the running kernel, or outside a kernel the one that the next launch would have."""
+    """Return the generation of the running kernel; outside a kernel, the generation of the next launch."""
     simulated = THREAD.simulated
     return simulated.generation if simulated is not None else current_options().generation
 
 
 def is_traced() -> bool:
-    """Return whether NKI 0.7's tracer rules hold for the running kernel, or outside a kernel for the next launch."""
+    """Return whether NKI 0.7's tracer rules hold for the running kernel; outside a kernel, for the next launch."""
     simulated = THREAD.simulated
     return simulated.is_traced if simulated is not None else current_options().frontend == "tracer"
 
 
 def current_scope() -> Scope:
-    """Return the scope in which the running kernel's current instruction runs; the empty scope outside a kernel."""
+    """Return the scope of the running kernel's current instruction; the empty scope outside a kernel."""
     simulated = THREAD.simulated
     return simulated.scope if simulated is not None else ()
 
@@ -87,11 +89,14 @@ class TileSize(NKIObject):
 
     Attributes:
         pmax: the number of partitions of a tile.
-        psum_fmax, psum_bank_fmax: float32 elements of a PSUM bank in a partition (the first name is deprecated).
+        psum_bank_fmax: float32 elements of a PSUM bank in a partition.
+        psum_fmax: a deprecated name of ``psum_bank_fmax``.
         psum_bank_fmax_bytes: bytes of a PSUM bank in a partition.
-        gemm_stationary_fmax, gemm_moving_fmax: the largest free size of the matmul operands.
+        gemm_stationary_fmax: the largest free size of the stationary matmul operand.
+        gemm_moving_fmax: the largest free size of the moving matmul operand.
         bn_stats_fmax: the largest free size of ``bn_stats``.
-        psum_min_align, sbuf_min_align: the alignment, in bytes, of an address in the free dimension.
+        psum_min_align: the alignment, in bytes, of an address in the free dimension of PSUM.
+        sbuf_min_align: the alignment, in bytes, of an address in the free dimension of SBUF.
     """
 
     pmax = PARTITIONS

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The hardware generations: the limits that all share, and the sizes and constants of the model of time of each.
+"""The hardware generations: their common limits, and the sizes and timing constants of each.
 
 - ``PARTITIONS`` to ``GPSIMD_CORE_PARTITIONS``: the limits, such as :data:`PSUM_BANKS`, :data:`PSUM_BANK_BYTES` and
   :data:`FREE_AXIS_MAX`;
 - :class:`Generation`, with its :class:`Timing` and :class:`DmaTiming`: ``TRN1``, ``TRN2``, ``TRN3`` and ``TRN3_A0``;
-- :func:`generation`: the one that a target names, of :data:`TARGETS`.
+- :func:`generation`: the generation that a target, one of :data:`TARGETS`, names.
+
+A *row* of a DMA transfer is a run of bytes that are contiguous in the source and in the destination.
 """
 
 from __future__ import annotations
@@ -45,15 +47,15 @@ class DmaTiming:
     Attributes:
         engines: the number of engines.
         gb_per_s: the rate of one engine in practice, in GB/s.
-        row_ns: the least time that an engine spends on a row (bytes that are contiguous on both sides).
-        fixed_ns: the time from the trigger to the first byte, which a transfer takes besides its rows.
+        row_ns: the least time that an engine spends on a row.
+        fixed_ns: the time from the trigger of a transfer to its first byte.
         to_consumer_ns: the time from the last byte to the instruction that waits for it.
         trigger_ns: the time from one trigger of a queue to the next.
-        software_ns: the time that GpSimd takes to write the descriptors of a transfer, from one transfer of a queue to
-            the next.
-        has_hardware_descriptors: whether there are units that write descriptors; without them the host has written the
-            descriptors of addresses that are known before the launch, and GpSimd writes the others.
-        transpose_from_hbm, transpose_from_sbuf: the share of the rate that a transpose from there reaches at best.
+        software_ns: the time between two transfers of a queue whose descriptors GpSimd writes.
+        has_hardware_descriptors: whether hardware units write descriptors. Otherwise the host writes the descriptors of
+            addresses that are known before the launch, and GpSimd writes the others.
+        transpose_from_hbm: the share of the rate that a transpose from HBM reaches at best.
+        transpose_from_sbuf: the share of the rate that a transpose from SBUF reaches at best.
     """
 
     engines: int
@@ -75,17 +77,17 @@ class DmaTiming:
 
 @dataclass(frozen=True)
 class Timing:
-    """Constants of the model of time; the comment above each generation names their sources.
+    """Constants of the performance model; the comment above each generation names their sources.
 
     Attributes:
         clock_ghz: the clocks of the compute engines, in GHz.
         result_ns: for each engine, the time from the last cycle of an instruction until another engine can use its
             result.
-        sync_ns: the time that an engine takes to notice that another one has finished.
-        issue_cycles: the cycles between two instructions of an engine; the Tensor engine has none.
+        sync_ns: the time that an engine takes to notice that another engine has finished.
+        issue_cycles: the cycles between two instructions of an engine; the Tensor engine needs none.
         activation_table_ns: the time to load another table of activation functions.
-        has_fast_vector_modes: whether Vector takes 2 or 4 elements a cycle of 16-bit types.
-        scalar_bf16_per_cycle: the number of bfloat16 elements that the Scalar engine takes a cycle and partition.
+        has_fast_vector_modes: whether Vector processes 2 or 4 elements of a 16-bit type per cycle.
+        scalar_bf16_per_cycle: the number of bfloat16 elements that Scalar processes per cycle and partition.
         dma: the timing of the DMA engines.
     """
 
@@ -108,7 +110,7 @@ class Generation:
         version: the value of ``nisa.get_nc_version()``.
         sbuf_partition_bytes: physical bytes of SBUF in a partition.
         sbuf_usable_bytes: bytes of SBUF in a partition that a kernel may use.
-        timing: constants of the model of time.
+        timing: constants of the performance model.
         revision: the value of ``nisa.get_nc_sub_version()``: 0 is the first silicon of a generation.
     """
 
@@ -237,7 +239,7 @@ def generation(target: str) -> Generation:
     """Return the generation that ``target`` names, in the spelling of ``NEURON_PLATFORM_TARGET_OVERRIDE``.
 
     Raises:
-        ValueError: if ``target`` names none.
+        ValueError: if ``target`` names no generation.
     """
     if target not in _BY_NAME:
         raise ValueError(f"target must be one of {', '.join(_BY_NAME)}, got {target!r}")

@@ -3,11 +3,12 @@
 
 """The options of a simulation; they also decide what happens when a check fails.
 
-- :class:`Options`: the options; :func:`current_options`: those in force, from the environment and :func:`using`;
-- :class:`RawEnvironment`: reads environment variables fast, those of :data:`OPTION_VARIABLES` at every launch;
-  :func:`raises_errors_of_replay`: a setting of the environment alone;
-- :func:`using`, :func:`preferring`: context managers that change them;
-- :func:`refuse`: raises the error of a check, or warns, by its :data:`Level`; :func:`forget_warnings`.
+- :class:`Options`: the options; :func:`current_options`: the options in force, from the environment and :func:`using`;
+- :func:`using`, :func:`preferring`: context managers that change options;
+- :func:`refuse`: raises the error of a failed check, or warns, according to its :data:`Level`;
+- :func:`forget_warnings`: lets warnings appear again;
+- :class:`RawEnvironment`: a fast reader of environment variables; every launch reads :data:`OPTION_VARIABLES`;
+- :func:`raises_errors_of_replay`: a setting that has an environment variable only.
 """
 
 from __future__ import annotations
@@ -83,45 +84,44 @@ class Options:
 
     Attributes:
         target: the generation to simulate: ``trn1|inf2|gen2``, ``trn2|gen3`` or ``trn3|gen4``. The environment variable
-            ``NEURON_PLATFORM_TARGET_OVERRIDE`` sets it; unset means ``trn2`` (AWS's simulator takes trn3).
+            ``NEURON_PLATFORM_TARGET_OVERRIDE`` sets it; unset means ``trn2`` (the default of AWS's simulator is trn3).
             ``trn3_a0|trn3pre`` is the first silicon of trn3.
         precise_fp: whether bfloat16 and float8 are stored in their own width. ``NKI_PRECISE_FP=0`` keeps them in
-            float32, so that an error of the algorithm can be told from a rounding.
+            float32, which tells errors of the algorithm from roundings.
         uninitialized: the reaction to a read of an element that was never written: ``"error"``
-            (:class:`UninitializedReadError`), ``"warn"`` or ``"ignore"``; with these two it reads as NaN, and as 4 in
-            integers, as in AWS's simulator. ``"nan"`` is an older name of ``"ignore"``.
-        capacity: the reaction to a kernel whose live tensors do not fit SBUF or PSUM, as soon as that is certain, at
-            the latest at its end: ``"error"`` (:class:`CapacityError`), ``"warn"`` or ``"ignore"``, as in AWS's
-            simulator.
-        races: the reaction if the two cores access the same elements of a shared tensor, one of them writing, without a
-            barrier in between: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
-            Such a read then returns the content of the memory at that moment.
+            (:class:`UninitializedReadError`), ``"warn"`` or ``"ignore"``; with the latter two the element reads as NaN,
+            in integers as 4, as in AWS's simulator. ``"nan"`` is an older name of ``"ignore"``.
+        capacity: the reaction to a kernel whose live tensors do not fit SBUF or PSUM: ``"error"``
+            (:class:`CapacityError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
+        races: the reaction if the two cores access the same elements of a shared tensor without a barrier in between,
+            and at least one of them writes: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``, as in AWS's
+            simulator. With the latter two a read returns the content of the memory at that moment.
         identical_writes: the reaction if both cores write the same values to the same elements without a barrier in
-            between, which is no race, but the work of one core is wasted: ``"error"`` (:class:`RaceError`), ``"warn"``
-            or ``"ignore"``.
+            between. The result is defined, but the work of one core is wasted: ``"error"`` (:class:`RaceError`),
+            ``"warn"`` or ``"ignore"``.
         psum_groups: the reaction if a matmul adds to an accumulation group in PSUM after another group was started in
             the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
-            With the latter two the sum is computed as documented. A device has been seen to lose a part of such a sum,
-            but public kernels do this nevertheless (docs/reference/simulator_readings_instructions.md), hence
-            ``"warn"``.
+            With the latter two the sum is computed as documented. A device has been seen to lose a part of such a sum.
+            The default is ``"warn"``, because public kernels do this
+            (docs/reference/simulator_readings_instructions.md).
         overlapping_copies: the reaction if a DMA or a transpose overwrites elements of its own source, or if a DMA or a
-            matmul writes an element twice, so that the result depends on the order in which elements move, which is not
-            documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
-            The source is then read before the destination is written, and the last value stays.
-        lost_results: the reaction to a kernel that returns nothing and writes no argument, so that its caller gets
-            nothing: ``"error"`` (:class:`NkiValidationError`), ``"warn"`` or ``"ignore"``.
-        frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where no run-time value steers
-            Python; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
-            environment variable ``NKI_COMPILER_FRONTEND`` sets it.
+            matmul writes an element twice. The result then depends on the undocumented order in which elements move:
+            ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. With the
+            latter two the source is read before the destination is written, and the last value written stays.
+        lost_results: the reaction to a kernel that returns nothing and writes no argument: ``"error"``
+            (:class:`NkiValidationError`), ``"warn"`` or ``"ignore"``.
+        frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where Python cannot branch on
+            values that only the device knows; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and
+            ``while`` on a register. The environment variable ``NKI_COMPILER_FRONTEND`` sets it.
         replay: whether a launch that equals earlier ones may run from a recorded plan, with bitwise identical results:
-            ``True`` replays kernels that are marked :func:`nkilib.nki.replayable`, as the library's are; ``"always"``
-            replays all kernels, with silently wrong results for those that read values that change between launches;
-            ``False`` replays none. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
+            ``True`` replays kernels that are marked :func:`nkilib.nki.replayable`, as the kernels of this library are;
+            ``"always"`` replays all kernels, but a kernel that reads Python values that change between launches
+            silently gives wrong results; ``False`` replays none. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
 
     The environment variables ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``,
     ``NKILIB_IDENTICAL_WRITES``, ``NKILIB_PSUM_GROUPS``, ``NKILIB_OVERLAPPING_COPIES`` and ``NKILIB_LOST_RESULTS`` set
-    the checks. ``"warn"`` gives a :class:`SimulatorWarning`, one for each line of a kernel and process.
-    ``NKILIB_STRICT=1`` sets all checks to ``"error"`` that are not set by a variable of their own or by :func:`using`.
+    the reactions of the checks. ``"warn"`` gives a :class:`SimulatorWarning`, at most one for each line of a kernel in
+    a process. ``NKILIB_STRICT=1`` sets to ``"error"`` every check that neither its own variable nor :func:`using` sets.
     """
 
     target: str = "trn2"
@@ -155,10 +155,10 @@ class Options:
 
     @classmethod
     def from_environment(cls, strict: bool | None = None) -> Options:
-        """Return the options set by the environment: variables of AWS's simulator, ``NKILIB_RACES`` and so on.
+        """Return the options that the environment sets: variables of AWS's simulator, ``NKILIB_RACES`` and so on.
 
         Args:
-            strict: whether checks without a variable are errors; None does as ``NKILIB_STRICT`` says.
+            strict: whether checks without a variable have the level ``"error"``; with None ``NKILIB_STRICT`` decides.
 
         Raises:
             ValueError: if a variable has a value that is not documented.
@@ -197,7 +197,7 @@ class Options:
 
 
 class RawEnvironment:
-    """A reader of environment variables that takes a microsecond: unlike ``os.environ`` it decodes none.
+    """A reader of environment variables that takes a microsecond, because unlike ``os.environ`` it decodes no value.
 
     Args:
         names: the names of the variables.
@@ -208,8 +208,9 @@ class RawEnvironment:
         self._keys: tuple[Any, ...] = tuple(map(getattr(os.environ, "encodekey", str), self._names))
 
     def __call__(self) -> tuple[Any, ...]:
-        """Return the values of the variables in order, None where one is not set. They are for comparison only, because
-        they may be bytes.
+        """Return the values of the variables in order, None for a variable that is not set.
+
+        The values may be bytes, so they are for comparison only.
         """
         raw = getattr(os.environ, "_data", None)
         # A test may have put another mapping in the place of os.environ.
@@ -233,7 +234,7 @@ class _Changes(NamedTuple):
 
     Attributes:
         values: the changed values by field.
-        key: the same values for comparison, in which True differs from 1.
+        key: the names, types and values of the changes. It identifies them in a cache, where True must differ from 1.
     """
 
     values: dict[str, Any]
@@ -248,7 +249,6 @@ _MOST_KNOWN = 64
 
 
 def _changed(changes: Mapping[str, Any]) -> Options:
-    """Return the options of the environment, with ``changes`` applied."""
     fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
     return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
 
@@ -271,7 +271,7 @@ def current_options() -> Options:
 
 
 def raises_errors_of_replay() -> bool:
-    """Return whether ``NKILIB_REPLAY=strict``: errors in recording and planning are raised, and not only counted."""
+    """Return whether ``NKILIB_REPLAY=strict``: errors in recording and planning are raised instead of only counted."""
     return os.environ.get(REPLAY_VARIABLE) == _STRICT
 
 
@@ -279,8 +279,9 @@ def raises_errors_of_replay() -> bool:
 def using(**changes: Any) -> Iterator[Options]:
     """Change fields of :class:`Options` for the kernels launched inside the ``with`` block.
 
-    ``strict=True`` sets every check to ``"error"`` that is set neither here, nor by a ``with`` block around, nor by its
-    environment variable; ``strict=False`` ends that inside the block.
+    ``strict=True`` sets to ``"error"`` every check that neither this call, nor an enclosing ``with`` block, nor the
+    check's environment variable sets. ``strict=False`` ends the effect of an enclosing ``strict=True`` and of
+    ``NKILIB_STRICT``.
 
     Example::
 
@@ -288,7 +289,7 @@ def using(**changes: Any) -> Iterator[Options]:
             kernel[2](logits)
 
     Raises:
-        TypeError: if a keyword is no field of :class:`Options` and not ``strict``, or ``strict`` is no bool.
+        TypeError: if a keyword is neither a field of :class:`Options` nor ``strict``, or ``strict`` is no bool.
         ValueError: if a value is not accepted.
     """
     known = [*(field.name for field in fields(Options)), _ALL_CHECKS]
@@ -308,8 +309,11 @@ def using(**changes: Any) -> Iterator[Options]:
 
 @contextmanager
 def preferring(target: str | None) -> Iterator[None]:
-    """Simulate the generation ``target``, for which a kernel states that it is written, unless it is None or
-    :func:`using` or the environment names another.
+    """Simulate the generation ``target`` inside the ``with`` block, if neither :func:`using` nor the environment sets
+    one.
+
+    Args:
+        target: the generation for which a kernel states that it is written; None changes nothing.
     """
     if target is None or "target" in _CHANGES.get().values or os.environ.get(TARGET_VARIABLE):
         yield
@@ -324,14 +328,14 @@ _LOCK = threading.Lock()  # both cores may reach the same line
 
 
 def refuse(level: Level, error: NkiValidationError, *places: str) -> None:
-    """Raise ``error``, or warn of it.
+    """Raise ``error``, warn of it, or do nothing, according to ``level``.
 
-    A warning is left out if an error of the same type was warned of at the same ``places`` before.
+    The process warns only once of errors of the same type at the same ``places``.
 
     Args:
-        level: the level from the options.
+        level: the level of the check in the options.
         error: the error that the check found.
-        places: the lines of the kernel that take part, as ``file:line``; the warning shows the first one.
+        places: the lines of the kernel that are involved, as ``file:line``; the warning shows the first one.
 
     Raises:
         NkiValidationError: ``error``, at the level ``"error"``.

@@ -5,9 +5,9 @@
 
 - ``profile``: runs a kernel, and sums up where its time goes;
 - ``bounds``: the least time that the hardware needs for the same work;
-- ``profiled_launch``: the instructions and on-chip tensors of the launch, worked out on request;
+- ``profiled_launch``: the instructions and on-chip tensors of the launch, computed on request;
 - ``export``: a picture, and a trace for Perfetto;
-- ``details``: sums by line, device loops, and the times in which tiles hold nothing, for a page to look at;
-- ``page``: a page to look at, with timeline, source, memory and summary;
+- ``details``: sums by line, device loops, and the times in which no data in a tile is read later, for the HTML page;
+- ``page``: an HTML page with timeline, source, memory and summary;
 - ``why``: the critical path, changes that make the kernel faster in the model, and facts, in sentences.
 """

@@ -3,11 +3,10 @@
 
 """The least time that the hardware needs for the work of a launch, by engine. Modelled, not measured.
 
-:func:`bounds_us` is the bound of a stated work, :func:`counted_bounds_us` that of what a launch did.
-
-The bound of a stated work comes from hardware constants alone, never from the instructions that a kernel chose. Without
-a statement it is counted from what the kernel did, and holds for any kernel that runs the same instructions on the same
-data.
+- :func:`bounds_us`: the bound of work that the caller states (exponentials, maxima, multiply-adds, bytes of HBM). This
+  bound comes from hardware constants alone, never from the instructions that a kernel chose;
+- :func:`counted_bounds_us`: the bound of the instructions and transfers of a launch. This bound holds for any kernel
+  that runs the same instructions on the same data.
 """
 
 from __future__ import annotations
@@ -35,6 +34,12 @@ def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelP
     """Return the least time, in microseconds, that each engine needs for its part of the work.
 
     The work is spread evenly over cores and partitions.
+
+    Args:
+        work: the work of the launch.
+        cores: the number of cores.
+        generation: the hardware.
+        parameters: the assumptions of the model.
     """
     dtype, timing = as_dtype(work.dtype), generation.timing
     lanes = cores * PARTITIONS
@@ -66,7 +71,7 @@ def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelP
 class _MovedBytes:
     """The bytes of a tensor that are read from HBM, or that are written to it.
 
-    Bytes that several cores move count once, and never more than the tensor has.
+    Bytes that several cores move count once, and the total is at most the size of the tensor.
     """
 
     def __init__(self, most: int) -> None:
@@ -75,7 +80,7 @@ class _MovedBytes:
         self._moved = 0  # bytes that an index chooses, which count as different
 
     def add_read(self, known: Tracked, core: Settling) -> None:
-        """Add the parts that a core reads without having written them before."""
+        # Only parts that the core has not written before.
         if core.log.repeats:  # nothing else is known of iterations that were left out
             self._moved += core.hbm_read[known.name]
         else:
@@ -83,7 +88,6 @@ class _MovedBytes:
             self._moved += known.hbm_uses.gathered_bytes
 
     def add_written(self, known: Tracked, core: Settling) -> None:
-        """Add the parts that a core writes."""
         if core.log.repeats:
             self._moved += core.hbm_written[known.name]
         else:
@@ -96,10 +100,8 @@ class _MovedBytes:
 
 
 def _crossing_bytes(collection: Collection) -> int:
-    """Return the number of bytes that are read from the caller's tensors, or written to tensors that go back to it.
-
-    Each byte counts once in each direction.
-    """
+    # Reads of the caller's tensors and writes of tensors that go back to the caller; each byte counts once per
+    # direction.
     brought: dict[int, _MovedBytes] = {}
     written: dict[int, _MovedBytes] = {}
     for trace in collection.traces:
@@ -112,7 +114,7 @@ def _crossing_bytes(collection: Collection) -> int:
 
 
 def _filled(kind: InstructionKind) -> float:
-    """Return the share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
+    # The share of partitions, or of rows and columns of the Tensor engine, that an instruction uses.
     stationary = kind.operands.get("stationary")
     if stationary is not None:
         rows, *columns = stationary[0]
@@ -121,7 +123,7 @@ def _filled(kind: InstructionKind) -> float:
 
 
 def _cycles(collection: Collection) -> dict[str, float]:
-    """Return, by engine, the cycles of the instructions that only this engine can run."""
+    # Instructions that another engine can run too do not count.
     kinds: dict[int, InstructionKind] = {}
     counts: Counter[int] = Counter()
     for trace in collection.traces:
@@ -136,11 +138,15 @@ def _cycles(collection: Collection) -> dict[str, float]:
 
 
 def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
-    """Return the least microseconds that each engine needs for what a launch did, spread evenly over the cores.
+    """Return the least time, in microseconds, that each engine needs for the instructions and transfers of a launch.
 
-    Each byte of input and output crosses HBM once, at the rate of all DMA engines. An instruction that only one engine
-    can run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor
-    engine.
+    The work is spread evenly over the cores. Each byte of input and output crosses HBM once, at the rate of all DMA
+    engines. An instruction that only one engine can run takes its cycles on that engine, as if its elements filled all
+    partitions, or all rows and columns of the Tensor engine.
+
+    Args:
+        collection: the traces of the cores of the launch.
+        generation: the hardware.
     """
     timing, cores = generation.timing, len(collection.traces)
     bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The details of a launch that only a page to look at shows: sums by line, loops of the device, dead bytes of tiles.
+"""The details of a launch that only the HTML page shows: sums by line, device loops, unused times of tiles.
 
-:func:`details_of` works out the :class:`Details` from the records of the cores: the sums of each line of the kernel
-(:class:`LineTotal`), the runs of device loops (:class:`LoopSpan`), and the times in which a tile holds nothing that is
-read later.
+:func:`details_of` computes the :class:`Details` from the records of the cores: the sums of each line of the kernel
+(:class:`LineTotal`), the runs of device loops (:class:`LoopSpan`), and the times in which a tile is *unused*, because
+no instruction reads its content later.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class LineTotal:
     """The sums of a line of the kernel over all cores.
 
     Attributes:
-        count: the number of instructions, those of iterations that were not run included.
+        count: the number of instructions, including iterations that were not run because they repeat others.
         nbytes: the bytes that its transfers move.
-        busy_us: microseconds by engine; for ``dma``, those of the DMA engine that works longest on the line.
+        busy_us: microseconds by engine; for ``dma``, of the DMA engine that works longest on the line.
         path_us: microseconds of the critical path.
     """
 
@@ -54,12 +54,13 @@ class LoopSpan(NamedTuple):
 
     Attributes:
         core: the number of the core.
-        what: the function of the kernel that starts it, ``nl.fori_loop`` for instance.
+        what: the function that the kernel calls to start the loop, ``nl.fori_loop`` for instance.
         place: ``file:line`` in the kernel.
         depth: the number of device loops around it.
-        start_us, end_us: the start of its first instruction and the end of its last one.
+        start_us: the start of its first instruction.
+        end_us: the end of its last instruction.
         iterations: the number of iterations.
-        left_out: the number of these that were not run because they only repeat others.
+        left_out: the number of iterations that were not run because they only repeat others.
     """
 
     core: int
@@ -79,7 +80,7 @@ class CoreRecord(NamedTuple):
         core: the number of the core.
         log: its instructions.
         lives: its on-chip tensors.
-        recording: the record of the parts that its instructions touched.
+        recording: the record of the tensors that its instructions touched.
         loops: its runs of device loops.
         busy_ns: the busy time by engine.
     """
@@ -97,14 +98,14 @@ class Details:
     """The details of a launch.
 
     Attributes:
-        lines: by ``file:line`` of the kernel, its sums.
+        lines: the sums of each line, by ``file:line`` of the kernel.
         loops: the runs of device loops, at most 2,000 a core.
-        loops_left_out: the number of runs beyond that.
-        meetings: by core and number of an instruction that waited for the other core, the core and the number of the
-            instruction there at which the cores met.
-        unused_us: for each of the launch's on-chip tensors, in their order, the times in which it holds nothing that is
-            read later; None if there are too many instructions to know.
-        busy_us: by core and engine, the busy microseconds.
+        loops_left_out: the number of further runs of device loops.
+        meetings: the synchronisations of the cores, as a dict from (core, number of the instruction that waited) to
+            (other core, number of its instruction at the same synchronisation).
+        unused_us: for each on-chip tensor of the launch, in their order, the times in which it is unused; None if there
+            were too many instructions to record.
+        busy_us: the busy microseconds by core and engine.
     """
 
     lines: dict[str, LineTotal]
@@ -164,7 +165,7 @@ def _loops_of(record: CoreRecord) -> Iterator[LoopSpan]:
 
 
 def _meetings(cores: Sequence[AnalysedCore]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield each instruction that waited for the other core, and the instruction there at which they met."""
+    # Pairs of the instruction that waited for the other core, and the instruction there at which they met.
     if len(cores) != 2:
         return
     for core, other in (cores, cores[::-1]):
@@ -174,7 +175,16 @@ def _meetings(cores: Sequence[AnalysedCore]) -> Iterator[tuple[tuple[int, int], 
 
 
 class _Use(NamedTuple):
-    """An access to a tile: its start and end in nanoseconds, the bytes that it overwrites, and whether it reads."""
+    """An access to a tile: its instruction, its time in nanoseconds, and the part that it reads or overwrites.
+
+    Attributes:
+        number: the number of the instruction.
+        start_ns: the start of the instruction.
+        end_ns: the end of the instruction.
+        is_read: whether the access is a read.
+        part: the id of the part of the tile.
+        overwritten: the number of bytes that the access certainly overwrites; 0 for a read.
+    """
 
     number: int
     start_ns: float
@@ -185,7 +195,7 @@ class _Use(NamedTuple):
 
 
 def _uses_of(record: CoreRecord) -> dict[int, list[_Use]]:
-    """Return the accesses to each on-chip storage, by its number, in program order."""
+    # By the number of each on-chip storage, in program order.
     spans = {note[0]: note[3] for note in record.log}
     uses: defaultdict[int, list[_Use]] = defaultdict(list)
     for step in record.recording.program(record.log):
@@ -203,10 +213,10 @@ def _uses_of(record: CoreRecord) -> dict[int, list[_Use]]:
 
 
 def _unused(uses: Sequence[_Use], nbytes: int) -> Iterator[tuple[float, float]]:
-    """Yield the times in nanoseconds in which a tile holds nothing that is read later.
+    """Yield the times in nanoseconds in which no instruction reads the content of a tile later.
 
-    They are those from the last read to the end of its life, and from a read to the first of the writes that overwrite
-    all ``nbytes`` of the tile before it is read again.
+    One is the time from the last read to the last access. The others are the times from a read to the first of the
+    writes that overwrite all ``nbytes`` of the tile before the next read.
     """
     done_ns, begin_ns = 0.0, None
     covered: dict[int, int] = {}
@@ -228,7 +238,7 @@ def _unused(uses: Sequence[_Use], nbytes: int) -> Iterator[tuple[float, float]]:
 
 
 def _unused_of(record: CoreRecord) -> Iterator[Spans]:
-    """Yield the unused times of each tensor of a core, in the order of ``tensor_lives``."""
+    # The order of the tensors is that of ``tensor_lives``.
     all_uses = _uses_of(record)
     for life in record.lives:
         if not life.is_used:
@@ -243,15 +253,12 @@ def _unused_of(record: CoreRecord) -> Iterator[Spans]:
 
 
 def details_of(cores: Sequence[CoreRecord], launch: AnalysedLaunch, links: Sequence[Link]) -> Details:
-    """Work out the details of a launch.
+    """Return the details of a launch.
 
     Args:
         cores: the records of the cores.
-        launch: the notes of the cores that the analysis examines.
-        links: the links of the critical path.
-
-    Returns:
-        The details.
+        launch: the instructions that the analysis of the critical path examines.
+        links: the stretches of time on the critical path.
     """
     lines = _lines_of(cores, launch.model)
     _add_path(lines, links, launch)

@@ -3,8 +3,8 @@
 
 """A profile as a picture, and as a trace that the Perfetto UI and chrome://tracing open. Modelled, not measured.
 
-:func:`draw` makes the picture, :func:`write_trace` the trace. The format of the trace is the JSON object form of "Trace
-Event Format": complete events ``X``, counters ``C`` and metadata ``M``.
+:func:`draw` writes the picture, :func:`write_trace` the trace. The format of the trace is the JSON object form of
+"Trace Event Format": complete events ``X``, counters ``C`` and metadata ``M``; a *thread* of the trace is one row.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife],
 def draw(
     path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife], capacity: int
 ) -> None:
-    """Write the picture to ``path``, in the format that its suffix names.
+    """Write a picture of the timeline and of the use of SBUF to ``path``.
 
     Args:
-        path: the path of the file.
+        path: the path of the file, whose suffix names the format.
         title: the title of the picture.
         events: the instructions.
         tensors: the on-chip tensors.
         capacity: the bytes of a partition of SBUF.
 
     Raises:
-        ImportError: without matplotlib.
+        ImportError: if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -105,8 +105,8 @@ def draw(
 
 
 def _threads_of(events: Iterable[Event]) -> Iterator[int]:
-    """Yield the thread of each event of a core: its engine's thread, or for a transfer the first thread that is
-    free.
+    """Yield the thread of each event of a core: its engine's thread, or for a transfer the first free thread for
+    transfers.
     """
     free: list[float] = []
     for event in events:
@@ -128,7 +128,7 @@ def _metadata(name: str, core: int, thread: int, args: dict[str, Any]) -> dict[s
 
 
 def _naming_events(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
-    """Return the events that name the process of a core and its threads."""
+    # Names of the process of a core and of its threads.
     named = [
         _metadata("process_name", core, _PATH, {"name": f"core {core} (modelled, not measured)"}),
         _metadata("process_labels", core, _PATH, {"labels": title}),
@@ -181,7 +181,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
 
 
 def _of_path(link: Link, event: Event) -> dict[str, Any]:
-    """Return the trace event of a link of the critical path, named after the kind of the link."""
+    # A link of the critical path, named after its kind.
     name = _text_of(event) if link.kind is LinkKind.work else f"{link.kind.value} ({_text_of(event)})"
     args = {"place": event.place, "number": event.number, "engine": event.engine}
     return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)
@@ -198,7 +198,7 @@ def write_trace(
     """Write a trace to ``path``.
 
     Each core is a process. Each engine of the core is a thread, and so is the part of the critical path that is on this
-    core. Slices of a thread must not overlap unless one contains the other, but transfers do overlap: they get as many
+    core. Slices of a thread must not overlap unless one contains the other. Transfers do overlap, so they get as many
     threads as there are transfers in flight at one time.
 
     Args:
@@ -207,7 +207,7 @@ def write_trace(
         events: the instructions.
         tensors: the on-chip tensors, whose bytes give the use of SBUF over time.
         note: a remark on the nature of the times.
-        critical: the links of the critical path.
+        critical: the stretches of time on the critical path.
     """
     traced: list[dict[str, Any]] = []
     for core in sorted({event.core for event in events}):

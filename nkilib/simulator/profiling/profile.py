@@ -3,9 +3,10 @@
 
 """``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured.
 
-:func:`profile` runs the kernel, and returns a :class:`Profile`. Where the bounds of loops depend on data, ``trips``
-(:data:`AskedTrips`) states their iteration counts, or the kernel its largest ones; the kernel may run once for each.
-Counts that do not fit raise :class:`TripsRefusedError`.
+:func:`profile` runs the kernel, and returns a :class:`Profile`. If data on the device determine the bounds of loops,
+the argument ``trips`` (:data:`AskedTrips`), or a maximum that the kernel states, gives their iteration counts. Without
+``trips``, a kernel with a stated maximum runs twice: with no iteration and with the maximum. Counts that do not fit
+raise :class:`TripsRefusedError`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LISTED = 12
 
 
 class TripsRefusedError(ValueError):
-    """Error for an argument ``trips`` that does not fit the kernel or its arguments."""
+    """The argument ``trips`` does not fit the kernel or its arguments."""
 
 
 # What ``profile(trips=)`` takes: numbers, no iteration of any loop, or as many as the kernel states.
@@ -68,7 +69,7 @@ def _check_form(asked: Any) -> None:
 
 @dataclass(frozen=True)
 class _TripsToRun:
-    """The runs of a kernel that a profile needs, with the numbers of iterations of its loops in each.
+    """The runs of a kernel that a profile needs, with the iteration counts of its loops in each.
 
     Attributes:
         asked: the argument ``trips`` of ``profile``; None if the caller passed none.
@@ -83,7 +84,8 @@ class _TripsToRun:
         """Check the argument ``trips`` of ``profile``, and return the runs that it needs.
 
         Raises:
-            TypeError, ValueError: if ``trips`` has none of the forms that ``profile`` takes.
+            TypeError: if ``trips`` has a type that ``profile`` does not accept.
+            ValueError: if ``trips`` has a value that ``profile`` does not accept.
             TripsRefusedError: if ``trips`` is passed for a launch on arrays, whose values determine the iterations, or
                 if ``"all"`` is passed and the kernel states no maximum.
         """
@@ -102,7 +104,11 @@ class _TripsToRun:
         return cls(asked, most)
 
     def first(self) -> Trips:
-        """Return the iterations that the caller asks for; without ``trips`` none, if the kernel states its maximum."""
+        """Return the iteration counts of the first run.
+
+        The counts are those that the caller asks for. Without ``trips`` all counts are 0 if the kernel states its
+        maximum.
+        """
         if self.asked == _ALL:
             return self.all()
         if isinstance(self.asked, str) or (self.asked is None and self.most is not None):
@@ -111,14 +117,11 @@ class _TripsToRun:
         return Trips(lambda: asked)
 
     def has_second(self, first: Trips) -> bool:
-        """Tell whether the kernel is to run once more, with as many iterations as it states."""
+        # The second run has as many iterations as the kernel states.
         return self.asked is None and self.most is not None and first.was_asked
 
     def all(self) -> Trips:
-        """Return as many iterations as the kernel states.
-
-        The kernel is asked for that number only when a loop needs it, after the kernel has checked its arguments.
-        """
+        # The kernel is asked for the number when a loop first needs it, after the kernel has checked its arguments.
         assert self.most is not None
         return Trips(self.most)
 
@@ -126,7 +129,7 @@ class _TripsToRun:
         """Check that the kernel has run all loops that the caller named in ``trips``.
 
         Raises:
-            TripsRefusedError: if a named loop does not exist; the message lists the loops that do.
+            TripsRefusedError: if a named loop does not exist; the message lists the existing loops.
         """
         # A loop that did not run may contain others.
         if not isinstance(self.asked, Mapping) or 0 in first.totals.values():
@@ -142,7 +145,6 @@ class _TripsToRun:
 
 
 def _with_rest(lines: list[str]) -> list[str]:
-    """Return the first 12 lines at most, followed by the number of lines that are left out."""
     left_out = len(lines) - _LISTED
     return lines if left_out <= 0 else [*lines[:_LISTED], f"and {left_out} more"]
 
@@ -155,33 +157,38 @@ class Profile:
         kernel: the name of the kernel.
         generation: the hardware, ``"trn1"``, ``"trn2"`` or ``"trn3"``.
         cores: the number of cores of the launch.
-        time_us: the time from the start to the last result of the last core.
-        bounds_us: by engine, the least time that the hardware needs for the kernel's stated work (see
+        time_us: the time from the start to the last result of the last core, in microseconds.
+        bounds_us: the least time, by engine, that the hardware needs for the kernel's stated work (see
             :func:`nkilib.simulator.states_work`). For a kernel that does not state its work, the least time of any
             kernel that runs the same instructions on the same data.
         engine_busy_us: the busy time by engine, on the core on which the engine is busy longest; ``dma`` is the busiest
             DMA engine.
-        hbm_read_bytes, hbm_written_bytes: bytes over all cores.
-        hbm_read_bytes_by_tensor, hbm_written_bytes_by_tensor: the same by the name of the tensor in HBM.
+        hbm_read_bytes: bytes that all cores read from HBM.
+        hbm_written_bytes: bytes that all cores write to HBM.
+        hbm_read_bytes_by_tensor: ``hbm_read_bytes`` by the name of the tensor.
+        hbm_written_bytes_by_tensor: ``hbm_written_bytes`` by the name of the tensor.
         instruction_counts: the number of instructions by name, over all cores.
-        sbuf_peak_bytes_per_partition, psum_peak_bytes_per_partition: most bytes that live tensors take at one time, on
-            the core that needs most.
-        sbuf_peak_tensors, psum_peak_tensors: the tensors that take these bytes, the largest first.
+        sbuf_peak_bytes_per_partition: the most bytes of SBUF that live tensors take at one time, on the core that needs
+            most.
+        psum_peak_bytes_per_partition: the same for PSUM.
+        sbuf_peak_tensors: the tensors that take ``sbuf_peak_bytes_per_partition``, the largest first.
+        psum_peak_tensors: the tensors that take ``psum_peak_bytes_per_partition``, the largest first.
         tensors: the lives of the on-chip tensors on the timeline.
-        instructions: every instruction, in the order of its core.
+        instructions: every instruction, core by core, in program order.
         parameters: the assumptions of the model.
-        recorded: the record from which tensors and instructions are worked out on request.
-        untimed: by name, the number of instructions that take no time here because their time is not modelled:
+        recorded: the record from which tensors and instructions are computed on request.
+        untimed: the number of instructions, by name, that take no time here because their time is not modelled:
             collectives of ranks (``nki.collectives``).
-        rank, ranks: the number of the profiled rank and the number of ranks, for a kernel on several ranks; else 0 and
-            1.
-        is_bound_automatic: whether the bound was counted from what the kernel did, because nothing states its work.
-        trips: by loop, the number of iterations of the loops that count to a register or a scalar or run until a
-            register holds 0, on the core that ran most iterations. In a profile from shapes this is the stated number.
+        rank: the number of the profiled rank, for a kernel on several ranks; else 0.
+        ranks: the number of ranks, for a kernel on several ranks; else 1.
+        is_bound_automatic: whether the bound was counted from the instructions and transfers of the launch, because its
+            work is not stated.
+        trips: the number of iterations of each loop that counts to a register or a scalar or runs until a register
+            holds 0, on the core that ran most iterations. In a profile from shapes this is the stated number.
         with_all_trips: the profile of the same launch with as many iterations as the kernel states
-            (:func:`nkilib.simulator.states_trips`), in a profile from shapes in which no such loop ran because the
-            caller passed no ``trips``; else None.
-        arguments: by name, the shape and type of each tensor that the kernel got, for the printed table.
+            (:func:`nkilib.simulator.states_trips`), if this one is from shapes and ran no iteration because the caller
+            passed no ``trips``; else None.
+        arguments: the shape and type of each tensor that the kernel got, by name.
     """
 
     kernel: str
@@ -225,18 +232,18 @@ class Profile:
 
     @property
     def why(self) -> Sequence[Finding]:
-        """The changes that make the kernel faster in the model, and facts about its time, in sentences with lines.
+        """The changes that make the kernel faster in the model, then facts about its time.
 
-        Changes come first, the largest saving first, with what the launch takes after each of them; then the facts, the
-        one that is about most of the time first. Empty if nothing stands out.
+        The largest saving comes first, and the fact about most of the time comes first among the facts. Each finding is
+        a sentence with the lines of the kernel. Empty if nothing stands out.
         """
         return self.recorded.report.findings
 
     @property
     def critical_path_us(self) -> dict[str, float]:
-        """Microseconds of the critical path by their use, the most first. They add up to the time of the launch.
+        """Microseconds of the critical path by their use, the most first. The sum is the time of the launch.
 
-        In a launch of more than 200,000 instructions on a core they are those of the last instructions only.
+        In a launch of more than 200,000 instructions on a core, only the last instructions are analysed.
         """
         return self.recorded.report.path_us
 
@@ -249,21 +256,22 @@ class Profile:
     def waits_us(self) -> dict[str, dict[str, float]]:
         """Idle microseconds of each compute engine before an instruction, by engine and by cause.
 
-        The causes are ``data`` that the instruction reads, ``reuse`` of what it overwrites, a ``meeting`` (barrier or
-        exchange) of the cores, and a ``loop`` of the device. The times are those of the core that finishes last.
+        The causes are: ``data`` that the instruction reads, ``reuse`` of memory that it overwrites, a ``meeting``
+        (barrier or exchange) of the cores, and a ``loop`` of the device. The times are those of the core that finishes
+        last.
         """
         return self.recorded.report.waits_us
 
     @property
     def bound_us(self) -> float | None:
-        """The least time that the hardware needs for the work; None if the kernel does nothing."""
+        """The least time, in microseconds, that the hardware needs for the work; None if the kernel does nothing."""
         return max(self.bounds_us.values(), default=None)
 
     @property
     def bound_by(self) -> str | None:
         """The engine that sets the bound: dma, scalar, vector or tensor; None if the kernel does nothing.
 
-        A bound that is counted from what the kernel did may also be set by gpsimd.
+        A bound that is counted from the instructions of the launch may also be set by gpsimd.
         """
         return max(self.bounds_us, key=lambda name: self.bounds_us[name], default=None)
 
@@ -288,7 +296,7 @@ class Profile:
 
     @property
     def note(self) -> str:
-        """A remark on the nature of the times: that they are modelled, and what they leave out."""
+        """A remark that the times are modelled, with the collectives that they leave out."""
         note = MODELLED
         if self.untimed:
             counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())
@@ -300,29 +308,30 @@ class Profile:
         write_trace(path, self.title, self.instructions, self.tensors, self.note, self.recorded.report.links)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the timeline of the engines, and the use of SBUF over time beside its capacity.
+        """Draw the timeline of the engines, and the use of SBUF over time with its capacity.
 
-        The suffix of ``path`` names the format.
+        Args:
+            path: the path of the picture, whose suffix names the format.
 
         Raises:
-            ImportError: without matplotlib, which the extra ``plot`` brings.
+            ImportError: if matplotlib, which the extra ``plot`` brings, is not installed.
         """
         draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
     def to_html(self, path: str | PathLike[str], against: Profile | str | PathLike[str] | None = None) -> None:
-        """Write a page to look at: timeline, source with the time of each line, on-chip memory, and the findings.
+        """Write an HTML page: timeline, source with the time of each line, on-chip memory, and the findings.
 
         The page is one file that any browser opens without network. It contains the source files of the kernel.
 
         Args:
             path: the path of the HTML file.
-            against: another profile, or the path of a page of one, to compare with: two timelines, and the lines of the
-                kernel with the largest change first.
+            against: another profile, or the path of another profile's page, to compare with. The page then shows two
+                timelines, and the lines of the kernel with the largest change first.
 
         Raises:
-            TypeError: if ``against`` is none of these.
+            TypeError: if ``against`` has another type.
             OSError: if a file cannot be read or written.
-            ValueError: if ``against`` is the path of another file than such a page.
+            ValueError: if ``against`` is the path of a file that is not such a page.
         """
         from .page.writer import page_against, page_of
 
@@ -350,7 +359,7 @@ class Profile:
         return cell_of(self._content())
 
     def __repr__(self) -> str:
-        """Return one line, because all instructions of a large launch would fill hundreds of screens."""
+        # One line, because all instructions of a large launch would fill hundreds of screens.
         return f"<Profile of {self.title}>"
 
     def __str__(self) -> str:
@@ -378,7 +387,6 @@ class Profile:
         return "\n".join(lines)
 
     def _summary(self) -> list[str]:
-        """Return the first lines of the table: what ran, its time and bound, what limits it, and the first advice."""
         return [line for sentence in self._sentences() for line in wrapped(sentence)]
 
     def _sentences(self) -> list[str]:
@@ -395,7 +403,7 @@ class Profile:
         return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; {times}"
 
     def _loops_sentence(self) -> str:
-        """Return how often the loops ran whose bounds only the device knows; empty if there are none."""
+        # Loops whose bounds only the device knows.
         if not self.trips:
             return ""
         ran = ", ".join(f"{loop} {count:,} time{'' if count == 1 else 's'}" for loop, count in self.trips.items())
@@ -407,7 +415,6 @@ class Profile:
         return sentence
 
     def _advice_sentences(self) -> list[str]:
-        """Return what limits the launch, and the change that saves most."""
         if not self.time_us:
             return []
         shares = self.engine_utilisation
@@ -424,7 +431,7 @@ class Profile:
 
 
 def _busy(traces: Sequence[Trace]) -> dict[str, float]:
-    """Return the busy time of each engine, on the core on which the engine is busy longest."""
+    # On the core on which the engine is busy longest.
     longest: dict[str, float] = {}
     for trace in traces:
         for name, busy in trace.settled.timeline.busy_ns().items():
@@ -440,7 +447,6 @@ def _profile_of(
     bounds: dict[str, float],
     assumed: ModelParameters,
 ) -> Profile:
-    """Return the profile of a launch from the traces of its cores."""
     traces = collection.traces
     busy = _busy(traces)
     read = sum((trace.settled.hbm_read for trace in traces), Counter())
@@ -466,14 +472,12 @@ def _profile_of(
 
 
 def _arguments_by_name(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a kernel by the names of its parameters."""
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
 def _shown_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the shape and type of those arguments that are tensors."""
     tensors = {name: value for name, value in arguments.items() if hasattr(value, "shape") and hasattr(value, "dtype")}
     return {name: f"{list(value.shape)} {as_dtype(value.dtype)}" for name, value in tensors.items()}
 
@@ -500,25 +504,26 @@ def profile(
         print(nkilib.simulator.profile(kernel[2], logits, targets))
         print(nkilib.simulator.profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32)))
 
-    In a profile from shapes, ``trips`` states how often a loop runs whose bounds only the device knows. Without
-    ``trips``, a kernel that states its maximum (:func:`nkilib.simulator.states_trips`) is profiled with no iteration of
-    these loops, and with all iterations in ``Profile.with_all_trips``. For any other kernel an error names the loop.
+    A profile *from shapes* has a ``spec`` among the arguments, and computes nothing. There ``trips`` states how often a
+    loop runs whose bounds only the device knows. Without ``trips``, a kernel that states its maximum
+    (:func:`nkilib.simulator.states_trips`) is profiled with no iteration of these loops, and with all iterations in
+    ``Profile.with_all_trips``. For any other kernel an error names the loop.
 
     Args:
         kernel: a kernel from ``nki.jit``, or ``kernel[n]``; or one of these on :func:`nkilib.simulator.ranks`: all
             ranks run, and rank 0 is profiled. Collectives of the ranks are not timed, and counted in ``untimed``.
-        args, kwargs: the arguments of the kernel; with a ``spec`` among them nothing is computed.
+        args: the positional arguments of the kernel.
         parameters: the assumptions of the model where nothing is published.
         work: the work of the kernel, for the bound; by default the work that the kernel itself states.
-        trips: for a profile from shapes, the iterations of the loops whose bounds only the device knows, each time that
-            such a loop starts. A number counts for all loops; a dict has numbers by the name of the function that is
-            the loop's body, or by its line, ``"file.py:12"``; ``"none"`` is 0, and ``"all"`` the numbers that the
-            kernel states.
+        trips: in a profile from shapes, the iterations of each run of a loop whose bounds only the device knows. A
+            number applies to all loops. A dict has numbers by the name of the function that is the loop's body, or by
+            its line, ``"file.py:12"``. ``"none"`` is 0, and ``"all"`` the numbers that the kernel states.
+        kwargs: the keyword arguments of the kernel.
 
     Raises:
         TypeError: if ``kernel`` is no kernel, or ``trips`` has none of these forms.
         ValueError: if ``trips`` is negative, names a loop that does not exist, or comes with arrays.
-        NkiValidationError: if the kernel raises it; with a ``spec``, also if the kernel's control flow needs data.
+        NkiValidationError: if the kernel raises it; from shapes, also if the kernel's control flow needs data.
     """
     ranks = 1
     if isinstance(kernel, RankedKernel):

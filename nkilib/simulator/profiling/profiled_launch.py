@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of a launch from which a profile works out its tensors, instructions and findings on request.
+"""The record of a launch from which a profile computes its tensors, instructions and findings on request.
 
-:class:`ProfiledLaunch` is the record. :func:`tensor_lives`, :func:`use_over_time` and :func:`listed` tell about its
+:class:`ProfiledLaunch` is the record. :func:`tensor_lives`, :func:`use_over_time` and :func:`listed` describe its
 on-chip tensors (:class:`TensorLife`).
 """
 
@@ -43,7 +43,8 @@ class TensorLife:
         place: ``file:line`` of the kernel that made it.
         partitions: the number of partitions that it takes.
         nbytes: the bytes that it takes in each partition.
-        start_us, end_us: the start of the first instruction that touches it, and the end of the last one.
+        start_us: the start of the first instruction that accesses it.
+        end_us: the end of the last instruction that accesses it.
     """
 
     core: int
@@ -70,10 +71,7 @@ def tensor_lives(
         core: the number of the core.
         lives: the on-chip tensors of the core.
         log: the instructions of the core.
-        repeats: whether to yield the tensors of every iteration of repeated loops, instead of one.
-
-    Yields:
-        One life for each tensor and iteration.
+        repeats: whether to yield the tensors of every iteration of repeated loops, instead of one iteration.
     """
     for life in lives:
         if not life.is_used:
@@ -101,13 +99,13 @@ def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
 
 
 def _nearest(place: str) -> str:
-    """Return a ``file:line`` relative to the current directory if the file is in it."""
+    # Relative to the current directory if the file is in it.
     path = Path(place)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
 
 
 def listed(tensors: Iterable[TensorLife]) -> list[str]:
-    """Return a line of text for each group of equal tensors made at one place: number, bytes of a partition, name."""
+    """Return a line of text for each group of equal tensors made at one line: number, bytes of a partition, name."""
     counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
     return [
         f"{f'{count} x' if count > 1 else '':>6} {nbytes:>8,} {tensor}, made at {_nearest(place)}"
@@ -116,17 +114,17 @@ def listed(tensors: Iterable[TensorLife]) -> list[str]:
 
 
 def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
-    """Return the core whose tensors take most bytes of a memory at one time, with the tensors alive at that time."""
+    # The core whose tensors take most bytes of a memory at one time, with the tensors alive at that time.
     highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
     lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
     return highest.core, highest.settled.log, lives
 
 
 class ProfiledLaunch:
-    """The instructions and the on-chip tensors of a launch, each worked out when it is first asked for.
+    """The instructions and the on-chip tensors of a launch, each computed when it is first asked for.
 
-    Most profiles are only printed, which needs few of them. The record keeps the logs of the cores instead of their
-    traces, because traces hold the tensors in HBM.
+    Most profiles are only printed, which needs few of these values. The record keeps the logs of the cores instead of
+    their traces, because traces hold the tensors in HBM.
     """
 
     def __init__(self, collection: Collection, model: TimeModel, busy_us: Mapping[str, float], bound_us: float) -> None:
@@ -144,7 +142,7 @@ class ProfiledLaunch:
 
     @cached_property
     def instructions(self) -> tuple[Event, ...]:
-        """Every instruction, in the order of its core."""
+        """Every instruction, core by core, in program order."""
         return tuple(event for core, log, _ in self._cores for event in events_of(core, log))
 
     def counts(self) -> dict[int, int]:
@@ -154,7 +152,7 @@ class ProfiledLaunch:
         return {core: len(log) for core, log, _ in self._cores}
 
     def of_core(self, core: int, first: int, end: int) -> Sequence[Event]:
-        """Return the instructions of a core from position ``first`` up to ``end``, without making those of others."""
+        """Return the instructions of a core at the positions ``first`` to ``end - 1``; no others are computed."""
         if "instructions" in self.__dict__:
             return [event for event in self.instructions if event.core == core][first:end]
         log = next(log for number, log, _ in self._cores if number == core)
@@ -162,14 +160,16 @@ class ProfiledLaunch:
 
     @cached_property
     def details(self) -> Details:
-        """The sums by line, device loops, meetings and unused times of tiles, which only a page to look at shows."""
+        """The sums by line, device loops, meetings of the cores and unused times of tiles, which only the HTML page
+        shows.
+        """
         rest = zip(self._recordings, self._loops, self._busy_ns, strict=True)
         cores = [CoreRecord(*core, *other) for core, other in zip(self._cores, rest, strict=True)]
         return details_of(cores, self.launch, self.report.links)
 
     @property
     def launch(self) -> AnalysedLaunch:
-        """The notes of the cores, as the analysis of their critical path and waits takes them."""
+        """The instructions of each core in the form in which critical path and waits are computed from them."""
         cores = [
             AnalysedCore(*core, end_ns, recording)
             for core, end_ns, recording in zip(self._cores, self._ends_ns, self._recordings, strict=True)
@@ -178,7 +178,7 @@ class ProfiledLaunch:
 
     @property
     def is_tried(self) -> bool:
-        """Whether changes of the launch were tried: all of its instructions are recorded."""
+        """Whether changes of the launch were tried, which needs the record of all instructions."""
         return self.report.is_tried
 
     @cached_property
@@ -199,12 +199,12 @@ class ProfiledLaunch:
 
     @cached_property
     def sbuf_peak_tensors(self) -> tuple[TensorLife, ...]:
-        """The tensors that are alive when the tensors take most bytes of SBUF, the largest first."""
+        """The tensors that are alive when SBUF is used most, the largest first."""
         return self._peak_tensors(MemoryRegion.sbuf)
 
     @cached_property
     def psum_peak_tensors(self) -> tuple[TensorLife, ...]:
-        """The tensors that are alive when the tensors take most bytes of PSUM, the largest first."""
+        """The tensors that are alive when PSUM is used most, the largest first."""
         return self._peak_tensors(MemoryRegion.psum)
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
@@ -221,5 +221,5 @@ class ProfiledLaunch:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all that the record can work out: its logs refer to the kernel's code, which cannot be pickled."""
+        # Computed values instead of the logs, which refer to the kernel's code and cannot be pickled.
         return self._all()

@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Replay of repeated launches: a plan holds the instructions of a launch as a list of steps on arrays.
+"""Replay of repeated launches: a plan repeats the instructions of a launch as a list of steps on arrays.
 
-The way of a launch:
+A *key* is equal for launches that may run the same instructions. A *step* is a Python call without arguments. *Work* is
+the reads, writes and computations of an instruction, from which steps are made.
 
-- ``launch``: the choice whether it is replayed, recorded or neither;
-- ``key``: the key that differs between launches whose instructions may differ, or the reason why a launch has none;
-- ``errors``: reasons why a launch with a key is not replayed;
-- ``entries``: the recordings and plans of each key;
-- ``counts``: counts of how launches ran.
+How a launch runs:
+
+- ``launch``: chooses whether the launch is replayed, recorded or neither;
+- ``key``: makes the key of a launch, or the reason why it has none;
+- ``errors``: errors for launches with a key that are not replayed;
+- ``entries``: keeps the recordings and plans of each key;
+- ``counts``: counts how launches ran.
 
 From a launch to its plan:
 
 - ``recorder``: records the instructions while a launch runs;
 - ``stream``: the recorded instructions, on storages without memory;
-- ``data_dependence``: the tensors whose data decide which elements a launch accesses;
+- ``data_dependence``: finds the tensors whose data decide which elements a launch accesses;
 - ``emission``: turns recorded instructions into work;
-- ``work``: the pieces of work;
+- ``work``: the kinds of work;
 - ``passes``: combine work, and remove what is unnecessary;
-- ``memory``: the places of tiles, and the arrays of steps;
+- ``memory``: the memory of tiles, and the arrays of steps;
 - ``builder``: turns work into steps;
 - ``plan``: runs the steps on the arrays of a launch.
 """

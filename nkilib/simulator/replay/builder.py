@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The builder of a core's steps, which do the work (:class:`.work.Work`) of its instructions.
+"""The builder of the steps of a core, which do the work (:class:`.work.Work`) of its instructions.
 
-A step is a call without arguments. Elementwise results and reductions of rows may run on a few rows at a time.
+A *step* is a call without arguments. *Row-wise* work (elementwise results and reductions of rows) may run on a block of
+rows at a time. A *meeting* is an instruction at which the two cores synchronise.
 
-:class:`CoreBuilder` makes the steps, one :class:`Segment` between each two synchronisations; a :class:`RowwiseBuilder`
-makes the row-wise steps.
+:class:`CoreBuilder` makes the steps, one :class:`Segment` between each two meetings; it uses a :class:`RowwiseBuilder`
+for the row-wise work.
 """
 
 from __future__ import annotations
@@ -74,14 +75,15 @@ def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...
 
 
 class Steps:
-    """The steps of a core between two synchronisations, in the order in which they run."""
+    """The steps of a core between two meetings, in the order in which they run."""
 
     def __init__(self) -> None:
         self.all: list[Step] = []
 
     def call(self, function: Callable[..., object], *operands: Any, **keywords: Any) -> None:
-        """Add a step that calls ``function`` with these operands; an operand that is a ``Slot`` is replaced by its
-        array when the step runs.
+        """Add a step that calls ``function`` with these operands.
+
+        An operand that is a ``Slot`` is replaced by its array when the step runs.
         """
         late = [place for place, operand in enumerate(operands) if isinstance(operand, Slot)]
         if not late:
@@ -139,8 +141,9 @@ class RowwiseBuilder:
             self._store(steps, work.dst, rows, values)
 
     def begin(self, steps: Steps, work: Elementwise) -> None:
-        """Add the step that reads the initial values of the reduction of ``work``, if it has one. It reads those of all
-        rows, and runs before any result is stored.
+        """Add the step that reads the initial values of the reduction of ``work`` in all rows, if it has a reduction.
+
+        The caller adds it before any step that stores a result.
         """
         if work.reduction is not None and work.reduction.initial is not None:
             steps.call(work.reduction.begin)
@@ -157,7 +160,7 @@ class RowwiseBuilder:
             steps.call(work.reduce, self._float32(steps, "source 0", work.tile, rows, None), results)
 
     def store_reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
-        """Add the steps that store the reductions of the rows ``rows``, which :meth:`reduced` has left in a buffer."""
+        """Add the steps that store the reductions of the rows ``rows`` from the buffer of :meth:`reduced`."""
         self._store(steps, work.dst, rows, self._all_results(work)[rows])
 
     def _all_results(self, work: Reduced) -> npt.NDArray[np.float32]:
@@ -165,8 +168,16 @@ class RowwiseBuilder:
         return results
 
     def _column(self, steps: Steps, work: Elementwise, number: int, value: Any, rows: slice) -> Operand:
-        """Return ``value``, scalar operand number ``number`` of ``work``, for the rows ``rows``: a number, or float32
-        elements. Elements that ``work`` overwrites are copied to a buffer first.
+        """Return a scalar operand of ``work`` for the rows ``rows``: a number, or float32 elements [rows, 1].
+
+        Elements that ``work`` overwrites are copied to a buffer first.
+
+        Args:
+            steps: the steps, to which a copy is added if one is necessary.
+            work: the row-wise work.
+            number: the position of the operand among the scalar operands.
+            value: the operand.
+            rows: the block of rows.
         """
         if not isinstance(value, Ref):
             return np.float32(value)
@@ -181,8 +192,9 @@ class RowwiseBuilder:
         return copied
 
     def _results(self, work: Elementwise, rows: slice) -> tuple[Operand, bool]:
-        """Return the array in which the results of ``work`` are computed, and whether it is their destination (True) or
-        a buffer.
+        """Return the array in which the results of ``work`` are computed, and whether it is their destination.
+
+        The array is a buffer if the destination has another type than float32, is not a matrix, or is not read.
         """
         dst = work.dst
         layout = dst.as_matrix()
@@ -192,8 +204,9 @@ class RowwiseBuilder:
         return self._memory.scratch(self._core, "result", (rows.stop - rows.start, dst.width)), False
 
     def _float32(self, steps: Steps, role: str, ref: Ref, rows: slice, landing: Operand | None) -> Operand:
-        """Return the rows ``rows`` of a tile in float32. A tile of another type is cast into ``landing``, or if that is
-        None into the buffer for ``role``.
+        """Return the rows ``rows`` of a tile in float32.
+
+        A tile of another type is cast into ``landing``, or into the buffer for ``role`` if ``landing`` is None.
         """
         layout = ref.as_matrix()
         elements = self._memory.array(ref, rows, layout)
@@ -206,7 +219,7 @@ class RowwiseBuilder:
         return values
 
     def _store(self, steps: Steps, dst: Ref, rows: slice, values: npt.NDArray[np.float32]) -> None:
-        """Add the step that casts ``values``, results in float32, into the rows ``rows`` of ``dst``."""
+        # ``values`` are results in float32, which the step casts to the type of ``dst``.
         layout = dst.as_matrix()
         into = self._memory.array(dst, rows, layout)
         if layout is None:
@@ -227,7 +240,7 @@ class _Copy:
 
 
 class _SumBuilder:
-    """A builder of the steps for sums of products. It copies operands to float32, and uses a copy again until its tile
+    """A builder of the steps for sums of products; it uses a float32 copy of an operand again until the operand
     changes.
     """
 
@@ -278,12 +291,11 @@ class _SumBuilder:
 
 @dataclass
 class Segment:
-    """The steps of a core between two synchronisations with the other core, and the instruction at which the second one
-    happens.
+    """The steps of a core between two meetings, and the meeting at their end.
 
     Attributes:
         steps: the steps.
-        meeting: the barrier or exchange at their end; None at the end of the launch.
+        meeting: the barrier, exchange or collective at their end; None at the end of the launch.
         nbytes: about how many bytes the steps read and write.
     """
 
@@ -293,9 +305,7 @@ class Segment:
 
 
 def _is_small_or_in_order(ref: Ref) -> bool:
-    """Tell whether ``np.copyto`` is fast enough to copy these elements: they are few, or the last dimension is
-    contiguous in memory.
-    """
+    # ``np.copyto`` is fast enough for few elements, and for elements that are contiguous along the last dimension.
     is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
     return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
 
@@ -312,9 +322,7 @@ def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
 
 
 def _forget_derived(storage: PlaceholderStorage) -> None:
-    """Compute the deferred contents of a storage, and drop cached values that were derived from its contents, because
-    other steps change the memory without updating them.
-    """
+    # Other steps change the memory without updating what was derived from the contents.
     if storage.parts:
         storage.settle()
     storage.derived = None
@@ -323,7 +331,8 @@ def _forget_derived(storage: PlaceholderStorage) -> None:
 def _whole_step(core: Core, recorded: RecordedCall, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
     """Return a step that runs the function of an instruction as in a normal launch.
 
-    It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
+    The step records its writes to the tensors in ``unwritten``, and raises ``ReplayFailed`` if it reads elements of
+    these tensors that were not written.
     """
     definition, values, engine = recorded.definition, recorded.values, recorded.engine
     storages = {placeholder_of(view) for view, _ in recorded.tensors}
@@ -387,7 +396,7 @@ class CoreBuilder:
         _BUILDERS[type(work)](self, steps, work)
 
     def _build_together(self, steps: Steps, group: Sequence[Work]) -> None:
-        """Add steps that do all work of ``group`` on one block of rows before they go on to the next block."""
+        # All work of the group runs on one block of rows before the next block.
         width = max(width_of(work) for work in group)
         for work in group:
             if isinstance(work, Elementwise):

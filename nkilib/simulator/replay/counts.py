@@ -3,8 +3,8 @@
 
 """Counts of launches by kernel and by how they ran: from a plan, recorded, or neither (with the reason).
 
-:func:`replay_counts` returns them as :class:`ReplayCounts`, with :class:`LaunchCounts` of each kernel. Each kernel has
-a :class:`Tally`, in :data:`TALLIES`.
+:func:`replay_counts` returns the counts as :class:`ReplayCounts`, with :class:`LaunchCounts` of each kernel. Each
+kernel has a counter (:class:`Tally`) in :data:`TALLIES`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class LaunchCounts:
     """Counts of launches by how they ran.
 
     Attributes:
-        as_today: launches without replay, which ran instruction by instruction and were not recorded.
+        as_today: launches that ran instruction by instruction and were not recorded.
         recorded: launches that ran instruction by instruction and were recorded.
         replayed: launches that ran from a plan.
         planned: plans that were made.
-        failed: launches that had plans, none of which was valid for their values; they are counted in ``as_today`` or
-            ``recorded``, too.
-        reasons: by reason, the number of launches that were not replayed because of it; the first launches of a kernel
-            have none.
+        failed: launches that had plans, none of which was valid for their values; ``as_today`` or ``recorded`` counts
+            them too.
+        reasons: the number of launches that were not replayed, by reason; the first launches of a kernel have no
+            reason.
     """
 
     as_today: int = 0
@@ -81,7 +81,6 @@ class ReplayCounts:
     kernels: Mapping[str, LaunchCounts]
 
     def __str__(self) -> str:
-        """Return text with a paragraph for each kernel and a line for all kernels."""
         return "\n".join(
             [*(f"{name}: {counts}" for name, counts in self.kernels.items()), f"total: {self.total.summary}"]
         )
@@ -109,7 +108,7 @@ class Tally:
                 self._reasons[reason if is_known else OTHERS] += 1
 
     def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
-        """Add this tally's numbers to ``counts``, and its reasons to ``reasons``."""
+        """Add the numbers of this tally to ``counts``, and its reasons to ``reasons``."""
         with self._lock:
             counts.update(self._counts)
             reasons.update(self._reasons)
@@ -150,8 +149,8 @@ TALLIES = Tallies()
 
 
 def replay_counts() -> ReplayCounts:
-    """Return how many launches of each kernel ran in this process so far, how many of them were replayed, and why the
-    others were not.
+    """Return, for each kernel of this process, how many launches ran and were replayed, and why others were not
+    replayed.
 
     Printed, it shows which kernels ran::
 

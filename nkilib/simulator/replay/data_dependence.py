@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors of a launch in which the data (index values) decide which elements the launch accesses.
+"""The tensors of a launch whose accessed elements depend on data: an index read at run time chooses them.
 
-:func:`data_dependent_tensors` finds them (:class:`DataDependent`), with the rows that each core may touch
-(:class:`OwnedRows`).
+:func:`data_dependent_tensors` finds these tensors (:class:`DataDependent`), with the rows of each that a core may
+access (:class:`OwnedRows`).
 
-The instructions on them run as in a normal launch, with all bookkeeping, unless the two cores divide the rows of the
-tensor between them, as most kernels do. Then checking that each core stays within its own rows excludes races; a search
-for races element by element, as in machine/races.py, takes longer than the transfers.
+A replay runs the instructions on these tensors as in a normal launch, with all bookkeeping, unless the two cores divide
+the rows of the tensor between them, as most kernels do. For divided rows a check that each core stays within its own
+rows excludes races; a search for races element by element, as in machine/races.py, takes longer than the transfers.
+
+A *row* of a tensor is one index of its dimension 0. An *indirect* view has rows that an index tensor chooses; the other
+views are *static*. To *gather* is to read, and to *scatter* is to write an indirect view.
 """
 
 from __future__ import annotations
@@ -34,11 +37,11 @@ _BARRIER = "core_barrier"
 
 
 class _Span(NamedTuple):
-    """The bytes of a tensor that one row of an indirect view occupies: where they are for index 0, and how they move
-    with the index.
+    """The bytes of a tensor that one row of an indirect view occupies, as a function of the index.
 
     Attributes:
-        first, last: the first and the last byte.
+        first: the first byte for index 0.
+        last: the last byte for index 0.
         step: the bytes by which the row moves for each step of the index.
         limit: the exclusive upper limit of the index.
         row_bytes: the bytes of a row of the tensor.
@@ -60,24 +63,20 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether the span is so long that it may contain a whole row of the tensor between those in which it begins
-        and ends.
-        """
+        """Whether a row of the view may contain a whole row of the tensor besides those in which it begins and ends."""
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of the tensor in which the span begins, and those in which it ends, for all indices of
-        ``index`` that are in range.
-        """
+        """Return the rows of the tensor in which rows of the view begin or end, for indices in range."""
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
 
 class OwnedRows(NamedTuple):
-    """The rows of a tensor (indices of its dimension 0) that one core may touch.
+    """The rows of a tensor that one core may access.
 
     Attributes:
-        is_own: for each row, whether the core may touch it.
+        is_own: for each row, whether the core may access it.
         row_bytes: the bytes of a row.
     """
 
@@ -85,8 +84,8 @@ class OwnedRows(NamedTuple):
     row_bytes: int
 
     def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
-        """Return a function that takes the index of ``view`` and raises ``ReplayFailed`` if ``view`` then leaves the
-        core's rows.
+        """Return a function that takes the index of ``view`` and raises ``ReplayFailed`` if ``view`` leaves the core's
+        rows.
 
         Rows that do not exist are not checked: the instruction itself raises an error for them.
         """
@@ -100,8 +99,9 @@ class OwnedRows(NamedTuple):
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the number of the core that owns each row, for an array in which some rows have none. Such a row gets the
-    owner of the row before it; rows before the first owned row get that row's owner.
+    """Return the core that owns each row. A row without an owner gets the owner of the row before it.
+
+    Rows before the first owned row get the owner of that row.
     """
     known = np.flatnonzero(owners != _NOBODY)
     places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
@@ -110,7 +110,7 @@ def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _mark(side: OwnedRows, view: View) -> None:
-    """Mark the rows in which ``view`` has elements as rows of this core."""
+    # Marks the rows in which ``view`` has elements as rows of this core.
     width = placeholder_of(view).width_of(view.dtype)
     starts = np.array([view.offset * width])
     low = high = 0
@@ -131,13 +131,14 @@ def _owned_rows(
 ) -> list[OwnedRows] | None:
     """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
 
-    They do not if both access the same row, if one of them accesses none, or if a row of a view in ``indexed`` may
-    extend over whole rows of the tensor. Rows that no core touches belong to the core that has the row before them.
+    The cores do not divide the rows if both access the same row, if one core accesses none, or if a row of a view in
+    ``indexed`` may extend over whole rows of the tensor. Rows that no core accesses belong to the core that has the row
+    before them.
 
     Args:
         storage: the tensor.
-        touched: by core, the static views of it that the core reads or writes.
-        indexed: by core, the views of it whose rows the data chose when the launch was recorded.
+        touched: by core, the static views of the tensor that the core reads or writes.
+        indexed: by core, the views of the tensor whose rows an index chose when the launch was recorded.
     """
     row_bytes = max(1, storage.partition_bytes)
     count = -(-storage.nbytes // row_bytes)
@@ -158,15 +159,13 @@ def _owned_rows(
 
 
 class DataDependent(NamedTuple):
-    """The tensors of a launch in which the data decide which elements are accessed, grouped by how a replay treats
-    them.
+    """The tensors of a launch whose accessed elements depend on data, grouped by how a replay treats them.
 
     Attributes:
-        watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
+        watched: tensors that both cores may access, one of them writing; each replay looks for races.
         divided: shared tensors whose rows the cores divide between them, with the rows that each core may access.
-        unwritten: tensors without values at the beginning of the launch whose written elements depend on the data, or
-            from which the data choose rows before all of them are written; each run checks that it reads no unwritten
-            ones.
+        unwritten: tensors without values at the beginning of the launch, whose written elements depend on data, or
+            whose rows are gathered before all are written. Each replay checks that it reads no unwritten element.
     """
 
     watched: frozenset[PlaceholderStorage]
@@ -186,7 +185,7 @@ def _written_views(entry: Entry) -> list[View]:
 
 
 def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -> None:
-    """Mark the elements of these tensors as written that the instructions write whatever the data are."""
+    # Only elements that the instructions write whatever the data are.
     for entry in entries:
         for view in _written_views(entry):
             storage = placeholder_of(view)
@@ -195,7 +194,7 @@ def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -
 
 
 def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
-    """Tell whether instructions whose destinations do not depend on the data write every element of a tensor."""
+    """Return whether instructions with static destinations write every element of a tensor."""
     for entries in stream.cores:
         _mark_written(entries, {storage})
     is_written = storage.written.is_written(dense(storage.shape), storage.numpy_dtype.itemsize)
@@ -204,15 +203,12 @@ def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
 
 
 def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
-    """Split the entries of a core after each instruction at which the two cores of a launch synchronise."""
+    # A round ends with an instruction at which the two cores synchronise.
     ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, RecordedCall) and entry.is_meeting]
     return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
 
 
 def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
-    """Return those views of these tensors that an instruction gathers: it reads them, and the data choose their
-    rows.
-    """
     tensors = entry.tensors if isinstance(entry, RecordedCall) else []
     return [
         view
@@ -222,15 +218,15 @@ def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
 
 
 def _has_all_rows(view: View) -> bool:
-    """Tell whether all rows that the index of a gather may choose are marked as written."""
+    # Whether all rows that the index may choose are marked as written.
     assert isinstance(view, NkiTensor) and view.indirect_access is not None
     rows, storage = row_space(view, view.indirect_access), placeholder_of(view)
     return storage.written.is_written(rows.layout, storage.width_of(rows.dtype))
 
 
 def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
-    """Return the tensors of ``gathered`` from which a core gathers rows before instructions have written all rows that
-    the data may choose.
+    """Return the tensors of ``gathered`` from which a core gathers rows before all rows that the index may choose are
+    written.
 
     Rows that the other core writes before the next synchronisation count as written, because reading them is a race
     anyway.
@@ -258,9 +254,6 @@ def _views_of(entry: Entry) -> list[View]:
 
 
 def _sides(stream: Stream, storage: PlaceholderStorage) -> list[OwnedRows] | None:
-    """Return the rows of a tensor that each core may touch in replays of ``stream``; None if the cores do not divide
-    its rows.
-    """
     static = [
         [
             view
@@ -282,7 +275,7 @@ def _calls(stream: Stream) -> Iterator[RecordedCall]:
 
 
 def data_dependent_tensors(stream: Stream) -> DataDependent:
-    """Return the tensors of a recorded launch in which the data decide which elements are accessed."""
+    """Return the tensors of a recorded launch whose accessed elements depend on data."""
     options = stream.options
     may_race = len(stream.cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore")
     chosen: set[PlaceholderStorage] = set()

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Conversion of recorded calls to work: the functions of the instructions run on tensors without memory.
+"""Conversion of recorded instructions to work: the functions of the instructions run on tensors without memory.
 
+With an emitter on the core, the function of an instruction *emits* its work (:class:`.work.Work`) instead of computing.
 :func:`emit` returns the work of each core; :func:`cores_for` makes the cores on which the functions run.
-:func:`check_all_written` checks that a plan reads no element that nothing has written.
-
-Each function then emits its work (:class:`.work.Work`) instead of doing it.
+:func:`check_all_written` checks that a plan reads no unwritten element.
 """
 
 from __future__ import annotations
@@ -38,16 +37,14 @@ def cores_for(stream: Stream) -> list[Core]:
 
 
 def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
-    """Mark the elements that an instruction writes as written, except where the function of the instruction marks them
-    itself.
+    """Mark the elements that an instruction writes as written, except where its function marks them itself.
 
     Args:
         entry: the instruction.
-        is_whole: whether the instruction is recorded as a whole, because its function needs elements and did not run to
-            its end.
+        is_whole: whether the function of the instruction did not run to its end, because it needs data.
 
     Raises:
-        Unplannable: if the data decide which elements of PSUM are no longer matmul results.
+        Unplannable: if data decide which elements of PSUM are no longer matmul results.
     """
     definition = entry.definition
     for rule, position in definition.outputs:
@@ -64,8 +61,7 @@ def _mark_outputs(entry: RecordedCall, is_whole: bool) -> None:
 
 
 def check_all_written(ref: Ref) -> None:
-    """Check that instructions have written all elements of ``ref``, because unwritten elements have arbitrary values in
-    a plan.
+    """Check that instructions have written all elements of ``ref``; in a plan unwritten elements have arbitrary values.
 
     Raises:
         Unplannable: if some were not written; the message names the tensor.
@@ -127,8 +123,8 @@ class _Emission:
                 )
 
     def _check_sides(self, entry: RecordedCall) -> None:
-        """Add checks that the row indices of an instruction stay within this core's rows, for tensors whose rows the
-        cores divide.
+        """Add checks that row indices stay within this core's rows, for tensors whose rows the cores divide between
+        them.
         """
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(placeholder_of(view)), view.indirect_access
@@ -136,9 +132,7 @@ class _Emission:
                 self._add(Action.of(side.checking(view), (), (indirect.index,), (), may_refuse=True))
 
     def _gather(self, operand: Gathered) -> None:
-        """Add the work that gathers the elements of an operand. If the operand is an output, its tensor must have been
-        written before.
-        """
+        # If the operand is an output, its tensor must have been written before.
         written = operand.base.storage.written
         if operand.is_output and written.is_untouched:
             raise Unplannable("elements are scattered to a tensor that is not written yet")
@@ -146,9 +140,6 @@ class _Emission:
         operand.elements.mark_written()
 
     def _is_dependent(self, entry: RecordedCall) -> bool:
-        """Tell whether an instruction accesses a tensor in which the data decide what is accessed, so that it must run
-        as in a normal launch.
-        """
         return bool(self._dependent) and any(placeholder_of(view) in self._dependent for view, _ in entry.tensors)
 
     def _add(self, work: Work) -> None:
@@ -207,8 +198,9 @@ def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -
 
 
 def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
-    """Return the work of each core. An instruction on a tensor in which the data decide what is accessed is one piece
-    of work (:class:`.work.Whole`), which runs as in a normal launch.
+    """Return the work of each core.
+
+    An instruction on a tensor in ``dependent.all`` becomes a :class:`.work.Whole`, which runs as in a normal launch.
 
     Raises:
         Unplannable: if an instruction reads elements that no instruction has written.

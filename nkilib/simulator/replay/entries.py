@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of each key of launches: its recordings, and the plans made of these.
+"""The recordings and plans of each key.
 
-:class:`Entries` has an :class:`Entry` for each key. A key has several plans where a launch depends on values that a
-plan checks. The numbers of keys and plans and the bytes of plans are bounded: those used longest ago are dropped first.
+:class:`Entries` has an :class:`Entry` for each key. A key has several plans if a launch depends on values that a plan
+checks. The numbers of keys and plans and the bytes of plans are bounded: those used longest ago are dropped first.
 
-A :class:`Planner` records and plans. Entries use it, and its recordings, streams and plans, only through interfaces:
-:class:`AnyRecording`, :class:`AnyStream`, :class:`AnyPlan`.
+A :class:`Planner` records and plans. Entries use it, and its recordings, streams and plans, only through the interfaces
+:class:`AnyRecording`, :class:`AnyStream` and :class:`AnyPlan`. A *candidate* is a launch that has a key; a *stream* is
+the recorded instructions of a launch.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ MOST_WAITING = 8
 
 
 class AnyStream(Protocol):
-    """The instructions of a launch, without the data of its tensors."""
+    """The recorded instructions of a launch, without the data of its tensors."""
 
     @property
     def written(self) -> frozenset[int]:
         """The numbers of the argument arrays that the launch wrote, counted as in ``Candidate.arrays``."""
 
     def differs_from(self, other: Any) -> str:
-        """Return text that says how the instructions of another launch differ; empty if they are the same."""
+        """Return a text that says how the instructions of another launch differ; empty if they are the same."""
 
 
 class AnyRecording(Protocol):
@@ -75,7 +76,7 @@ class AnyRecording(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """The recorder's own error because of which no plan can be made, or None."""
+        """The fault of the recorder because of which no plan can be made, or None."""
 
 
 class AnyPlan(Protocol):
@@ -89,12 +90,12 @@ class AnyPlan(Protocol):
         """Run the plan on the arguments of ``candidate``, and return the value that the launch returns.
 
         Raises:
-            ReplayFailed: if the plan is not valid for the values of this launch; the arguments are unchanged then.
+            ReplayFailed: if the plan is not valid for the values of this launch. The arguments are then unchanged.
         """
 
 
 class Planner(Protocol):
-    """The interface to record launches, and to make plans from the recordings, which replay later launches."""
+    """The interface of an object that records launches, and makes plans of the recordings."""
 
     def record(
         self,
@@ -106,15 +107,22 @@ class Planner(Protocol):
     ) -> AnyRecording:
         """Run a launch and record it.
 
-        ``candidate`` holds the key and the arrays of the launch. ``written`` has the numbers of the argument arrays
-        that launches with this key have written so far.
+        Only exceptions of the launch are raised: a fault of the recorder becomes the ``error`` of the recording.
 
-        It raises only what the launch raises: a fault of the recorder becomes the ``error`` of the recording.
+        Args:
+            kernel: the kernel to launch.
+            args: the positional arguments of the launch.
+            kwargs: the keyword arguments of the launch.
+            candidate: the key and the arrays of the launch.
+            written: the numbers of the argument arrays that launches with this key have written so far.
         """
 
     def build(self, recorded: Any, candidate: Candidate) -> AnyPlan:
-        """Return a plan made from ``recorded``, a recording that equals an earlier one. ``candidate`` is the launch
-        that was just recorded.
+        """Return a plan for launches with the key of ``candidate``.
+
+        Args:
+            recorded: a recording that equals an earlier one.
+            candidate: the launch that was just recorded.
 
         Raises:
             Unplannable: if no plan can be made.
@@ -133,21 +141,21 @@ class Replayed(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """The record of one key. A thread holds its lock while it changes the record.
+    """The recordings and plans of one key. A thread holds the lock while it changes them.
 
     Attributes:
         key: the key.
         kept: functions that return the objects that the key names by ``id``, or None for a deleted object.
         tally: the counter of the launches of the kernel.
         lock: the lock that is held during a launch; another launch with the key at that time does not use the entry.
-        used: a number that grows with the time of the last use, for dropping the oldest.
-        waiting: at most two recordings that equal no earlier one; a plan is made only from two equal recordings.
+        used: a number that grows with the time of the last use.
+        waiting: the recordings, at most two, that equal no earlier one; two equal recordings make a plan.
         recordings: the number of recordings since the last plan was made.
-        plans: its plans, the last valid one in front.
+        plans: the plans of the key, the last valid one in front.
         failures: the number of launches since the last plan was made for which no plan was valid.
-        failures_in_a_row: the number of such launches since a plan was valid.
+        failures_in_a_row: the number of launches without a valid plan since a plan was valid.
         replays: the number of replays since the last plan was made.
-        restarts: how often in a row its plans were dropped before enough replays had made up for the planning.
+        restarts: how often in a row the plans were dropped before :data:`REPLAYS_WORTH_A_PLAN` replays.
         reason: the reason why the key is not planned any more; empty if it still is.
     """
 
@@ -166,9 +174,7 @@ class Entry:
     reason: str = ""
 
     def is_for(self, candidate: Candidate) -> bool:
-        """Tell whether a launch belongs to the entry: its key is equal, and each ``id`` in the key still stands for the
-        same object.
-        """
+        """Return whether a launch has the same key, and each ``id`` in the key still stands for the same object."""
         if self.key != candidate.key:
             return False
         return all(get() is value for get, value in zip(self.kept, candidate.kept, strict=True))
@@ -189,7 +195,7 @@ class Entry:
         """Run a launch from the first plan that is valid for it.
 
         Returns:
-            The outcome; None if no plan is valid: then nothing has changed.
+            The outcome; None if no plan is valid. Then nothing has changed.
         """
         for position, plan in enumerate(self.plans):
             try:
@@ -212,12 +218,11 @@ class Entry:
         return None
 
     def learn(self, recorded: AnyRecording, candidate: Candidate, planner: Planner) -> None:
-        """Make a plan if ``recorded`` equals an earlier recording; else keep the recording, to be compared with later
-        ones.
+        """Make a plan if ``recorded`` equals an earlier recording; else keep it for comparison with later recordings.
 
         Raises:
             Unplannable: if no plan can be made, now or later.
-            Exception: if the recorder or the planner made a mistake.
+            Exception: if the recorder or the planner has a fault.
         """
         self.recordings += 1
         if recorded.error is not None:
@@ -235,23 +240,19 @@ class Entry:
         self.waiting = [*self.waiting[-1:], recorded.stream]
 
     def check_failures(self) -> None:
-        """Stop planning this key if for too many launches in a row no plan was valid."""
+        """Stop planning this key if no plan was valid for too many launches in a row."""
         if self.failures_in_a_row >= MOST_FAILURES and not self.reason:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def make_room(self) -> None:
-        """Drop the plans to free memory, so that launches are recorded again; give up if that has happened too
-        often.
-        """
+        """Drop the plans to free memory; give up if that has happened too often in a row."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:
             self.give_up("its plans had to go too often: there are more launches than plans are kept")
 
     def refuse(self, reason: str) -> None:
-        """Stop recording launches with this key. Existing plans stay in use; if there are none, all launches run
-        instruction by instruction.
-        """
+        """Stop recording launches with this key; existing plans stay in use."""
         if self.plans:
             self.waiting, self.recordings = [], MOST_RECORDINGS
         else:
@@ -305,8 +306,11 @@ class Entries:
         self._orphans: deque[int] = deque()
 
     def of(self, candidate: Candidate, kernel: str) -> Entry | None:
-        """Return the entry for the key of a launch. None if the launches with this key are still too few to record
-        one.
+        """Return the entry for the key of a launch; None if too few launches had this key to record one.
+
+        Args:
+            candidate: the launch.
+            kernel: the name of the kernel.
         """
         if self._orphans:
             self._drop_orphans()
@@ -327,7 +331,7 @@ class Entries:
         self._ended[number] = self._ended.get(number, 0) + 1
 
     def trim(self) -> None:
-        """Drop the plans and waiting recordings that are too many or too large, those used longest ago first."""
+        """Drop plans and waiting recordings beyond the limits of this module, those used longest ago first."""
         with self._lock:
             plans = size = waiting = 0
             for entry in sorted(self._entries.values(), key=lambda each: each.used, reverse=True):

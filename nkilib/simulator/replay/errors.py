@@ -3,22 +3,22 @@
 
 """The errors for launches that have a key and are not replayed.
 
-They are :class:`Unplannable`, :class:`ReplayFailed` and, for faults of the planner, :class:`PlanError`. None of them
-reaches a user: the launch then runs without replay.
+These errors never reach a user: the launch runs instruction by instruction instead.
 """
 
 from __future__ import annotations
 
 
 class Unplannable(Exception):
-    """Error for a launch of which no plan can be made that certainly gives bitwise identical results."""
+    """No plan of the launch is certain to give bitwise identical results."""
 
 
 class PlanError(Exception):
-    """Error for a fault of the planner: its plan gives other results, or leaves other arguments, than the launch."""
+    """The planner has a fault: its plan gives other results, or leaves other arguments, than the launch."""
 
 
 class ReplayFailed(Exception):
-    """Error for a plan that cannot run a launch: it is not valid for the launch's values, or a step raises an error.
-    The arguments are then as before.
+    """A plan cannot run a launch, because it is not valid for its values or a step raises an error.
+
+    The arguments of the launch are unchanged.
     """

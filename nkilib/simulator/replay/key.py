@@ -6,9 +6,9 @@
 :func:`candidate_of` returns the key, in a :class:`Candidate`, or a :class:`Refusal` that says why a launch has none. A
 kernel states that it is replayable with :func:`nkilib.nki.replayable`.
 
-The key is made at every launch, and is flat to be fast: a sequence of hashable parts, in which each value follows its
-type, and the items of a container follow its length. Objects that are compared by identity appear by ``id``. Whoever
-keeps the key also keeps weak references to them, so that the key does not keep a kernel alive with all that it holds.
+The key is made at every launch. For speed the key is flat: a sequence of hashable parts, in which each value follows
+its type, and the items of a container follow its length. Objects that are compared by identity appear by ``id``. The
+owner of the key also keeps weak references to these objects, so that the key does not keep a kernel and its data alive.
 """
 
 from __future__ import annotations
@@ -73,27 +73,26 @@ class Candidate(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The answer, in place of a key, for a launch that can be neither recorded nor replayed.
+    """The reason why a launch can be neither recorded nor replayed, in place of a key.
 
     Attributes:
-        reason: the reason why it cannot.
+        reason: the reason.
     """
 
     reason: str
 
 
 class _Unkeyable(Exception):
-    """Error for an argument that cannot be part of a key."""
+    """An argument cannot be part of a key."""
 
 
 def _is_constant(kind: type) -> bool:
-    """Tell whether instances of a class never change: it is a plain type of Python, or a scalar type of numpy."""
+    # Instances of a plain type of Python or a scalar type of numpy never change.
     return issubclass(kind, np.generic) or not kind.__flags__ & _HEAP_TYPE
 
 
 def _check_slots(kind: type, known: Collection[str]) -> None:
-    """Check that the instances of the class ``kind`` have no slots besides ``known``, because a key would not contain
-    their values.
+    """Check that the instances of the class ``kind`` have only the slots ``known``; a key would not contain others.
 
     Raises:
         _Unkeyable: if they have others.
@@ -105,7 +104,7 @@ def _check_slots(kind: type, known: Collection[str]) -> None:
 
 
 class _Collected:
-    """The parts of a key, and the arrays, that are collected while the arguments of a launch are walked through.
+    """The parts of a key and the arrays of a launch, which are collected argument by argument.
 
     Args:
         widens: whether the launch copies arrays of low-precision types to hold them in float32.
@@ -125,9 +124,7 @@ class _Collected:
         self._trusts_all = trusts_all
 
     def add(self, value: Any) -> None:
-        """Add an argument, or an item of a container among the arguments, to the key; arrays are collected in
-        :attr:`arrays`.
-        """
+        """Add an argument, or an item of a container among the arguments, to the key."""
         kind = type(value)
         if kind is np.ndarray:
             self._add_array(value)
@@ -145,8 +142,8 @@ class _Collected:
     def add_identity(self, value: Any) -> None:
         """Add an object by its ``id``, because it equals only itself.
 
-        For a function, its code is added, because it may be replaced, and the spec of its module: if the module is
-        loaded again, names in the code refer to other functions.
+        A function brings its code, which may be replaced, and the spec of its module: when a module is loaded again,
+        names in the code refer to other functions.
         """
         self.parts += (type(value), id(value))
         self.kept.append(value)
@@ -168,7 +165,7 @@ class _Collected:
                 self.add_identity(value)
 
     def may_overlap(self) -> bool:
-        """Tell whether two of the arrays may share bytes of memory."""
+        """Return whether two of the arrays may share bytes of memory."""
         arrays = self.arrays
         if len(arrays) < 2 or self._are_owners:
             return False
@@ -201,7 +198,6 @@ class _Collected:
         self.parts += (type(value), array.shape, dtype, flags & _FLAGS)
 
     def _converted(self, value: Any) -> npt.NDArray[Any]:
-        """Return a PyTorch tensor, or an array of a subclass of ``np.ndarray``, as a plain array."""
         if isinstance(value, np.ndarray):
             return np.asarray(value)
         try:
@@ -216,9 +212,7 @@ class _Collected:
         self.parts += (float, value if value and value == value else pack("d", value))
 
     def _add_unusual(self, kind: type, value: Any) -> None:
-        """Add an argument of a rare type. Types are tried in the order in which ``map_leaves`` and the kernel treat
-        them.
-        """
+        # The order of the types is that of ``map_leaves`` and of the kernel.
         if is_array(value):
             self._add_array(value)
         elif isinstance(value, tuple | list):
@@ -249,7 +243,7 @@ class _Collected:
         self._add_mapping(kind, vars(value), self.add)
 
     def _add_constant(self, value: Any) -> None:
-        """Add a value inside an object that a launch passes to the kernel as it is, without converting arrays."""
+        # A value that a launch passes to the kernel as it is, without converting arrays.
         kind = type(value)
         if kind in _PLAIN:
             self.parts += (kind, value)
@@ -288,18 +282,14 @@ class _Collected:
             raise _Unkeyable(f"holds a {kind.__module__}.{kind.__qualname__}, which has no value to compare")
 
     def _add_code(self, value: Callable[..., Any]) -> None:
-        """Add a function or class among the arguments, by identity. It must be marked as replayable, because values
-        that its code reads may change.
-        """
+        # It must be marked as replayable, because values that its code reads may change.
         if not self._trusts_all and not is_replayable(value):
             raise _Unkeyable(f"holds {value.__qualname__}, which does not state that it is nkilib.nki.replayable")
         self.add_identity(value)
 
 
 def _argument(func: FunctionType, place: int | str | None) -> str:
-    """Return the name of an argument in the reason of a refusal: ``place`` is its position or keyword, or None for the
-    kernel's closure.
-    """
+    # The name of an argument in the reason of a refusal; ``place`` is None for the kernel's closure.
     if place is None:
         return "the kernel's closure"
     names = func.__code__.co_varnames[: func.__code__.co_argcount]
@@ -314,7 +304,8 @@ def candidate_of(
     Args:
         kernel: the kernel that is launched.
         options: the options in force.
-        args, kwargs: the arguments of the kernel.
+        args: the positional arguments of the launch.
+        kwargs: the keyword arguments of the launch.
     """
     func = kernel.func
     if type(func) is not FunctionType:

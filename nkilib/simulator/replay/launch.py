@@ -4,9 +4,9 @@
 """The choice of how a launch runs: from a plan, or instruction by instruction, with or without recording.
 
 - :class:`Launches`: chooses, for the launches of a process (:data:`LAUNCHES`);
-- :class:`LaunchPlanner`: records launches and makes plans of them; :class:`Replay`: a plan with the value that its
-  launch returns to the caller;
-- :func:`bits_of`, :func:`check_same_bits`: the comparison of a replayed launch with one that was run.
+- :class:`LaunchPlanner`: records launches and makes plans of them; :class:`Replay`: a plan with a function that makes
+  the value that the launch returns to the caller;
+- :func:`bits_of`, :func:`check_same_bits`: compare a replayed launch with one that ran instruction by instruction.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .stream import Stream, placeholder_of, views_in
 
 
 class _Left(NamedTuple):
-    """The arrays that are left after a replayed launch; the returned value is made from them.
+    """The arrays that a replayed launch leaves, from which the returned value is made.
 
     Attributes:
         arrays: the argument arrays, followed by the arrays of the tensors that the plan returns.
@@ -53,8 +53,11 @@ _Result = Callable[[_Left], Any]
 
 
 def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """Return a function that makes the value that a launch returns, shaped like ``value``. ``tensor`` returns such a
-    function for each tensor in it.
+    """Return a function that makes the value that a launch returns, with the same nesting as ``value``.
+
+    Args:
+        value: the value that the recorded launch returned.
+        tensor: a function that returns, for a tensor in ``value``, the function that makes it.
     """
     if isinstance(value, NkiTensor):
         return tensor(value)
@@ -67,8 +70,9 @@ def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
 
 
 def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
-    """Return a function that makes one of the tensors that a launch returns: an array of the launch, an argument
-    itself, or a view of either.
+    """Return a function that makes one of the tensors that a launch returns.
+
+    The tensor is an array of the launch, an argument itself, or a view of either.
 
     Args:
         view: the tensor that the recorded launch returned.
@@ -120,14 +124,14 @@ class Replay:
         return self.plan.nbytes
 
     def replay(self, candidate: Candidate) -> Any:
-        """Run the plan on the arguments of a launch with the same key; see :meth:`run`."""
+        """Run the plan on the arrays of a launch with the same key; see :meth:`run`."""
         return self.run(candidate.arrays, candidate.originals)
 
     def run(self, arrays: Arrays, originals: Sequence[Any], *, waits: bool = False) -> Any:
-        """Run the plan on other arguments of the same shapes, and return what the kernel returns for them.
+        """Run the plan on other arguments of the same shapes, and return the value that the kernel returns for them.
 
         Args:
-            arrays: the argument arrays; those that the kernel writes are written.
+            arrays: the argument arrays; the plan writes those that the kernel writes.
             originals: the same arguments, as the caller passed them.
             waits: whether to wait for a launch that is replayed in another thread.
 
@@ -140,9 +144,7 @@ class Replay:
 
 
 def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
-    """Return what a recorded launch left: its result, and the arguments in ``recorded.before``, which it may have
-    written.
-    """
+    # The result, and the arguments that the launch may have written.
     return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
 
 
@@ -156,11 +158,14 @@ def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def check_same_bits(ours: Any, theirs: Any) -> None:
-    """Check that two values contain bitwise identical tensors: ``ours`` is what a plan left, ``theirs`` what the launch
-    left.
+    """Check that two values contain bitwise identical tensors.
+
+    Args:
+        ours: the tensors that a plan leaves.
+        theirs: the tensors that the launch leaves.
 
     Raises:
-        PlanError: if they are not; the message names the first tensor that differs.
+        PlanError: if they differ; the message gives the number of the first tensor that differs.
     """
     for number, (mine, their) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
         is_alike = mine.shape == their.shape and mine.dtype == their.dtype
@@ -179,15 +184,15 @@ class LaunchPlanner:
         candidate: Candidate,
         written: frozenset[int],
     ) -> RecordedLaunch:
-        """Run a launch instruction by instruction, and record it. The arguments ``written`` are copied before, so that
-        a plan can be checked.
+        """Run a launch instruction by instruction, and record it.
+
+        The argument arrays ``written`` are copied before, so that a plan can be checked.
         """
         before = {number: candidate.arrays[number].copy() for number in written}
         return record_launch(kernel, args, kwargs, candidate.originals, before)
 
     def build(self, recorded: RecordedLaunch, candidate: Candidate) -> Replay:
-        """Return a plan of the launch that was just recorded, after checking that the plan's results are bitwise
-        identical to the launch's.
+        """Return a plan of the launch that was just recorded, and check that its results are bitwise identical.
 
         Raises:
             Unplannable: if no plan can be made.
@@ -214,7 +219,7 @@ def _has_debugger() -> bool:
 
 
 def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
-    """Return the reason why no launch of a kernel can be recorded or replayed now; empty if nothing prevents it.
+    """Return the reason why no launch of a kernel can be recorded or replayed now; empty if there is none.
 
     Args:
         kernel: the kernel.
@@ -250,10 +255,10 @@ def _refused(
 
 
 class Launches:
-    """The launches of a process: each of them runs through :meth:`run`.
+    """The launches of a process. Each of them runs through :meth:`run`.
 
     Args:
-        planner: the planner that records and plans; None runs everything instruction by instruction.
+        planner: the planner that records and plans; with None all launches run instruction by instruction.
     """
 
     def __init__(self, planner: Planner | None) -> None:
@@ -274,12 +279,13 @@ class Launches:
 
         Args:
             kernel: the kernel to launch.
-            args, kwargs: its arguments.
+            args: the positional arguments of the launch.
+            kwargs: the keyword arguments of the launch.
             environment: the options and the other settings under which it runs.
             run_unreplayed: the function that runs it instruction by instruction.
 
         Raises:
-            Exception: whatever ``run_unreplayed`` raises.
+            Exception: any exception that ``run_unreplayed`` raises.
         """
         planner = self._planner
         if planner is None:
@@ -321,7 +327,7 @@ class Launches:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a launch instruction by instruction and record it; make a plan if an earlier recording was equal."""
+        # A plan is made if an earlier recording was equal.
         recorded = planner.record(kernel, args, kwargs, candidate, entry.written)
         try:
             entry.learn(recorded, candidate, planner)

@@ -3,8 +3,9 @@
 
 """The memory of a plan: its own, and the arrays of the launch for which it runs.
 
-Tiles have their places in a block of memory (:func:`placed`), of which each core has one (:class:`Arenas`).
-:class:`Memory` returns the arrays of steps; a :class:`Slot` stands for an array that exists only while a launch runs.
+An *arena* is a block of memory for the tiles of one core, which all plans share (:class:`Arenas`); :func:`placed`
+divides it among the tiles of a plan. :class:`Memory` returns the arrays on which steps work; a :class:`Slot` stands for
+an array that exists only while a launch runs.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _ALIGNMENT = 64
 
 
 class Arenas:
-    """The arena (a block of memory) of each core number.
+    """The arena of each core, by the number of the core.
 
-    All plans share them, because only one runs at a time: a launch holds the lock while it uses the arenas.
+    All plans share the arenas, because only one plan runs at a time: a launch holds the lock while it uses the arenas.
     """
 
     def __init__(self) -> None:
@@ -48,13 +49,10 @@ class Arenas:
         return arena
 
     def take(self, *, waits: bool) -> bool:
-        """Lock the arenas for a launch that is about to be replayed.
+        """Lock the arenas for a launch that is about to be replayed, and return whether they are locked.
 
         Args:
             waits: whether to wait while a launch in another thread uses the arenas.
-
-        Returns:
-            Whether the arenas are locked, so that the launch may use them.
         """
         return self._lock.acquire(blocking=waits)
 
@@ -67,8 +65,7 @@ ARENAS = Arenas()
 
 
 class _Piece:
-    """The memory that one plan uses of a core's arena, from the beginning of the arena on; the plan allocates more
-    memory if the arena is too small.
+    """The part of a core's arena that one plan uses, and further memory if the arena is too small.
 
     Attributes:
         own_bytes: the bytes that the plan allocated besides the arena.
@@ -80,7 +77,7 @@ class _Piece:
         self.own_bytes = 0
 
     def take(self, nbytes: int) -> Bytes:
-        """Return ``nbytes`` bytes of memory, with arbitrary content, that no other part of the plan uses."""
+        # The memory has arbitrary content; no other part of the plan uses it.
         start = -(-self._top // _ALIGNMENT) * _ALIGNMENT
         if start + nbytes > self._arena.nbytes:
             self.own_bytes += nbytes
@@ -100,7 +97,7 @@ class _Life:
 
 @dataclass(frozen=True)
 class Placed:
-    """The places of a core's tiles in one block of memory.
+    """The positions of a core's tiles in one block of memory.
 
     Attributes:
         offsets: the offset of each tile, in bytes.
@@ -112,7 +109,7 @@ class Placed:
 
 
 def _touched(work: Work) -> list[PlaceholderStorage]:
-    """Return the storages whose elements ``work`` reads or writes; a result that is not stored does not count."""
+    # A result that is not stored does not count.
     is_dead = isinstance(work, Elementwise) and work.is_dst_dead
     writes = work.writes[1:] if is_dead else work.writes
     return [ref.storage for ref in (*work.reads, *writes)]
@@ -132,10 +129,11 @@ def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorag
 
 
 def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> Placed:
-    """Return places for the tiles of a core in one block of memory. Tiles that are never in use at the same time may
-    overlap.
+    """Return positions for the tiles of a core in one block of memory; tiles with separate lifetimes may overlap.
 
-    ``is_own`` is a function that tells whether a storage is a tile of this core.
+    Args:
+        groups: the groups of work of the core, in their order.
+        is_own: a function that says whether a storage is a tile of this core.
     """
     offsets: dict[PlaceholderStorage, int] = {}
     alive: list[tuple[int, int, int]] = []  # last group, offset, end
@@ -160,9 +158,11 @@ class Slot:
 
     Attributes:
         source: the number of the launch's array of which it is a view.
-        shape, numpy_type, offset, strides: the shape, type, offset and strides of the view; offset and strides are in
-            bytes.
-        array: the view, while a launch runs.
+        shape: the shape of the view.
+        numpy_type: the type of the view.
+        offset: the offset of the view in the array, in bytes.
+        strides: the strides of the view, in bytes.
+        array: the view, while a launch runs; else None.
     """
 
     source: int
@@ -173,7 +173,7 @@ class Slot:
     array: Any = None
 
     def bind(self, arrays: list[npt.NDArray[Any]]) -> None:
-        """Make the view of ``arrays``, the arrays of a launch that begins."""
+        """Set :attr:`array` to a view of one of ``arrays``, the arrays of a launch that begins."""
         self.array = np.ndarray(self.shape, self.numpy_type, arrays[self.source], self.offset, self.strides)
 
 
@@ -203,14 +203,12 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that the plan alone uses, without the arenas that plans share."""
+        """The bytes of memory that this plan alone uses, without the arenas."""
         own = sum(part.nbytes for part in self._own.values())
         return own + sum(piece.own_bytes for piece in self._pieces)
 
     def source_of(self, storage: PlaceholderStorage) -> int | None:
-        """Return the number of the launch's array that holds a storage; None if the storage is in the plan's own
-        memory.
-        """
+        """Return the number of the launch's array that holds a storage; None if the plan's own memory holds it."""
         return self._sources.get(storage.number)
 
     def place(self, core: int, placed: Placed) -> None:
@@ -238,13 +236,15 @@ class Memory:
         return self._pieces[core].take(nbytes)
 
     def array(self, ref: Ref, rows: slice | None = None, layout: Layout | None = None) -> Operand:
-        """Return the elements of ``ref`` in the rows ``rows``: an array or, if they are in an array of the launch, a
-        slot for it.
+        """Return the elements of ``ref`` in the rows ``rows``.
 
         Args:
             ref: the elements.
-            rows: the rows; None for all.
-            layout: another layout of the same elements; None for that of ``ref``.
+            rows: the rows (indices of dimension 0); None for all.
+            layout: another layout of the same elements; None for the layout of ``ref``.
+
+        Returns:
+            An array, or a :class:`Slot` if the elements are in an array of the launch.
         """
         shape, strides, offset = layout or ref.layout
         if rows is not None and shape:
@@ -265,7 +265,7 @@ class Memory:
         return slot
 
     def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
-        """Return a work buffer for steps. Steps of a core with the same ``role`` share one, if it is large enough."""
+        """Return a buffer for intermediate values; steps of a core with the same ``role`` share it."""
         needed = prod(shape) * numpy_type.itemsize
         buffer = self._scratch.get((core, role))
         if buffer is None or buffer.nbytes < needed:

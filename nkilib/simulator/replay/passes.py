@@ -6,6 +6,9 @@
 :func:`with_sums` joins the matmuls that add to one matrix into one piece of work. :func:`without_loads`,
 :func:`without_dead` and :func:`without_stores` remove work, in this order. :func:`grouped` forms groups of row-wise
 work that runs on a few rows at a time, so that these stay in the CPU's cache.
+
+*Work* is the reads, writes and computations of one instruction (:class:`.work.Work`); a :class:`.work.Ref` names the
+elements that it reads or writes. A *load* copies from HBM to a tile, a *store* from a tile to HBM.
 """
 
 from __future__ import annotations
@@ -35,9 +38,15 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Move those waiting sums to ``summed`` that must be computed before ``work``, except the sum ``but``.
+    """Move the waiting sums that must be computed before ``work`` to ``summed``.
 
     A sum must be computed first if ``work`` accesses its result or changes one of its operands.
+
+    Args:
+        waiting: the waiting sums, by the number of the storage of their result.
+        summed: the work so far, in the order of the plan.
+        work: the next work.
+        but: a waiting sum that stays, or None.
     """
     if isinstance(work, Meeting):
         summed.extend(waiting.values())
@@ -74,13 +83,13 @@ def with_sums(works: list[Work]) -> list[Work]:
 
 @dataclass(eq=False)
 class _Load:
-    """A load of a tile from HBM, whose readers may read HBM instead until a part of the tile is overwritten.
+    """A load, whose readers may read HBM instead until a part of the tile is overwritten.
 
     Attributes:
         move: the load.
         source: the elements in HBM, as a matrix with the rows of the tile.
         is_current: whether HBM still has the loaded elements.
-        is_needed: whether something reads the tile itself.
+        is_needed: whether some work reads the tile itself.
     """
 
     move: Move
@@ -102,8 +111,8 @@ class _Load:
 
 
 def _source_of(move: Move) -> Layout | None:
-    """Return the source of a load as a matrix with the rows of the tile; None if work cannot read the source instead of
-    the tile.
+    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be replaced by its
+    source.
     """
     dst, src = move.dst, move.src
     if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= _SMALLEST):
@@ -114,9 +123,7 @@ def _source_of(move: Move) -> Layout | None:
 
 
 def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
-    """Make ``work`` read the elements ``place`` instead of ``ref``, and return True; return False if this kind of work
-    cannot.
-    """
+    """Make ``work`` read the elements ``place`` instead of ``ref``; return False if this kind of work cannot."""
     if isinstance(work, Elementwise) and ref in work.tiles:
         work.tiles[work.tiles.index(ref)] = place
     elif isinstance(work, Reduced):
@@ -128,9 +135,7 @@ def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
 
 
 def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
-    """Make ``work`` read HBM instead of loaded tiles where that is possible; mark loads as needed if ``work`` still
-    reads their tiles.
-    """
+    # If the tile cannot be replaced by its source in HBM, the load is marked as needed.
     for ref in list(work.reads):
         overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
         if not overlapping:
@@ -142,8 +147,9 @@ def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
 
 
 def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
-    """Update the loads for a write to ``ref``. Loads of an overwritten tile end; for loads whose source in HBM is
-    overwritten, HBM is not current any more.
+    """Update the loads for a write to ``ref``.
+
+    A load of an overwritten tile ends. A load whose source in HBM is overwritten is not current any more.
     """
     tile_loads = loads.get(ref.storage.number)
     if tile_loads:
@@ -158,12 +164,12 @@ def _drop_loads(loads: dict[int, list[_Load]], ref: Ref) -> None:
 
 
 def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
-    """Return the work of a core without the loads whose tiles nothing reads, once reads are redirected to HBM.
+    """Make work read HBM instead of loaded tiles where possible, and return the work without loads that nothing needs.
 
     Args:
         works: the work of one core; the reads in it are changed.
-        written: the numbers of the storages that any core writes; after a barrier or exchange, HBM may have other
-            elements there than a tile loaded before.
+        written: the numbers of the storages that any core writes; after a barrier or exchange these storages may differ
+            from a tile that was loaded before.
     """
     loads: dict[int, list[_Load]] = {}
     unneeded: dict[int, _Load] = {}
@@ -183,7 +189,7 @@ def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
 
 
 class _Needed:
-    """The elements of tiles that later work needs, kept in a walk from the end of a launch to its beginning."""
+    """The elements of tiles that later work needs, collected from the end of a launch to its beginning."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, list[Rectangle]] = {}
@@ -195,18 +201,17 @@ class _Needed:
             places.append(ref.place)
 
     def overwrite(self, ref: Ref) -> None:
-        """Record that work overwrites all elements of ``ref``, so that the values before it are not needed."""
+        """Record that work overwrites all elements of ``ref``, so that earlier values are not needed."""
         places = self._by_storage.get(ref.storage.number)
         if places and ref.is_block:
             places[:] = [place for place in places if not ref.place.contains(place)]
 
     def has(self, ref: Ref) -> bool:
-        """Tell whether later work reads any of the elements of ``ref``."""
         return any(place.meets(ref.place) for place in self._by_storage.get(ref.storage.number, ()))
 
 
 def without_dead(works: list[Work]) -> list[Work]:
-    """Return the work of a core without those pieces whose results nothing reads.
+    """Return the work of a core without the work whose results nothing reads.
 
     Elementwise results that are only reduced are computed, but not stored.
     """
@@ -229,8 +234,7 @@ def without_dead(works: list[Work]) -> list[Work]:
 
 @dataclass(eq=False)
 class _Store:
-    """A store of a tile to HBM after which nothing reads the tile, so that its elements could be computed in HBM
-    directly. Stores are found in a walk from the end of a launch.
+    """A store after which nothing reads the tile, so that its elements could be computed in HBM directly.
 
     Attributes:
         move: the store.
@@ -255,16 +259,15 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Tell whether each element of ``read`` lies where the result that is computed from it will be stored in
-    ``target``.
-    """
+    """Return whether each element of ``read`` lies where the result computed from it will be stored in ``target``."""
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
 def _is_written_for(work: Elementwise, store: _Store) -> bool:
-    """Tell whether ``work`` computes exactly what is stored, and can compute it at the destination of the store.
+    """Return whether ``work`` computes exactly the stored elements, and can compute them at the destination of the
+    store.
 
-    It can if each element that it reads there is used only for the result at the same place.
+    Each element that ``work`` reads at the destination must be used only for the result at the same position.
     """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
@@ -274,9 +277,7 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
 
 
 def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
-    """Drop those waiting stores whose tile or destination ``work`` accesses: such a store cannot happen earlier than
-    ``work``.
-    """
+    # A store whose tile or destination ``work`` accesses cannot happen earlier than ``work``.
     for number, store in list(waiting.items()):
         if work is store.move:
             continue
@@ -286,17 +287,15 @@ def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
 
 
 def _drop_later_reads(read_later: dict[int, list[Ref]], ref: Ref) -> None:
-    """Drop the later reads that lie within ``ref``, which is written here: they read these values, not the earlier
-    ones.
-    """
+    # Later reads within ``ref``, which is written here, do not read the earlier values.
     refs = read_later.get(ref.storage.number)
     if refs and ref.is_block:
         refs[:] = [read for read in refs if not ref.place.contains(read.place)]
 
 
 def without_stores(works: list[Work]) -> list[Work]:
-    """Return the work of a core without those stores whose elements can be computed in HBM directly; the work that
-    computes them is changed.
+    """Make work compute elements in HBM directly where possible, and return the work without the stores of these
+    elements.
     """
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
     read_later: dict[int, list[Ref]] = {}
@@ -325,9 +324,7 @@ def without_stores(works: list[Work]) -> list[Work]:
 
 
 def _trimmed(group: list[Work]) -> list[list[Work]]:
-    """Split pieces off both ends of a group, each into its own group, if they are small enough to run on all rows at
-    once.
-    """
+    # Work at both ends of a group that is small enough to run on all rows at once gets its own group.
     if len(group) == 1:
         return [group]
     large = [place for place, work in enumerate(group) if is_large(work)]
@@ -338,20 +335,18 @@ def _trimmed(group: list[Work]) -> list[list[Work]]:
 
 
 def _has_a_row_a_partition(ref: Ref) -> bool:
-    """Tell whether the rows of a tile lie in successive partitions, one row in each."""
+    # Whether the rows of a tile lie in successive partitions, one row in each.
     return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
 
 
 class _Rows(tuple[int, int]):
-    """The range of partitions that a piece of work reads and writes row by row, as a pair (first partition, number of
-    partitions).
-    """
+    """The partitions that row-wise work accesses, as a pair (first partition, number of partitions)."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, work: Work) -> _Rows | None:
-        """Return the partitions of ``work``; None if a result in one row may depend on another row."""
+        # None if a result in one row may depend on another row.
         if isinstance(work, Elementwise):
             if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
                 return None
@@ -368,8 +363,9 @@ class _Rows(tuple[int, int]):
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Tell whether ``work`` may join a group: no row of it accesses HBM elements that another row of the group writes,
-    or the reverse.
+    """Return whether ``work`` may join a group.
+
+    No row of ``work`` may access HBM elements that another row of the group writes, nor the reverse.
     """
     for other in group:
         for written in other.writes:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Plan``: the steps of a launch, to be run on the arrays of another launch of the same key.
+"""``Plan``: the steps of a launch, to be run on the arrays of another launch with the same key.
 
 :class:`Plan` converts the recorded instructions to work, reduces the work by passes, builds the steps and runs them.
 
-The work of the cores between two barriers or exchanges is a round. In a round the cores run one after the other, or in
-parallel if that is faster.
+A *meeting* is an instruction at which both cores synchronise: a barrier, an exchange of tiles or a collective. A
+*round* is the steps of all cores between two meetings; in a round the cores run one after the other, or in parallel if
+that is faster. Instructions that no steps replace run as in a normal launch, on tensors that have memory.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _TRIALS, _GAIN = 2, 0.75
 
 
 class _Arrived:
-    """A stand-in for the launch's barrier at an exchange: the other core has already arrived, with its tile."""
+    """A replacement for the launch's barrier at an exchange: the other core has already arrived, with its tile."""
 
     def __init__(self, core: int, src: NkiTensor) -> None:
         self._core = core
@@ -57,22 +58,21 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the data of the other core; that both cores exchange the same kind of data was checked when the launch
-        was recorded.
+        """Return the data of the other core.
+
+        The recording has checked that both cores exchange the same kind of data.
         """
         return [replace(item, core=self._core, src=self._src, values=self._values)]
 
 
 class _Agreed:
-    """A stand-in for the launch's barrier at a collective: the other core has already arrived, with the same
-    operation.
-    """
+    """A replacement for the launch's barrier at a collective: the other core has arrived, with the same operation."""
 
     def __init__(self) -> None:
         self.is_aborted = False
 
     def meet(self, place: str, item: Any) -> list[Any]:
-        """Return this core's own data as the other core's, because both take part with the same data."""
+        """Return this core's own data as the data of the other core, because both take part with the same data."""
         return [item]
 
 
@@ -83,7 +83,7 @@ def _call(core: Core, meeting: Meeting) -> Call:
 
 
 def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
-    """Run the instruction ``meeting`` on one core, with ``barrier`` in place of the launch's barrier."""
+    # ``barrier`` takes the place of the launch's barrier.
     launch_barrier, core.launch.barrier = core.launch.barrier, barrier  # type: ignore[assignment]
     try:
         call = _call(core, meeting)
@@ -93,18 +93,21 @@ def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
 
 
 def _run_collective(core: Core, meeting: Meeting) -> None:
-    """Run a collective, in a launch without other ranks, on one core for both cores, which have reached the same
-    collective.
-    """
+    # A launch without other ranks: the collective runs on one core for both.
     if core.observers.find(SharedAccesses) is not None:
         raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
     _run_at(_Agreed(), core, meeting)
 
 
 def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
-    """Run the instruction at which both cores synchronise; ``meetings`` has it as recorded on each core.
+    """Run the meeting at the end of a round.
 
-    An exchange swaps their tiles, a collective runs on the first core, and a barrier is only reported to the observers.
+    An exchange swaps the tiles of the cores, a collective runs on the first core, and a barrier is only reported to the
+    observers.
+
+    Args:
+        cores: the cores.
+        meetings: the meeting as recorded on each core.
     """
     if meetings[0].call.is_collective:
         _run_collective(cores[0], meetings[0])
@@ -122,8 +125,7 @@ def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
 
 
 class _Ways:
-    """The measured times of a round's first runs, one core after the other and both in parallel. The faster way is
-    chosen for later runs.
+    """The measured times of a round's first runs, sequential and parallel; later runs take the faster way.
 
     Args:
         may_pay: whether the work is large enough for a second thread to be worth its cost.
@@ -135,21 +137,21 @@ class _Ways:
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the next run has the cores in parallel."""
+        """Whether the cores run in parallel in the next run."""
         sequential, parallel = self._seconds[False], self._seconds[True]
         if not self._may_pay or len(sequential) < _TRIALS:
             return self._may_pay and len(parallel) < len(sequential)
         return len(parallel) < _TRIALS or min(parallel) < _GAIN * min(sequential)
 
     def note(self, is_side_by_side: bool, seconds: float) -> None:
-        """Record that a run took ``seconds``, with the cores in parallel if ``is_side_by_side``."""
+        """Record the time of a run in seconds."""
         timings = self._seconds[is_side_by_side]
         if self._may_pay and len(timings) < _TRIALS:
             timings.append(seconds)
 
 
 class _Run:
-    """One run of the steps that a core has in a round.
+    """One run of the steps of a core in a round.
 
     Attributes:
         error: the error that ended the run in a thread, or None.
@@ -170,9 +172,7 @@ class _Run:
                 enter(None)
 
     def in_thread(self) -> None:
-        """Run the steps in the calling thread, which was started for them, and keep an error that they raise in
-        :attr:`error`.
-        """
+        # An error is kept for the thread that started this one.
         try:
             with np.errstate(all="ignore"):
                 self()
@@ -192,7 +192,7 @@ def _run_side_by_side(first: _Run, second: _Run) -> None:
 
 
 class _Round:
-    """The work of the cores between two barriers or exchanges.
+    """The work of the cores between two meetings.
 
     Args:
         segments: the steps of each core in this round.
@@ -204,7 +204,7 @@ class _Round:
         self._ways = _Ways(len(segments) > 1 and is_large)
 
     def run(self, cores: Sequence[Core], *, enters: bool) -> None:
-        """Run the steps of all cores in this round, and then the barrier or exchange at its end.
+        """Run the steps of all cores in this round, and then the meeting at its end.
 
         Args:
             cores: the cores of the plan.
@@ -226,8 +226,7 @@ class _Round:
 
 @dataclass(eq=False)
 class _Late:
-    """A tensor, in an array of the launch, that instructions access as a tensor because they run as in a normal launch;
-    steps access arrays through slots.
+    """A tensor in an array of the launch, for instructions that run as in a normal launch and need a tensor.
 
     Attributes:
         storage: the storage of the tensor.
@@ -241,9 +240,7 @@ class _Late:
 
 
 def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
-    """Return the accumulator registers of the cores that use any, so that each run can begin with undefined values in
-    them.
-    """
+    # Each run begins with undefined values in the accumulator registers that are used.
     registers: list[npt.NDArray[np.float32]] = []
     for core, core_works in zip(cores, works, strict=True):
         if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
@@ -252,14 +249,11 @@ def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArr
 
 
 def _may_refuse(work: Work) -> bool:
-    """Tell whether ``work`` may meet values with which the plan is not valid, so that the launch must run instruction
-    by instruction.
-    """
+    """Return whether ``work`` may find values for which the plan is not valid."""
     return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
 
 
 def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
-    """Return the work of each core after all passes, which combine products and remove unnecessary work."""
     works = [with_sums(core_works) for core_works in emitted]
     written = {ref.storage.number for core_works in works for work in core_works for ref in work.writes}
     return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
@@ -276,9 +270,7 @@ def _returned(result: Any) -> list[PlaceholderStorage]:
 
 
 def _views_of(work: Work) -> list[View]:
-    """Return the views of tensors that ``work`` accesses as tensors, for which they need memory; the elements of other
-    tensors are passed to it as arrays.
-    """
+    # Tensors that ``work`` accesses as tensors need memory; other work gets arrays.
     if isinstance(work, Elementwise):
         return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
     if not isinstance(work, Whole):
@@ -306,9 +298,9 @@ class Plan:
     Attributes:
         returned: the storages of the tensors that the kernel returns, except arguments.
         written: the numbers of the arguments that the launch writes.
-        may_fail: whether a step may meet values for which the launch has to run instruction by instruction.
+        may_fail: whether a step may find values for which the launch has to run instruction by instruction.
         instructions: the number of instructions of the launch.
-        steps: the number of steps in place of these instructions.
+        steps: the number of steps that replace these instructions.
 
     Raises:
         Unplannable: if no plan is possible.
@@ -359,9 +351,6 @@ class Plan:
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
-        """Give memory to the tensors that :func:`_views_of` returns: those of instructions that run as in a normal
-        launch, and of reductions.
-        """
         for core_works in works:
             for work in core_works:
                 for view in _views_of(work):
@@ -384,7 +373,6 @@ class Plan:
             late.views.append(view)
 
     def _place(self, core: Core, groups: Sequence[Sequence[Work]]) -> None:
-        """Give the tiles of a core their places in the core's arena."""
         places = placed(groups, lambda storage: storage.label[0] == "core" and self._memory.source_of(storage) is None)
         self._memory.place(core.number, places)
 
@@ -427,7 +415,6 @@ class Plan:
         return fresh
 
     def _bind(self, arrays: Arrays) -> None:
-        """Connect the slots of the steps, and the tensors in arrays of the launch, to ``arrays``."""
         for storage in self._unwritten:
             storage.forget_writes()
         for slot in self._memory.slots:
@@ -438,7 +425,6 @@ class Plan:
                 view.forget_array()
 
     def _unbind(self) -> None:
-        """Release the arrays of the launch that has ended."""
         for slot in self._memory.slots:
             slot.array = None
         for late in self._late:
@@ -459,7 +445,7 @@ class Plan:
                 raise ReplayFailed(f"{view} is returned and was not written")
 
     def _watch_races(self) -> RaceWatch:
-        """Return a watcher for races of the cores on tensors in which the data decide which elements are accessed."""
+        # For tensors whose accessed elements depend on data.
         options = self._cores[0].options
         watch = RaceWatch(RaceLevels(options.races, options.identical_writes))
         for core in self._cores:

@@ -4,6 +4,9 @@
 """Recording of the instructions of a launch while it runs in the normal way.
 
 :func:`record_launch` runs a kernel and returns a :class:`RecordedLaunch`; a :class:`Recorder` watches the launch.
+
+A *placeholder* is a storage without memory that stands for a storage of the launch (:mod:`.stream`); its *label* is the
+role of the storage in the launch.
 """
 
 from __future__ import annotations
@@ -55,9 +58,7 @@ class _CoreRecorder(Observer):
         self._count = 0
 
     def count(self) -> int:
-        """Return how many storages of this core have a label so far, which is the number in the next label; count one
-        more.
-        """
+        # The number of labels so far is the number in the next label.
         self._count += 1
         return self._count - 1
 
@@ -90,9 +91,7 @@ class _CoreRecorder(Observer):
         self.entries.append(RecordedCall(definition, tuple(map(self._taken, values)), call.engine, indirect))
 
     def _gathered(self, operand: IndirectOperand, values: list[Any]) -> Gathered:
-        """Return the record of ``operand``, a view of ``NkiTensor.indirect`` whose elements are gathered before the
-        instruction runs. ``values`` are the parameters of the call.
-        """
+        # The elements of a view of ``NkiTensor.indirect`` are gathered before the instruction runs.
         base, index, gathered = operand.base, operand.index, operand.gathered
         if index.storage is base.storage or any(value is index for value in values):
             raise Unplannable("an instruction uses the tensor of its own offsets")
@@ -104,11 +103,14 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._placeholder_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """Record a check, for the plan, of the tensor elements from which an operand's address was read. ``values`` are
-        the parameters of the call.
+        """Record a check, for the plan, of the tensor elements from which an operand's address was read.
+
+        Args:
+            indirect: the address of the operand.
+            values: the parameters of the call.
 
         Raises:
-            Unplannable: if the instruction itself has this tensor as an operand, and may have overwritten it.
+            Unplannable: if the tensor is also an operand of the instruction, which may have overwritten it.
         """
         index = indirect.index
         if not isinstance(index, View):
@@ -121,9 +123,7 @@ class _CoreRecorder(Observer):
         return self._recorder.placeholder_view(view, self._number)
 
     def _taken(self, value: Any) -> Any:
-        """Return a parameter of a call as it is recorded: with views of placeholders in place of tensors, and with
-        copies of registers.
-        """
+        # Tensors become views of placeholders, and registers are copied.
         if isinstance(value, NkiTensor):
             indirect = value.indirect_access
             if indirect is None:
@@ -167,7 +167,7 @@ class Recorder(Watcher):
 
     Attributes:
         refusal: the reason why no plan can be made of the launch; empty if there is none so far.
-        error: a mistake of the recorder itself, which does not end the launch; None if there is none.
+        error: a fault of the recorder itself, which does not end the launch; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,6 @@ class Recorder(Watcher):
         self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        """Return a new observer that records the instructions of core number ``number``."""
         self._cores.append(_CoreRecorder(self, number))
         return self._cores[-1]
 
@@ -201,8 +200,8 @@ class Recorder(Watcher):
 
         Args:
             cores: the cores that ran.
-            result: a function that applies its argument, a function, to each leaf of the value that the kernel
-                returned, and returns the new value.
+            result: a function that takes a function, applies it to each leaf of the value that the kernel returned, and
+                returns the new value.
         """
         launch = cores[0].launch
         for position, storage in enumerate(launch.shared):
@@ -239,8 +238,8 @@ class Recorder(Watcher):
             self.refuse(core.unrepeatable)
 
     def placeholder_view(self, view: View, core: int) -> NkiTensor:
-        """Return the view of a placeholder that stands in the recording for ``view``, a tensor of core number
-        ``core``.
+        """Return the view of a placeholder that stands for ``view``, a tensor of core number ``core``, in the
+        recording.
         """
         key = view.storage.number, view.layout, view.dtype, view.buffer
         with self._lock:
@@ -272,8 +271,8 @@ class RecordedLaunch(NamedTuple):
     Attributes:
         result: the value that the kernel returned to its caller.
         stream: the instructions of the launch; None if no plan can be made of them.
-        refusal: the reason why no plan can be made, if there is no stream.
-        error: the mistake of the recorder that is this reason, or None.
+        refusal: the reason why no plan can be made, if ``stream`` is None.
+        error: the fault of the recorder that is this reason, or None.
         before: copies of some of the argument arrays as they were before the launch, by number.
     """
 
@@ -295,9 +294,10 @@ def record_launch(
 
     Args:
         kernel: the kernel to launch.
-        args, kwargs: its arguments.
+        args: the positional arguments of the launch.
+        kwargs: the keyword arguments of the launch.
         arrays: the arrays among the arguments.
-        before: copies of some of the arrays from before the launch, by number, to be kept with the recording.
+        before: copies of some of the arrays from before the launch, by number, for ``RecordedLaunch.before``.
     """
     recorder = Recorder()
     with watching(recorder):

@@ -3,11 +3,12 @@
 
 """``Stream``: the recorded instructions of a launch, without the data of its arrays.
 
-Their tensors are views of placeholders (:class:`PlaceholderStorage`): storages without memory, until a plan provides
-it. An entry of a stream is a call of an instruction (:class:`RecordedCall`), or a load or store of a register
-(:class:`Guarded`, :class:`Stored`). A call holds the tensors that it reads or writes (:class:`TouchedTensor`), and
-operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`). :func:`placeholder_of` and :func:`views_in`
-find placeholders and views. Streams are compared by their keys (:func:`key_of`).
+The tensors of these instructions are views of *placeholders* (:class:`PlaceholderStorage`): storages without memory,
+until a plan provides it. A stream has *entries*: calls of instructions (:class:`RecordedCall`), and loads and stores of
+registers (:class:`Guarded`, :class:`Stored`). A call refers to the tensors that it reads or writes
+(:class:`TouchedTensor`), and to operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`).
+:func:`placeholder_of` and :func:`views_in` find placeholders and views. Streams are compared by the keys of their
+entries (:func:`key_of`).
 """
 
 from __future__ import annotations
@@ -58,9 +59,6 @@ class PlaceholderStorage(Storage):
         original: the storage of the recorded launch.
         label: the role of the storage in its launch, equal in every launch of the same kernel on the same shapes.
         has_data: whether its elements have values when the launch begins.
-
-    Attributes:
-        label: see the argument.
     """
 
     __slots__ = ("_has_memory", "label")
@@ -97,7 +95,7 @@ class PlaceholderStorage(Storage):
         self._has_memory = True
 
     def take_away(self) -> None:
-        """Detach the memory, which from now on is used for something else."""
+        """Detach the memory."""
         self._bytes = _NOTHING
         self._has_memory = False
 
@@ -107,14 +105,15 @@ class PlaceholderStorage(Storage):
         self._accumulated = self._make_map(False)
 
     def count_as_written(self) -> None:
-        """Mark all elements as written, because the recorded launch read no unwritten ones, and replays read the same
-        elements.
+        """Mark all elements as written.
+
+        The recorded launch read no unwritten elements, and replays read the same elements.
         """
         self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, True)
 
 
 def placeholder_of(view: View) -> PlaceholderStorage:
-    """Return the storage whose elements a view of a recorded launch selects.
+    """Return the placeholder whose elements a view of a recorded launch selects.
 
     Raises:
         TypeError: if the view belongs to another storage.
@@ -132,9 +131,7 @@ def _key_of(indirect: Indirect) -> Hashable:
 
 
 def key_of(value: Any) -> Hashable:
-    """Return a hashable key of ``value``, a parameter of an instruction; values with the same effect have equal
-    keys.
-    """
+    """Return a hashable key of a parameter of an instruction; values with the same effect have equal keys."""
     if isinstance(value, View):
         indirect = value.indirect_access
         return placeholder_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
@@ -155,8 +152,9 @@ def key_of(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class Guarded:
-    """Elements from which a register, a scalar or an address was loaded. A plan is valid only for launches in which
-    these elements have the same values.
+    """Elements from which a register, a scalar or an address was loaded.
+
+    A plan is valid only for launches in which these elements have the same values.
 
     Attributes:
         view: the tensor.
@@ -198,8 +196,8 @@ class Gathered:
         base: the tensor whose free elements are chosen, one row per partition.
         index: the tensor with the offsets of the chosen elements.
         choice: the way in which the offsets choose elements.
-        elements: the tensor that the instruction works on in place of the operand.
-        is_output: whether the elements are scattered back afterwards.
+        elements: the tensor on which the instruction works instead of the operand.
+        is_output: whether the elements are scattered back to ``base`` afterwards.
     """
 
     base: NkiTensor
@@ -218,8 +216,8 @@ class Gathered:
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Copy ``elements`` back to the places in ``base`` from which ``index`` chose them. Of several elements for one
-        place the last one stays.
+        """Copy ``elements`` to the positions in ``base`` that ``index`` chooses; of several for one position the last
+        one stays.
         """
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
@@ -255,7 +253,7 @@ class RecordedCall:
 
     Attributes:
         definition: the instruction.
-        values: its parameters without ``name=``, resolved; tensors are views of storages.
+        values: its parameters without ``name=``, resolved; tensors are views of placeholders.
         engine: the engine that ran it.
         indirect: the operands that were passed as views of ``NkiTensor.indirect``.
     """
@@ -267,9 +265,7 @@ class RecordedCall:
 
     @property
     def is_collective(self) -> bool:
-        """Whether the call is an operation among ranks; a recorded launch has no other ranks, so that it involves this
-        rank alone.
-        """
+        """Whether the call is an operation among ranks; a recorded launch has this rank alone."""
         return self.definition.module != "nisa"
 
     @property
@@ -285,9 +281,7 @@ class RecordedCall:
 
     @property
     def written(self) -> list[View]:
-        """The outputs of which the instruction writes every element, whatever the data are; empty for a collective
-        operation.
-        """
+        """The outputs that the instruction certainly writes in full; empty for a collective operation."""
         if self.is_collective or self.skips:
             return []
         outputs = [self.values[place] for rule, place in self.definition.outputs if not rule.may_leave]
@@ -315,7 +309,7 @@ Entry = RecordedCall | Guarded | Stored
 
 @dataclass(frozen=True, eq=False)
 class Indexed:
-    """A view whose rows an index tensor chose, and the index that it had in the recorded launch.
+    """A view whose rows an index tensor chose, and the values of the index in the recorded launch.
 
     Attributes:
         view: the view, with its ``indirect_access``.
@@ -328,16 +322,16 @@ class Indexed:
 
 @dataclass
 class Stream:
-    """A recorded launch.
+    """The recorded instructions of a launch.
 
     Attributes:
-        options: the options with which it ran.
+        options: the options of the launch.
         grid_dimensions: the number of dimensions of its grid.
-        cores: the recorded calls and register accesses of each core, in its order.
-        result: the value that the kernel returned; tensors are views of storages.
+        cores: the entries of each core, in the order in which they ran.
+        result: the value that the kernel returned; tensors are views of placeholders.
         contents: the bytes of the constants of the kernel, by storage.
-        indexed: by core, the views in shared HBM whose rows the data chose. Other launches with equal streams may
-            choose others.
+        indexed: by core, the views in shared HBM whose rows an index chose. The index may differ in launches with equal
+            streams.
     """
 
     options: Options
@@ -360,9 +354,7 @@ class Stream:
                 yield placeholder_of(entry.view)
 
     def differs_from(self, other: Stream) -> str:
-        """Return text that says how the instructions of another launch with the same key differ; empty if they are the
-        same.
-        """
+        """Return a text that says how the instructions of ``other`` differ; empty if they are the same."""
         if len(self.cores) != len(other.cores):
             return "another number of cores"
         for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):

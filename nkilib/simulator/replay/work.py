@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Pieces of work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs.
+"""Work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs.
 
-- :class:`Work`: a piece: :class:`Elementwise`, :class:`Reduced`, :class:`Move`, :class:`Product`, :class:`Sum`,
-  :class:`Action`, :class:`Check` and others; :class:`Ref`: elements that it reads or writes;
+- :class:`Work`: the work of one instruction or a part of it, in subclasses such as :class:`Elementwise`,
+  :class:`Reduced`, :class:`Move`, :class:`Sum` and :class:`Action`;
+- :class:`Ref`: elements that work reads or writes;
 - :class:`Meeting`: an instruction at which both cores synchronise;
 - :func:`blocks_for`, :func:`needs_all_rows`, :func:`row_count_of`, :func:`width_of`, :func:`is_large`: the division of
   row-wise work into blocks of rows.
+
+*Row-wise* work is :class:`Elementwise` or :class:`Reduced`; a *row* is one index of dimension 0.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from .stream import Guarded, PlaceholderStorage, RecordedCall, Stored, placehold
 
 
 class Ref:
-    """A reference to elements of a storage, those of a static view.
+    """A reference to the elements that a static view selects from its storage.
 
     Attributes:
         view: the view.
@@ -62,12 +65,12 @@ class Ref:
 
     @property
     def rows(self) -> int:
-        """The number of rows: the size of dimension 0."""
+        """The number of rows."""
         return self.layout.shape[0] if self.layout.shape else 1
 
     @property
     def width(self) -> int:
-        """The number of elements in each row (index of dimension 0)."""
+        """The number of elements in each row."""
         return prod(self.layout.shape[1:])
 
     @property
@@ -96,11 +99,11 @@ class Ref:
         return Layout((rows, width), (strides[0], 1), self.layout.offset)
 
     def meets(self, other: Ref) -> bool:
-        """Tell whether two references may have an element in common; if the result is False, they have none."""
+        """Return whether two references may have an element in common; False is certain."""
         return self.storage is other.storage and self.place.meets(other.place)
 
     def is_same(self, other: Ref) -> bool:
-        """Tell whether two references name the same elements, read as the same type."""
+        """Return whether two references name the same elements, read as the same type."""
         return self.storage is other.storage and self.layout == other.layout and self.dtype == other.dtype
 
     def __repr__(self) -> str:
@@ -109,13 +112,13 @@ class Ref:
 
 @dataclass(eq=False)
 class Work:
-    """A piece of the work of an instruction.
+    """The work of one instruction or a part of it.
 
     Attributes:
-        reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
+        reads: the elements that it needs, including those in ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
-        chosen: the elements of ``reads`` among which the data decide what is read. If some of them are unwritten, the
-            work raises an error when it reads one.
+        chosen: the elements in ``reads`` from which an index chooses. Unwritten ones are an error only if they are
+            chosen.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)
@@ -132,7 +135,7 @@ class Elementwise(Work):
 
     Attributes:
         dst: the elements that receive the results.
-        tiles: the elements from which they are computed.
+        tiles: the operands that are tiles.
         apply: the function that computes some rows.
         reduction: the reduction of the results into accumulator registers, or None.
         columns: the scalar operands, each a number or a ``Ref``.
@@ -156,7 +159,7 @@ class Elementwise(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether the work has no effect besides its writes; a reduction changes registers, too."""
+        """Whether the work has no effect besides its writes; a reduction also changes registers."""
         return self.reduction is None
 
 
@@ -200,9 +203,7 @@ class Action(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether the work has no effect besides its writes. An action that may raise an error for some elements is not
-        pure, and so always runs.
-        """
+        """Whether the work has no effect besides its writes; False if it may raise an error for some values."""
         return bool(self.writes) and not self.may_refuse
 
 
@@ -234,7 +235,7 @@ class Product(Work):
 
 @dataclass(eq=False)
 class Side:
-    """The left or the right operands of several products: matrices of one storage at equal distances.
+    """The left or the right operands of several products: a series of matrices of one storage at equal distances.
 
     Attributes:
         first: the first matrix.
@@ -247,8 +248,8 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Tell whether ``ref`` continues the series of matrices: it is as far from the last matrix as that is from the
-        one before.
+        """Return whether ``ref`` continues the series: same storage and shape, and the same distance from the last
+        matrix.
         """
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
@@ -265,13 +266,13 @@ class Side:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for two sides if they have the same elements."""
+        """A key that is equal for two series with the same elements."""
         return self.first.storage.number, self.first.layout, self.first.dtype, self.count, self.distance
 
 
 @dataclass(eq=False)
 class Run:
-    """Successive products whose left operands are at equal distances in memory, and whose right operands also are."""
+    """Successive products whose left operands, and also whose right operands, are at equal distances in memory."""
 
     left: Side
     right: Side
@@ -306,7 +307,7 @@ class Sum(Work):
 
 
 def everything(storage: PlaceholderStorage) -> Rectangle:
-    """Return the rectangle of a storage that contains all of its rows and bytes."""
+    """Return the rectangle that contains all rows and bytes of a storage."""
     row = max(1, storage.partition_bytes)
     return Rectangle(0, -(-storage.nbytes // row), 0, row)
 
@@ -360,13 +361,14 @@ class Meeting(Whole):
 
 
 def _in_step(read: Ref, written: Ref) -> bool:
-    """Tell whether row r of ``read`` shares elements with no row of ``written`` except row r."""
+    # Whether row r of ``read`` shares elements with no row of ``written`` except row r.
     return read.place.top == written.place.top and read.rows == written.rows and read.is_block and written.is_block
 
 
 def needs_all_rows(work: Elementwise) -> bool:
-    """Tell whether ``work`` must run on all rows at once, because a block of rows would overwrite elements that later
-    blocks read.
+    """Return whether a block of rows of ``work`` would overwrite elements that later blocks read.
+
+    Such work must run on all rows at once.
     """
     for written in work.writes:
         for read in work.reads:
@@ -386,10 +388,11 @@ def width_of(work: Work) -> int:
 
 
 def blocks_for(rows: int, width: int) -> list[slice]:
-    """Return slices that divide ``rows`` rows into blocks, as equal as possible, small enough that the elements of a
-    block of row-wise work stay in a cache.
+    """Return slices that divide rows into blocks, as equal as possible, whose elements fit in a cache.
 
-    ``width`` is the number of elements of a row.
+    Args:
+        rows: the number of rows.
+        width: the number of elements of a row.
     """
     count = len(blocks_of_rows(rows, width))
     step = -(-rows // count)
@@ -397,5 +400,5 @@ def blocks_for(rows: int, width: int) -> list[slice]:
 
 
 def is_large(work: Work) -> bool:
-    """Tell whether row-wise work has so many elements that it runs in several blocks of rows."""
+    """Return whether row-wise work has so many elements that it runs in several blocks of rows."""
     return len(blocks_for(row_count_of(work), width_of(work))) > 1

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the values of arguments: integers, and values of NKI. Errors name the offending argument.
+"""Checks of the values of arguments. Errors name the offending argument.
 
 - :func:`is_integer`, :func:`as_integer`, :func:`as_integers`: integers;
-- :func:`wrong_value`, :func:`wrong_argument`: arguments that are no values of NKI, such as arrays and classes.
+- :func:`wrong_value`, :func:`wrong_argument`: find arguments that are no values of NKI.
+
+A *value of NKI* is a value that a kernel can pass to a function of NKI: a tensor, number, string, tuple or the like.
+Arrays of numpy or torch, dicts, sets, classes and complex numbers are no values of NKI.
 """
 
 from __future__ import annotations
@@ -33,9 +36,13 @@ def _remedy(values: Any) -> str:
 def as_integer(what: str, value: Any) -> int:
     """Return ``value`` as an int.
 
+    Args:
+        what: the name of the value in the error message.
+        value: an integer of Python or numpy.
+
     Raises:
-        NkiValidationError: if it is no integer; the message names ``what``.
-        RegisterTypeError: if it is a register.
+        NkiValidationError: if ``value`` is not an integer.
+        RegisterTypeError: if ``value`` is a register.
     """
     try:
         return index(value)
@@ -48,9 +55,13 @@ def as_integer(what: str, value: Any) -> int:
 def as_integers(what: str, values: Any) -> tuple[int, ...]:
     """Return ``values`` as a tuple of int.
 
+    Args:
+        what: the name of the tuple in the error message.
+        values: a sequence of integers of Python or numpy.
+
     Raises:
-        NkiValidationError: if they are no sequence of integers; the message names ``what``.
-        RegisterTypeError: if one of them is a register.
+        NkiValidationError: if ``values`` is not a sequence of integers.
+        RegisterTypeError: if an element is a register.
     """
     try:
         return tuple(map(index, values))
@@ -62,10 +73,11 @@ def as_integers(what: str, values: Any) -> tuple[int, ...]:
 
 
 def wrong_value(function: str, arguments: Mapping[str, Any]) -> ArgumentTypeError | None:
-    """Return the error about the first argument in ``arguments``, a mapping from names, that is no value of NKI; None
-    if all are.
+    """Return an error about the first argument that is no value of NKI, or None if all are.
 
-    Its message begins with the name of the ``function``, unless that is empty.
+    Args:
+        function: the name of the function, with which the message begins; empty to leave it out.
+        arguments: the values of the arguments by parameter name.
     """
     for name, value in arguments.items():
         is_tensor = hasattr(value, "buffer") or hasattr(value, "is_data_representable")
@@ -83,10 +95,9 @@ PLAIN_ERRORS = (TypeError, ValueError, AttributeError)
 def wrong_argument(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ArgumentTypeError | None:
-    """Return the error about the first argument that is no value of NKI, such as an array or a class; None if all are
-    values of NKI.
+    """Return an error about the first argument of a call that is no value of NKI, or None if all are.
 
-    Functions call this when Python has raised one of :data:`PLAIN_ERRORS`. If every argument is a value of NKI, the
+    Functions call this after Python has raised one of :data:`PLAIN_ERRORS`. If all arguments are values of NKI, the
     exception is a fault of the simulator.
     """
     return wrong_value("", signature.bind_partial(*args, **kwargs).arguments)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Errors for calls that do not fit a signature; they suggest parameters for keywords that are misspelt or were removed
-from NKI.
+"""Errors for calls that do not fit a signature. The messages suggest a parameter for an unknown or removed keyword.
 
 - :func:`call_error`, :func:`bound_call`, with :func:`keyword_suggestions`: for a function that checks its calls itself;
 - :func:`wrong_call_in`: for a function whose arguments Python itself rejected; :data:`PUBLIC_NAMES` lists these
   functions by the names in Python's messages.
+
+*Label* is the name of a function in the simulator's messages, such as ``nisa.activation``.
 """
 
 from __future__ import annotations
@@ -62,9 +63,14 @@ _NO_DST = "an instruction writes into dst and returns no tile: make one with nl.
 
 
 def keyword_suggestions(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> str:
-    """Return text that lists the unknown keywords with the likely parameters; empty if there is no likely one.
+    """Return text that lists the unknown keywords of a call, each with the likely parameter; empty if none is likely.
 
-    Python names such a keyword only if no argument is missing, although it is often the reason why one is missing.
+    Python reports a missing argument before an unknown keyword, although the unknown keyword is often the cause.
+
+    Args:
+        signature: the signature of the function.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
     """
     parameters = signature.parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -86,10 +92,16 @@ def keyword_suggestions(signature: inspect.Signature, args: Any, kwargs: dict[st
 def call_error(
     function: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any], *, is_named: bool = True
 ) -> ArgumentTypeError | None:
-    """Return the error for a call that does not fit ``signature``, or None if it fits.
+    """Return the error for a call that does not fit ``signature``, or None if the call fits.
 
-    The message suggests a parameter for a keyword that the function does not have. It begins with the name of the
-    function, unless ``is_named`` is False because the caller adds the name together with the line of the kernel.
+    The message suggests a parameter for a keyword that the function does not have.
+
+    Args:
+        function: the label of the function.
+        signature: the signature of the function.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
+        is_named: whether the message begins with the label.
     """
     try:
         signature.bind(*args, **kwargs)
@@ -124,32 +136,31 @@ def bound_call(
 
 
 class PublicNames:
-    """The functions, and the methods of the classes, that modules of NKI offer to kernels.
-
-    Only those functions and methods are listed for which Python itself checks the arguments of a call.
-    """
+    """A table of the functions and methods of NKI that kernels call and whose arguments Python itself checks."""
 
     def __init__(self) -> None:
         self._modules: dict[str, tuple[Sequence[str], Mapping[str, Any]]] = {}
         self._found: dict[str, tuple[str, Callable[..., Any]]] = {}
 
     def offer(self, called: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-        """Register the public ``names`` of a module, whose contents are ``namespace`` and which kernels call
-        ``called``.
+        """Add the functions and classes of a module to the table.
+
+        Args:
+            called: the name by which kernels call the module, such as ``nisa``.
+            names: the public names of the module.
+            namespace: the contents of the module by name.
         """
         self._modules[called] = names, namespace
         self._found.clear()
 
     def find(self, qualname: str) -> tuple[str, Callable[..., Any]] | None:
-        """Return, for ``qualname``, the name in Python's messages, a pair (name in our messages, function); None if the
-        function is not listed.
+        """Return the pair (label, function) for the ``qualname`` in a message of Python, or None if it is not in the
+        table.
         """
         return self._all().get(qualname)
 
     def label_of(self, code: CodeType) -> str:
-        """Return the name that messages use for the function with the code object ``code``; for a function that is not
-        listed, Python's name.
-        """
+        """Return the label of the function with the code object ``code``; Python's name if it is not in the table."""
         labels = [label for label, function in self._all().values() if function.__code__ is code]
         return labels[0] if labels else code.co_name
 
@@ -178,11 +189,14 @@ _PYTHONS_MESSAGE = re.compile(r"([\w.]+)\(\) (missing|takes|got) ")
 
 
 def wrong_call_in(frame: FrameType, error: Exception) -> ArgumentTypeError | None:
-    """Return the error for a call of a public function whose arguments Python itself refused, or None for other errors.
+    """Return the error for a call of a public function whose arguments Python itself rejected.
 
     Args:
         frame: the frame that made the call.
         error: the exception of Python.
+
+    Returns:
+        None if ``error`` has another cause, or the function is not in :data:`PUBLIC_NAMES`.
     """
     match = _PYTHONS_MESSAGE.match(str(error)) if isinstance(error, TypeError) else None
     known = None if match is None else PUBLIC_NAMES.find(match[1])

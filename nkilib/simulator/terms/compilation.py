@@ -3,10 +3,11 @@
 
 """The compiler settings of a kernel: ``CompileConfig``, with ``AddressRotation``, and ``SpecializationConfig``.
 
-Nothing is compiled here, so no compiler setting changes a result; values are checked, and nested kernels must agree.
+The simulator compiles nothing, so no compiler setting changes a result. Values are checked, and nested kernels must
+have the same settings.
 
 Source: pages ``nki.compiler`` and ``nki.compiler.CompileConfig`` of the API reference of NKI 0.7. The reference hides
-the defaults of some fields; where it says nothing of a default, it is False here.
+the defaults of some fields; where the reference states no default, it is False here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from enum import Enum
 
 
 class AddressRotation(Enum):
-    """The tensors that the compiler may move for a better layout: those that it has placed itself, all, or none."""
+    """The tensors that the compiler may move for a better layout.
+
+    ``AUTO``: the tensors that the compiler has placed itself; ``ENABLE``: all tensors; ``DISABLE``: none.
+    """
 
     AUTO = "auto"
     ENABLE = "enable"
@@ -36,18 +40,18 @@ class CompileConfig:
     """Compiler settings of one kernel, for ``nki.jit(compile_config=...)``. None of them changes a simulated result.
 
     Attributes:
-        address_rotation: the tensors that may be moved.
-        non_ssa_legalization: whether the compiler runs the pass of this name.
+        address_rotation: the tensors that the compiler may move.
+        non_ssa_legalization: whether the compiler runs its pass ``non_ssa_legalization``.
         dead_code_elim: whether the compiler may remove values that nothing reads.
-        barrier_check: whether the barriers between the cores are checked; the simulator always checks them.
-        prefetch_auto: whether the compiler may keep a ring buffer of prefetched loads in SBUF; excludes
-            ``NKI_PREFETCH_RING_SIZE``.
-        nki_alloc_fallback: whether another allocator may try where NKI's own one finds no room. Whether the simulator
-            checks capacity is a simulator option and does not depend on this field.
+        barrier_check: whether the compiler checks the barriers between the cores; the simulator always checks them.
+        prefetch_auto: whether the compiler may keep a ring buffer of prefetched loads in SBUF; excludes the environment
+            variable ``NKI_PREFETCH_RING_SIZE``.
+        nki_alloc_fallback: whether the compiler may try another allocator where NKI's allocator finds no room. The
+            simulator's option ``capacity`` does not depend on this field.
 
     Raises:
-        TypeError: if a value has another type.
-        ValueError: if ``prefetch_auto`` and the environment variable are both set.
+        TypeError: if the value of a field has a wrong type.
+        ValueError: if ``prefetch_auto`` and ``NKI_PREFETCH_RING_SIZE`` are both set.
     """
 
     address_rotation: AddressRotation = AddressRotation.AUTO
@@ -71,7 +75,9 @@ class CompileConfig:
             )
 
     def differences(self, other: CompileConfig) -> list[str]:
-        """Return text for each field in which this configuration differs from ``other``: ``name=mine, not theirs``."""
+        """Return a text ``name=<own value>, not <value of other>`` for each field in which the two configurations
+        differ.
+        """
         return [
             f"{field.name}={getattr(self, field.name)}, not {getattr(other, field.name)}"
             for field in fields(self)
@@ -84,11 +90,11 @@ class SpecializationConfig:
     """Tracer settings of one kernel, for ``nki.jit(specialization_config=...)``.
 
     Attributes:
-        allow_nested_config_override: whether a nested kernel that asks for another ``CompileConfig`` runs under this
-            kernel's configuration with a warning, instead of an error.
+        allow_nested_config_override: whether a nested kernel with another ``CompileConfig`` gives a warning and runs
+            with this kernel's configuration, instead of raising an error.
 
     Raises:
-        TypeError: if a value has another type.
+        TypeError: if the value is not a bool.
     """
 
     allow_nested_config_override: bool = False

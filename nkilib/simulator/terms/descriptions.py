@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The words by which messages describe tensors, other values and elements.
-
-:func:`describe_tensor`, :func:`describe_foreign_value` and :func:`first_and_last` (of a mask of elements) return them.
-"""
+"""The words by which messages describe tensors, other values and elements."""
 
 from __future__ import annotations
 
@@ -21,14 +18,15 @@ EMPTY = " (empty: a slice is where start >= stop, and a negative start or stop c
 
 
 def describe_tensor(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegion) -> str:
-    """Return one line with the tensor's name (if it has one), shape, type and memory region."""
+    """Return one line with the name (unless it is empty), shape, type and memory region of a tensor."""
     label = f"{name!r} " if name else ""
     return f"tensor {label}{list(shape)} {dtype} in {region}{EMPTY if 0 in shape else ''}"
 
 
 def describe_foreign_value(value: Any) -> str:
-    """Return a description of a value that is not a tensor of the kernel, for an error message: an array in one line,
-    without its elements, and what to do instead.
+    """Return a description, for an error message, of a value that is not a tensor of the kernel.
+
+    An array is described by its shape and type, with advice on what to pass instead.
     """
     if hasattr(value, "is_data_representable"):
         return f"{value!r}: a grid is no operand, its tensor is grid.data"
@@ -43,6 +41,6 @@ def describe_foreign_value(value: Any) -> str:
 
 
 def first_and_last(chosen: npt.NDArray[np.bool_]) -> str:
-    """Return text that names the first and the last true element of a mask, by their indices, in row-major order."""
+    """Return text with the indices of the first and the last true element of a mask, in row-major order."""
     first, last = (np.argwhere(chosen)[end].tolist() for end in (0, -1))
     return f"the element {first}" if first == last else f"the first is {first}, the last {last}"

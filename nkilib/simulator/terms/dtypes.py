@@ -3,12 +3,13 @@
 
 """Data types of NKI: their names, how the simulator stores them, and numpy arrays of the packed types.
 
-- :class:`DType`: a type, each under its name in NKI, from ``bool_`` over ``int32`` and ``bfloat16`` to
-  ``float4_e2m1fn_x4``; :func:`as_dtype`: the type that a string, numpy or torch names;
-- sets of types: :data:`ALL_DTYPES`, :data:`COMPUTABLE` (by engines), :data:`MOVABLE` (by engines that do not compute
-  with them), :data:`COPYABLE` (by DMA), :data:`LOW_PRECISION`, ``FLOATS`` and others;
-- :data:`ARRAY_TYPES`, :func:`packed`, :func:`words_of`, :func:`register_packed_types`: arrays of the packed types,
-  whose words hold several elements.
+- :class:`DType`: a type; the module has all types of NKI, such as ``int32``, ``bfloat16`` and ``float4_e2m1fn_x4``;
+- :func:`as_dtype`: the type that a string, numpy or torch names;
+- sets of types: :data:`ALL_DTYPES`, :data:`COMPUTABLE` (engines compute with them), :data:`MOVABLE` (engines move
+  them), :data:`COPYABLE` (DMA copies them), :data:`LOW_PRECISION`, :data:`FLOATS`;
+- :data:`ARRAY_TYPES`, :func:`packed`, :func:`words_of`, :func:`register_packed_types`: arrays of packed types.
+
+A *packed type* has four elements in one unsigned integer, its *word*.
 
 Source of the names and widths: table "Supported Data Types" of the NKI documentation (``nki/api/nki.api.shared.rst``).
 """
@@ -32,10 +33,11 @@ class DType(str):
     """An NKI data type: a string (so it hashes, prints and compares as its name) with attributes.
 
     Attributes:
-        numpy: the numpy type that holds an element.
-        itemsize: bytes of an element on the device.
+        numpy: the numpy type that holds an element, or a word of a packed type.
+        itemsize: bytes of an element, or of a word of a packed type, on the device.
         kind: ``"float"``, ``"int"``, ``"uint"``, ``"bool"`` or ``"packed"``.
-        is_float, is_packed: whether ``kind`` is that one; a packed type has several elements in one word.
+        is_float: whether ``kind`` is ``"float"``.
+        is_packed: whether ``kind`` is ``"packed"``.
         is_integer: whether the type is integer or boolean, and so accepted by bit-wise operators.
     """
 
@@ -141,7 +143,7 @@ def _foreign_name(value: Any) -> str:
 
 
 def as_dtype(value: Any) -> DType:
-    """Return the NKI type named by an NKI type, a string, a numpy type or a torch type.
+    """Return the NKI data type that ``value`` names: an NKI type, a string, a numpy type or a torch type.
 
     Raises:
         ArgumentTypeError: if ``value`` names no NKI data type.
@@ -181,12 +183,13 @@ def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
 
     Args:
         array: unsigned integers, whose bytes are the words, for instance uint32 for ``float8_e4m3fn_x4``; or elements,
-            such as ``ml_dtypes.float8_e4m3fn``, four of which along the last dimension make a word, the first in
-            the lowest bits. It is not copied, except ``ml_dtypes.float4_e2m1fn``, which numpy keeps in a byte each.
+            such as ``ml_dtypes.float8_e4m3fn``. Four elements along the last dimension make a word, the first element
+            in the lowest bits. The result shares the memory of ``array``, except for ``ml_dtypes.float4_e2m1fn``, where
+            numpy uses one byte per element.
         dtype: ``nl.float8_e5m2_x4``, ``nl.float8_e4m3fn_x4`` or ``nl.float4_e2m1fn_x4``.
 
     Raises:
-        TypeError: if ``dtype`` is no packed type, or ``array`` is no array or has another type.
+        TypeError: if ``dtype`` is no packed type, ``array`` is no array, or its type does not fit ``dtype``.
         ValueError: if the last dimension does not divide into whole words.
     """
     if not isinstance(array, np.ndarray):
@@ -216,7 +219,7 @@ def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 
 
 def register_packed_types() -> None:
-    """Register the packed types with numpy by name, as happens where the real NKI is installed."""
+    """Register the packed types with numpy by name, as AWS's own NKI does when it is installed."""
     known: dict[str, Any] = vars(np)["sctypeDict"]  # the stubs know scalar types in it only
     for dtype, array_type in ARRAY_TYPES.items():
         known.setdefault(str(dtype), array_type)

@@ -3,10 +3,10 @@
 
 """The enumerations of ``nki.isa``, with the documented values, and the memory regions of ``nki.language``.
 
-- :class:`engine` (:data:`Engine` in this package) to :class:`dependency`: the enumerations of ``nki.isa``, such as
-  :class:`reduce_cmd`, :class:`dge_mode`, :class:`oob_mode`, :class:`matmul_perf_mode` and :class:`nc_version`;
-- :class:`MemoryRegion`, :func:`as_region`, :func:`is_hbm`, :func:`is_on_chip`, :func:`is_psum`, :func:`is_sbuf`: the
-  regions, and :data:`ON_CHIP` and :data:`HBM`, sets of them.
+- :class:`engine` (:data:`Engine` in this package) to :class:`dependency`: the enumerations of ``nki.isa``;
+- :class:`MemoryRegion`, :func:`as_region`: a memory region;
+- :func:`is_hbm`, :func:`is_on_chip`, :func:`is_psum`, :func:`is_sbuf`: questions about a region;
+- :data:`ON_CHIP`, :data:`HBM`: sets of regions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from .errors import ArgumentTypeError
 
 
 class _Singletons(Enum):
-    """An enumeration whose members are fast dictionary keys.
-
-    Enum's own hash, which hashes the name, is a Python call at every look-up.
-    """
+    """An enumeration whose members hash by identity: Enum's own hash is a Python call at every look-up."""
 
     __hash__ = object.__hash__
 
@@ -53,7 +50,7 @@ class reduce_cmd(_Singletons):
 
 
 class dge_mode(_Singletons):
-    """The generator of the descriptors of a DMA transfer."""
+    """The source of the descriptors of a DMA transfer: software, hardware, or descriptors written before the launch."""
 
     unknown = 0
     swdge = 1
@@ -62,7 +59,7 @@ class dge_mode(_Singletons):
 
 
 class oob_mode(_Singletons):
-    """The behaviour of an indirect DMA at an index that is out of bounds."""
+    """The reaction of an indirect DMA to an index that is out of bounds."""
 
     error = 0
     skip = 1
@@ -76,7 +73,7 @@ class matmul_perf_mode(_Singletons):
 
 
 class nc_version(IntEnum):
-    """The generation of the NeuronCore. Kernels compare it, with ``<`` too, with another member or with its number."""
+    """The generation of the NeuronCore. Kernels compare it with another member or with an integer, also by ``<``."""
 
     gen2 = 2
     gen3 = 3
@@ -96,7 +93,7 @@ class dma_engine(_Singletons):
 
 
 class dependency(_Singletons):
-    """The purpose of an order between two instructions: for the hardware, or for the compiler alone.
+    """The reason for an order between two instructions: the hardware needs it, or only the compiler keeps it.
 
     NKI 0.7 documents the names of the members but not their values; here the values are the names.
     """
@@ -126,7 +123,7 @@ _BY_NAME = {region.value: region for region in MemoryRegion} | {"hbm": MemoryReg
 
 
 def as_region(buffer: Any) -> MemoryRegion:
-    """Return the region named by a :class:`MemoryRegion` or by its name.
+    """Return the region that ``buffer``, a :class:`MemoryRegion` or the name of one, stands for.
 
     Raises:
         ArgumentTypeError: if ``buffer`` names no region.

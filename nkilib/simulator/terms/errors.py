@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The errors that the simulator raises, and their location in the user's kernel.
+"""The errors that the simulator raises, and the functions that add the line of the user's kernel to their messages.
 
-- :class:`NkiValidationError` to :class:`CoreAbortedError`: the errors, most of them rules that a kernel broke, such as
-  :class:`OutOfRangeError`, :class:`ArgumentTypeError`, :class:`UninitializedReadError`, :class:`CapacityError`,
-  :class:`RaceError` and :class:`BarrierError`; :class:`SimulatorWarning`: the warning in place of one;
-- :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: the line of the kernel;
-- :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: add the location to a
-  message.
+- :class:`NkiValidationError` and its subclasses: rules that a kernel broke; :class:`SimulatorWarning`: the warning that
+  an option asks for instead;
+- :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: find the line of the kernel;
+- :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: change a message.
+
+*The user's code* is all code outside the simulator, numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ Class = TypeVar("Class", bound=type)
 
 
 def _public(error: Class) -> Class:
-    """Set the module of an exception class to the module from which users import the class, because Python shows that
-    module in tracebacks.
-    """
+    # Python shows the module of an exception class in tracebacks: show the one from which users import it.
     error.__module__ = _SIMULATOR
     return error
 
 
 @_public
 class NkiValidationError(Exception):
-    """A rule of the hardware or of the documented API is violated.
+    """The base of all errors that the simulator raises about a kernel, which breaks a rule of the hardware or of the
+    API.
 
-    ``nki.isa`` documents this name. Every error that the simulator raises on a kernel's behalf is an instance of this
-    class or of a subclass.
+    ``nki.isa`` documents this name.
 
     Attributes:
-        place: ``file:line`` of the kernel, once it is known.
+        place: ``file:line`` of the kernel; empty until it is known.
         refusal: the message without the location and without the name of the ``nki.language`` function.
         core: text such as `` on core 1`` where a function of ``nki.language`` failed on one of several cores.
     """
@@ -69,7 +67,7 @@ class UninitializedReadError(NkiValidationError):
 
 @_public
 class ArgumentTypeError(NkiValidationError, TypeError):
-    """An argument is missing, unknown or of a wrong type, in a call inside a kernel or in the launch of one.
+    """An argument is missing, unknown or of a wrong type, in a call inside a kernel or in a launch.
 
     It is also a TypeError, which Python itself raises for such a call.
     """
@@ -77,12 +75,12 @@ class ArgumentTypeError(NkiValidationError, TypeError):
 
 @_public
 class MissingNameError(NkiValidationError, AttributeError):
-    """A module of NKI does not have a name; the message says which one to use instead."""
+    """A module of NKI does not have the name that a kernel uses; the message says which name to use instead."""
 
 
 @_public
 class RegisterTypeError(NkiValidationError, TypeError):
-    """Python is asked to branch on or to compute with a register or a scalar, whose value only the device knows."""
+    """Python is asked to branch on a register or a scalar, or to compute with one; only the device knows its value."""
 
 
 @_public
@@ -92,12 +90,12 @@ class TensorTypeError(NkiValidationError, TypeError):
 
 @_public
 class GridTypeError(NkiValidationError, TypeError):
-    """The error for a shape or an index of a grid of tiles that has the wrong type."""
+    """A shape or an index of a grid of tiles has a wrong type."""
 
 
 @_public
 class GridValueError(NkiValidationError, ValueError):
-    """The error for a shape or an index of a grid of tiles that has an impossible value."""
+    """A shape or an index of a grid of tiles has an impossible value."""
 
 
 @_public
@@ -105,7 +103,7 @@ class CapacityError(NkiValidationError):
     """The tensors that are live at one time do not fit SBUF or PSUM, or two tensors placed by hand overlap.
 
     Attributes:
-        made_at: ``file:line`` of the tensor that became live last.
+        made_at: ``file:line`` that created the tensor that became live last.
     """
 
     def __init__(self, message: str, made_at: str = "<unknown>:0") -> None:
@@ -115,7 +113,7 @@ class CapacityError(NkiValidationError):
 
 @_public
 class RaceError(NkiValidationError):
-    """Two cores access the same elements of a shared tensor, one of them writing, without a barrier in between."""
+    """Two cores access the same elements of a shared tensor without a barrier in between, and at least one writes."""
 
 
 @_public
@@ -130,12 +128,12 @@ class PsumGroupError(NkiValidationError):
 
 @_public
 class OverlappingCopyError(NkiValidationError):
-    """A copy overlaps its source, or writes an element twice, or a matmul does, with ``overlapping_copies="error"``."""
+    """A copy overlaps its source, or a copy or matmul writes an element twice, with ``overlapping_copies="error"``."""
 
 
 @_public
 class BarrierError(NkiValidationError):
-    """A core or a rank waits for another one that can no longer arrive, or that waits at a different operation."""
+    """A core or a rank waits for another, which has ended or waits at a different operation."""
 
 
 @_public
@@ -145,13 +143,13 @@ class UncomputedError(RuntimeError):
 
 @_public
 class SimulatorWarning(UserWarning):
-    """A warning in place of an error, where a setting (``NKILIB_RACES=warn`` and similar ones) asks for warnings."""
+    """A warning in place of an error, where an option such as ``NKILIB_RACES=warn`` asks for warnings."""
 
 
 class CoreAbortedError(BaseException):
-    """A signal that ends a core because another one failed.
+    """A signal that ends a core because another core failed.
 
-    Not an ``Exception``: a kernel that catches ``Exception`` must not keep a core alive whose partner is gone.
+    It is not an ``Exception``, so that a kernel that catches ``Exception`` does not keep the core running.
     """
 
 
@@ -160,7 +158,6 @@ _KNOWN: dict[str, bool] = {}
 
 
 def _is_standard(file: str) -> bool:
-    """Return whether ``file`` is a source file of Python's standard library."""
     return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
 
 
@@ -176,10 +173,9 @@ def is_library(frame: FrameType) -> bool:
 
 
 def kernel_frame() -> FrameType | None:
-    """Return the innermost frame of the user's code on the stack; it is at the current line of the kernel. None if
-    there is none.
+    """Return the innermost frame of the user's code on the stack, or None if there is none.
 
-    Frames of the simulator, of numpy and of the standard library do not count as the user's.
+    This frame is at the current line of the kernel.
     """
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
@@ -192,15 +188,19 @@ def kernel_frame() -> FrameType | None:
 
 
 def kernel_location() -> str:
-    """Return ``file:line`` of the kernel's current line: that of :func:`kernel_frame`."""
+    """Return ``file:line`` of the kernel's current line, or ``<unknown>`` if no frame is the user's."""
     frame = kernel_frame()
     return "<unknown>" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
-    """Prefix ``error``'s message with the kernel line in its traceback, unless an instruction has already done so.
+    """Prefix the message of ``error`` with the kernel line from its traceback, unless the error has a location already.
 
-    This is for errors that no instruction raises, such as errors of a view or of a function of the language.
+    This serves errors that no instruction raises, such as errors of a view or of a function of ``nki.language``.
+
+    Args:
+        error: the error, which is changed.
+        core: text that follows the location, such as the name of the core; may be empty.
     """
     if error.place:
         return
@@ -210,11 +210,14 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
 
 
 def add_core(error: Exception, core: str) -> None:
-    """Append the core and the kernel line that raised it to the message of an exception that is not the simulator's.
+    """Append the core and the kernel line to the message of an exception that is not one of the simulator's.
 
-    It is called for cores that do not run in the caller's thread; as all cores run the same lines, the traceback does
-    not tell which core failed. An exception whose message is not simply one string, such as KeyError, gets a note
-    instead, from Python 3.11 on.
+    All cores run the same lines, so the traceback does not tell which core failed. An exception whose message is not
+    one string, such as KeyError, gets a note instead (from Python 3.11 on).
+
+    Args:
+        error: the exception, which is changed.
+        core: the name of the core that failed.
     """
     place = last_line(error)
     where = f"on {core}, {place}" if place else f"on {core}"
@@ -233,9 +236,7 @@ def add_core(error: Exception, core: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame of the user's code in an error's traceback; empty if there is
-    none.
-    """
+    """Return ``file:line`` of the innermost frame of the user's code in an error's traceback, or an empty string."""
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
@@ -246,8 +247,9 @@ def last_line(error: BaseException) -> str:
 
 
 def add_location(error: NkiValidationError, instruction: str) -> None:
-    """Prefix ``error``'s message with the location in the kernel and the name of the instruction, unless it has them
-    already.
+    """Prefix the message of ``error`` with the kernel's current line and the name of the instruction.
+
+    An error that has a location already stays as it is.
     """
     if error.place:
         return
@@ -257,16 +259,15 @@ def add_location(error: NkiValidationError, instruction: str) -> None:
 
 
 def add_function(error: NkiValidationError, function: str, core: str) -> None:
-    """Prefix ``error``'s message with the kernel location and a function of ``nki.language``.
+    """Prefix the message of ``error`` with the kernel's current line and the name of a function of ``nki.language``.
 
-    If an instruction inside the function failed, its name stays in the message, after the function's name. If functions
-    call each other, the name of the outermost one replaces the others, since it calls this last.
+    If an instruction inside the function failed, the name of the instruction stays in the message, after the name of
+    the function. If functions of ``nki.language`` call each other, the message has the name of the outermost one.
 
     Args:
         error: the error that the function, or an instruction inside it, raises.
         function: the name by which the kernel calls the function.
-        core: the name of the core if several run, or empty; it is added unless an instruction has named the core
-            already.
+        core: the name of the core if several run, else empty; left out if an instruction has named the core already.
     """
     if not error.place:
         error.place = kernel_location()

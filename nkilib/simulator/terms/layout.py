@@ -3,8 +3,8 @@
 
 """Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements, without data.
 
-- :class:`Layout`, :func:`dense`, :func:`dense_form`, :func:`row_major_strides`: a layout, and that of a new tensor;
-- :func:`extent`, :func:`is_dense`, :func:`has_repeats`: questions about one;
+- :class:`Layout`: a layout; :func:`dense`, :func:`dense_form`, :func:`row_major_strides`: the layout of a new tensor;
+- :func:`extent`, :func:`is_dense`, :func:`has_repeats`: properties of a layout;
 - :func:`reshape_strides`: the strides of the same elements in another shape.
 """
 
@@ -21,7 +21,7 @@ _MOST_SHAPES = 4096
 
 
 class Layout(NamedTuple):
-    """A strided layout: the element at index (i0, i1, ...) sits at ``offset + sum(strides[k] * ik)`` of the storage."""
+    """A strided layout: the element at index (i0, i1, ...) is number ``offset + sum(strides[k] * ik)`` in storage."""
 
     shape: Shape
     strides: Shape
@@ -61,13 +61,13 @@ class DenseForm(NamedTuple):
 
 @lru_cache(maxsize=_MOST_SHAPES)
 def dense_form(shape: Shape) -> DenseForm:
-    """Return the layout and the sizes of a dense tensor of ``shape``, computed once for all tensors of that shape."""
+    """Return the layout and the sizes of a dense tensor of ``shape``, from a cache."""
     sizes = tuple(map(int, shape))  # True is a size too, and equals 1
     return DenseForm(dense(sizes), prod(sizes), prod(sizes[1:]))
 
 
 def extent(layout: Layout) -> tuple[int, int]:
-    """Return the first and the last element position that the layout touches; (0, -1) if it has no element."""
+    """Return the lowest and the highest element position that ``layout`` addresses; (0, -1) if it has no element."""
     if 0 in layout.shape:
         return 0, -1
     low = high = layout.offset
@@ -80,9 +80,7 @@ def extent(layout: Layout) -> tuple[int, int]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements follow each other without a gap in row-major order; dimensions of size 1 are
-    ignored.
-    """
+    """Return whether the elements are in row-major order without a gap; dimensions of size 1 are ignored."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step:
@@ -96,12 +94,14 @@ def _reach(steps: Sequence[tuple[int, int]]) -> int:
 
 
 def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
-    """Return whether two indices of a layout can be ``distance`` elements apart: whether the distance is a sum of
-    strides, each taken fewer times, in either direction, than its dimension's size.
+    """Return whether two indices of a layout can be ``distance`` elements apart.
+
+    The distance must be a sum of strides, where each stride is added or subtracted fewer times than the size of its
+    dimension.
 
     Args:
         steps: stride and size of each dimension, the strides descending.
-        distance: the distance.
+        distance: the distance in elements.
     """
     distance = abs(distance)
     if distance == 0 or not steps or steps[0][0] == 0:
@@ -114,9 +114,7 @@ def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
 
 @lru_cache(maxsize=_MOST_SHAPES)
 def has_repeats(shape: Shape, strides: Shape) -> bool:
-    """Return whether two indices of a layout with this shape and these strides lead to the same element, as with a
-    stride of 0.
-    """
+    """Return whether two indices of a layout lead to the same element, as with a stride of 0."""
     if 0 in shape:
         return False
     steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
@@ -131,10 +129,10 @@ def has_repeats(shape: Shape, strides: Shape) -> bool:
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
-    """Return the strides with which ``new_shape`` addresses the same elements in the same order, or None.
+    """Return the strides with which ``new_shape`` addresses the same elements in the same order, or None if none do.
 
-    Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions
-    must be dense relative to each other, because the new dimensions split the whole group.
+    Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions must
+    be dense relative to each other, because the new dimensions split the whole group.
     """
     if prod(shape) != prod(new_shape):
         return None

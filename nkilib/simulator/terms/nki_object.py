@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NKIObject``, the base of the classes of NKI, tensors too, and of the configuration classes of kernels."""
+"""``NKIObject``, the base of tensors and the other classes of NKI, and of the configuration classes of kernels."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def _is_value(name: str, value: object) -> bool:
 
 
 class NKIObject:
-    """The base of NKI's classes, tensors too; a user's configuration class inherits it, with or without ``@dataclass``.
+    """The base of NKI's classes. A user's configuration class inherits it, with or without ``@dataclass``.
 
-    A class without an ``__init__`` of its own takes its fields in order or by keyword, the annotated fields first. A
-    field without an argument has its class-level default, else None, as in the NKI compiler
+    A class without its own ``__init__`` takes its fields in order or by keyword, the annotated fields first. A field
+    without an argument has its class-level default, else None, as in the NKI compiler
     (``nki/get-started/nki-language-guide.rst``, Class Support).
     """
 
     __slots__ = ("__dict__",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let ``@dataclass``, which runs afterwards, find the fields that the NKI compiler would find.
+        """Add defaults and annotations, so that ``@dataclass``, which runs later, finds the same fields as the NKI
+        compiler.
 
-        For the compiler the decorator makes no difference: every field has a default, and public kernels pass values
-        for class attributes that they never annotated.
+        For the compiler every field has a default, and a class attribute without an annotation is a field too.
         """
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):

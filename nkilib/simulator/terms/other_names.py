@@ -3,12 +3,12 @@
 
 """Names that older releases of NKI, numpy, PyTorch, JAX or Triton have, each with what to use in NKI 0.7.
 
-- :data:`OTHER_NAMES`: names that other libraries have, by the module of NKI in which they are looked for;
-- :data:`REMOVED`, :data:`FIRST_NKI`: names and modules of older releases;
+- :data:`OTHER_NAMES`: names of other libraries, grouped by the module of NKI in which a kernel looks for them;
+- :data:`REMOVED`, :data:`FIRST_NKI`: names and modules of older releases of NKI;
 - :data:`NUMPY_NAMES`: functions of numpy that a kernel calls with a tensor.
 
-A similar spelling would mislead here: ``sub`` looks like ``sum``, ``mul`` like ``matmul``, and ``static_cast`` like
-``static_range``. To add a name, add a line to the table of its module.
+A suggestion by similar spelling would mislead: ``sub`` looks like ``sum``, ``mul`` like ``matmul``, and ``static_cast``
+like ``static_range``. To add a name, add a line to the table of its module.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Scopes: the launch, the core and the iterations of dynamic loops to which a tensor, a register or an edge belongs.
+"""Scopes: the launch, the core and the iterations of dynamic loops to which an object belongs.
 
-:func:`new_scope` makes a :data:`Scope`; :func:`is_around` and :func:`why_apart` compare two.
+An *object* is a tensor, a register or an ordering edge between instructions. :func:`new_scope` makes a :data:`Scope`;
+:func:`is_around` and :func:`why_apart` compare two.
 
 On the device, SBUF, PSUM and registers belong to one core for the time of one launch, and the device runs one copy of
 the body of a dynamic loop. In Python, however, a variable outside of the kernel or a cache keeps a tensor for other
-cores, launches and iterations, and an instruction there would compute with memory that it cannot reach.
+cores, launches and iterations, where an instruction would compute with memory that it cannot reach.
 """
 
 from __future__ import annotations
@@ -24,25 +25,22 @@ _NUMBERS = count()
 
 
 def new_scope(outer: Scope = ()) -> Scope:
-    """Return a new scope inside ``outer``, different from all others of this process."""
+    """Return a new scope inside ``outer``, different from all other scopes of this process."""
     return (*outer, next(_NUMBERS))
 
 
 def is_around(outer: Scope, inner: Scope) -> bool:
-    """Return whether ``inner`` is ``outer`` or lies inside it; an object that belongs to ``outer`` then exists
-    there.
-    """
+    """Return whether ``inner`` is ``outer`` or lies inside it: an object of ``outer`` exists in ``inner``."""
     return inner[: len(outer)] == outer
 
 
 def why_apart(scope: Scope, here: Scope, in_loop: str) -> str:
-    """Return text for a message, to follow its subject, that says why an object of ``scope`` does not exist in
-    ``here``.
+    """Return the end of an error message: the reason why an object of ``scope`` does not exist in ``here``.
 
     Args:
         scope: the scope of the object; it is not around ``here``.
-        here: the scope of its use.
-        in_loop: the text for an object of an iteration of a dynamic loop if ``here`` is outside of that iteration.
+        here: the scope in which the object is used.
+        in_loop: the text if the object belongs to an iteration of a dynamic loop that ``here`` is outside of.
     """
     if scope[:1] != here[:1]:
         return (

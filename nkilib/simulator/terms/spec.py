@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Shapes without data (:func:`spec`), and the signals of instructions that need the values which are not there.
+"""Shapes without data, and the signals of instructions that need missing values.
 
-- :class:`Spec`: a shape and a type in place of an array. A kernel on it runs its control flow, its checks and its
-  costs, and computes nothing;
-- :class:`DataNeeded`: the signal that values of a tensor without data are needed; :class:`ValuesWanted`: the signal
-  that a launch with ``skip_arithmetic`` has left out values that are needed.
+- :func:`spec`, :class:`Spec`: a shape and a type in place of an array. A launch with one runs control flow, checks and
+  the performance model, and computes nothing;
+- :class:`DataNeeded`: the signal that the values of a tensor without data are needed;
+- :class:`ValuesWanted`: the signal that values are needed that a launch with ``skip_arithmetic`` has left out.
 """
 
 from __future__ import annotations
@@ -40,9 +40,13 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
         profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32))
 
     A launch with such an argument computes nothing: every argument, arrays too, stands for its shape and type alone,
-    and each result is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as usual. Indices,
-    values and accesses of both cores to one place are not checked. A kernel whose control flow depends on values raises
-    an error. ``profile(trips=)`` states the number of iterations of a loop whose bounds only the device knows.
+    and each result is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as usual; indices,
+    values and races between cores are not. A kernel whose control flow depends on values raises an error.
+    ``profile(trips=)`` states the number of iterations of a loop whose bounds only the device knows.
+
+    Args:
+        shape: the size of each dimension.
+        dtype: the NKI type of an element, or a type that numpy or torch names.
 
     Raises:
         TypeError: if ``dtype`` is no NKI type or ``shape`` holds something other than integers.
@@ -55,13 +59,13 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
 
 
 class DataNeeded(BaseException):
-    """A signal that an instruction needs the values of a tensor that has none; all of its checks before have passed.
+    """A signal that an instruction needs the values of a tensor that has none. The instruction has passed its checks.
 
-    Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
+    It is not an ``Exception``, so that a kernel that catches ``Exception`` does not catch it.
 
     Attributes:
-        tensor: the tensor whose values are asked for.
-        origin: the ``origin`` of its :class:`Storage`, in a launch that leaves values out.
+        tensor: a description of the tensor.
+        origin: the ``origin`` of the tensor's :class:`Storage`, in a launch that leaves values out; else None.
     """
 
     def __init__(self, tensor: str, origin: Hashable = None) -> None:
@@ -73,7 +77,7 @@ class DataNeeded(BaseException):
 class ValuesWanted(BaseException):
     """A signal that a required value depends on values that this launch has left out (see machine/left_out.py).
 
-    Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
+    It is not an ``Exception``, so that a kernel that catches ``Exception`` does not catch it.
 
     Attributes:
         origin: the ``origin`` of the :class:`Storage` that would hold the values.

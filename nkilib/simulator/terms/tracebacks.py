@@ -3,8 +3,9 @@
 
 """Tracebacks of errors that leave a launch: they show the frames of the user's code, without those of the simulator.
 
-- :func:`shortened`: the error with such a traceback; :func:`is_fault`: whether it shows a fault of the simulator;
-- :func:`misuse_of`: the error to raise instead, where a wrong call of a function of NKI has caused it.
+- :func:`shortened`: removes the simulator's frames from an error's traceback;
+- :func:`is_fault`: whether an error is a fault of the simulator;
+- :func:`misuse_of`: the error to raise instead, where a wrong call of a function of NKI is the cause.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def _is_simulators(frame: FrameType) -> bool:
 
 
 def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
-    """Return, for each entry of a traceback, whether it is the user's: it is neither in the simulator nor in a library
-    that the simulator has called.
+    """Return, for each entry of a traceback, whether it belongs to the user's code.
+
+    Entries of the simulator, and of libraries that the simulator has called, do not belong to the user's code.
 
     Args:
         entries: the entries of a traceback, the outermost one first.
@@ -57,9 +59,7 @@ def _entries(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def _is_internal(error: BaseException) -> bool:
-    """Return whether an exception was raised and caught within the simulator: its traceback has no frame of the user's
-    code.
-    """
+    # Such an exception was raised and caught within the simulator.
     return not any(_are_users(_entries(error.__traceback__), False))
 
 
@@ -77,16 +77,16 @@ def _shorten(error: BaseException, is_whole: bool) -> None:
 
 
 def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
-    """Return an exception whose traceback has no frames of the simulator.
+    """Remove the simulator's frames from the traceback of ``error`` and of the exceptions chained to it; return
+    ``error``.
 
-    The same holds for the exceptions chained to it. A traceback that ends in the simulator's own code without one of
-    the simulator's own errors stays as it is, because it shows a fault of the simulator. With ``NKILIB_TRACEBACK=full``
-    all tracebacks stay as they are.
+    The traceback of a fault of the simulator (:func:`is_fault`) stays as it is. With ``NKILIB_TRACEBACK=full`` all
+    tracebacks stay as they are.
 
     Args:
         error: the exception, which is changed.
         is_whole: whether the traceback starts at the first frame of the process, where the frames that run a module
-            come before those of the user.
+            precede those of the user.
     """
     if os.environ.get(VARIABLE) != FULL:
         seen: set[int] = set()
@@ -101,9 +101,7 @@ def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Return whether an exception was raised in the simulator's own code without being one of the simulator's errors:
-    it is a fault of the simulator.
-    """
+    """Return whether code of the simulator raised ``error``, and ``error`` is none of the simulator's own errors."""
     if isinstance(error, _MEANT):
         return False
     entries = _entries(error.__traceback__)
@@ -113,8 +111,8 @@ def is_fault(error: BaseException) -> bool:
 def misuse_of(error: Exception) -> ArgumentTypeError | None:
     """Return the error for an exception that a wrong call of a function or method of NKI has caused, else None.
 
-    It is for functions without a check of their own: Python itself refuses the arguments, or an argument that is no
-    value of NKI fails somewhere inside the function. The result has the traceback of ``error``.
+    This serves functions that do not check their arguments: Python itself rejects the arguments, or an argument that is
+    no value of NKI fails somewhere inside the function. The returned error has the traceback of ``error``.
     """
     entries = _entries(error.__traceback__)
     users = [place for place, is_users in enumerate(_are_users(entries, False)) if is_users]

@@ -3,14 +3,15 @@
 
 """Costs of instructions for their engines, in cycles. Modelled, not measured.
 
-Each cost is a :data:`Cost`, a function of :class:`CostInputs`. :func:`streamed` and :func:`assumed` serve many
-instructions. The others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced`, :func:`activated`,
-:func:`selected`, :func:`multiplied` and :func:`transposed`, serve the instructions that do what the name says.
+Each cost is a :data:`Cost`, a function from :class:`CostInputs` to cycles. :func:`streamed` and :func:`assumed` serve
+many instructions. The others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced` and :func:`multiplied`,
+serve the instructions that their docstrings name. The definition of an instruction names its cost.
 
-The definition of an instruction names one of these costs beside its semantics. N stands for the number of elements in a
-partition of its largest tile; no instruction takes less than about 64 cycles. Sources: the "Estimated instruction cost"
-in older revisions of ``nki/api/nki/isa/__init__.py``, and the architecture guides (``nki/guides/architecture``). Costs
-that neither states are fields of :class:`ModelParameters`.
+N is the number of elements in a partition of the largest operand of an instruction. No instruction takes less than
+about 64 cycles.
+
+Sources: the "Estimated instruction cost" in older revisions of ``nki/api/nki/isa/__init__.py``, and the architecture
+guides (``nki/guides/architecture``). Costs that neither source states are fields of :class:`ModelParameters`.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class CostInputs(NamedTuple):
     """The properties of a call of an instruction that its cost depends on.
 
     Attributes:
-        engine: the engine that runs it.
-        values: its parameters by name: the forms of tensors, and the deciding parameters (``instruction.DECIDING``).
+        engine: the engine that runs the instruction.
+        values: by parameter name, the shape and type (:class:`Form`) of each tensor, and the values of the parameters
+            in ``instruction.DECIDING``.
         generation: the hardware.
-        parameters: the assumptions.
+        parameters: the assumptions of the model.
     """
 
     engine: Engine
@@ -52,7 +54,7 @@ class CostInputs(NamedTuple):
         return max(self.values[name].free_size for name in names)
 
     def tiles(self, *names: str) -> list[Form]:
-        """Return the forms of those of the operands ``names`` that are tensors."""
+        """Return the forms of those operands in ``names`` that are tensors."""
         values = (self.values[name] for name in names)
         return [value for value in values if isinstance(value, Form)]
 
@@ -61,17 +63,22 @@ Cost = Callable[[CostInputs], float]
 
 
 def streamed(*names: str, cycles: float = 1.0, extra: float = 0.0) -> Cost:
-    """Return the cost ``max(64, cycles * N) + extra`` of an instruction that takes its elements one after the other.
+    """Return the cost ``max(64, cycles * N) + extra`` of an instruction that processes its elements one after the
+    other.
 
-    N is the number of elements in a partition of the largest of the operands ``names``.
+    Args:
+        names: the operands among which the largest determines N.
+        cycles: cycles per element.
+        extra: further cycles.
     """
     return lambda call: max(LEAST_CYCLES, cycles * call.elements(*names)) + extra
 
 
 def assumed(*names: str) -> Cost:
-    """Return the cost of an instruction for which nothing is published: ``ModelParameters.other_cycles`` per element.
+    """Return the cost of an instruction for which nothing is published: ``ModelParameters.other_cycles * N`` cycles.
 
-    The elements are those in a partition of the largest of the operands ``names``.
+    Args:
+        names: the operands among which the largest determines N.
     """
     return lambda call: max(LEAST_CYCLES, call.parameters.other_cycles * call.elements(*names))
 
@@ -90,11 +97,14 @@ def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
 
 
 def copied(*names: str) -> Cost:
-    """Return the cost of ``tensor_copy`` and ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
+    """Return the cost of ``tensor_copy`` and ``tensor_scalar``: N cycles, or less in a fast mode.
 
-    For N elements in a partition, a fast mode takes N/4 cycles from SBUF to SBUF if the elements of a row are
-    contiguous on both sides. It takes N/2 if they are not contiguous, or if they are but one side is in PSUM.
-    Everything else takes N.
+    From trn2 on Vector has fast modes for 16-bit types. These modes take N/4 cycles from SBUF to SBUF if the elements
+    of a row are contiguous in source and destination. They take N/2 cycles if the elements are not contiguous, or if
+    the elements are contiguous and one operand is in PSUM.
+
+    Args:
+        names: the operands.
     """
 
     def cost(call: CostInputs) -> float:
@@ -108,10 +118,16 @@ _FAST_OPERATORS = frozenset({"add", "subtract", "multiply"})
 
 
 def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
-    """Return the cost of ``tensor_tensor``: 2N cycles for N elements in a partition, or N.
+    """Return the cost of ``tensor_tensor``: 2N cycles, or N in a fast mode.
 
-    It is N if one input is in PSUM, or from trn2 on for 16-bit floats in SBUF. The text of the API names bfloat16,
-    contiguous inputs, and addition, subtraction and multiplication; the trn2 guide names both 16-bit floats.
+    The fast modes are: one input in PSUM; from trn2 on, 16-bit floats in SBUF. For the second mode, the text of the API
+    names bfloat16, contiguous inputs, and addition, subtraction and multiplication; the trn2 guide names both 16-bit
+    floats.
+
+    Args:
+        first: the parameter name of the first input.
+        second: the parameter name of the second input.
+        dst: the parameter name of the result.
     """
 
     def cost(call: CostInputs) -> float:
@@ -132,11 +148,11 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
 
 
 def scalar_and_tile(call: CostInputs) -> float:
-    """Return the cost of ``scalar_tensor_tensor`` on N elements in a partition: 2N cycles on trn1, N from trn2 on.
+    """Return the cost of ``scalar_tensor_tensor``: 2N cycles on trn1, N from trn2 on.
 
-    With an operand in PSUM it is about N + 100; a reduction that is read out takes 64 more. Evidence for N from trn2
-    on: 64 instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
-    jinhuang12/vllm-neuron, of which 100 cycles lie between two instructions.
+    An operand in PSUM makes it about N + 100; a reduction that is read out adds 64. Evidence for N from trn2 on: 64
+    instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
+    jinhuang12/vllm-neuron, including 100 cycles between two instructions.
     """
     elements = call.elements("dst")
     in_psum = any(tile.buffer is MemoryRegion.psum for tile in call.tiles("dst", "data", "operand1"))
@@ -147,9 +163,9 @@ def scalar_and_tile(call: CostInputs) -> float:
 
 
 def reduced(call: CostInputs) -> float:
-    """Return the cost of ``tensor_reduce``: a cycle for each element in a partition.
+    """Return the cost of ``tensor_reduce``: N cycles.
 
-    It is half a cycle for 16-bit tiles and add or max, with ``ModelParameters.halves_bf16_max``.
+    ``ModelParameters.halves_bf16_max`` makes it N/2 for 16-bit tiles with the operator add or max.
     """
     is_fast = all(tile.dtype in FAST_TYPES for tile in call.tiles("data", "dst"))
     is_short = getattr(call.values["op"], "key", "") in ("add", "maximum")
@@ -158,9 +174,10 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """Return the cost of ``activation``: a cycle for each element in a partition, and 64 if a reduction is read out.
+    """Return the cost of ``activation``: N cycles, and 64 more if a reduction is read out.
 
-    trn3 takes two bfloat16 elements a cycle. Nothing is published for GpSimd, which has the instruction from trn3 on.
+    trn3 processes two bfloat16 elements per cycle. Nothing is published for GpSimd, which has the instruction from trn3
+    on; its cost is ``ModelParameters.other_cycles * N``.
     """
     if call.engine is Engine.gpsimd:
         return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))
@@ -171,7 +188,7 @@ def activated(call: CostInputs) -> float:
 
 
 def exponential(call: CostInputs) -> float:
-    """Return the cost of ``exponential`` of trn3: a quarter of a cycle for each bfloat16 element in a partition.
+    """Return the cost of ``exponential`` of trn3: N/4 cycles for bfloat16.
 
     Nothing is published for float32: see ``ModelParameters.fp32_exponential_cycles``.
     """
@@ -183,35 +200,30 @@ def exponential(call: CostInputs) -> float:
 
 
 def selected(call: CostInputs) -> float:
-    """Return the cost of ``select_reduce``, which is assumed (``ModelParameters.select_reduce_cycles``), because
-    nothing is published.
-    """
+    """Return the cost of ``select_reduce``: ``ModelParameters.select_reduce_cycles * N`` (nothing is published)."""
     return max(LEAST_CYCLES, call.elements("on_true") * call.parameters.select_reduce_cycles)
 
 
 def inverted(call: CostInputs) -> float:
-    """Return the cost of ``reciprocal`` on Vector: 8 cycles for each element in a partition.
-
-    No other engine has a separate instruction for it.
-    """
+    """Return the cost of ``reciprocal`` on Vector: 8N cycles. No other engine has a separate instruction for it."""
     return max(LEAST_CYCLES, 8.0 * call.elements("data"))
 
 
 def filled(call: CostInputs) -> float:
-    """Return the cost of ``memset``: a cycle per element in a partition, half a cycle for a zero in a 16-bit float."""
+    """Return the cost of ``memset``: N cycles, or N/2 for a zero in a 16-bit float."""
     is_fast = call.values["dst"].dtype in FAST_TYPES and call.values["value"] == 0
     return max(LEAST_CYCLES, call.elements("dst") * (0.5 if is_fast else 1.0))
 
 
 def counted(call: CostInputs) -> float:
-    """Return the cost of ``iota`` on GpSimd: 150 cycles, and one for each element in a partition."""
+    """Return the cost of ``iota`` on GpSimd: 150 + N cycles."""
     return 150.0 + call.elements("dst")
 
 
 def sorted_out(call: CostInputs) -> float:
     """Return the cost of ``topk`` on GpSimd: 4n + K cycles for K results, sorted or not.
 
-    n is the parameter ``n`` of the instruction, the number of elements in a snake.
+    n is the parameter ``n`` of the instruction.
     """
     return 4.0 * float(call.values["n"]) + call.elements("val_dst")
 
@@ -219,7 +231,7 @@ def sorted_out(call: CostInputs) -> float:
 def multiplied(call: CostInputs) -> float:
     """Return the cost of ``nc_matmul``: max(min(64, columns of stationary), columns of moving) cycles.
 
-    float32 takes four times as long; with the performance mode ``double_row`` the columns count half.
+    float32 takes four times as long; the performance mode ``double_row`` halves the numbers of columns.
     """
     stationary, moving = call.values["stationary"], call.values["moving"]
     rows = 2 if call.values.get("perf_mode") is matmul_perf_mode.double_row else 1
@@ -228,9 +240,9 @@ def multiplied(call: CostInputs) -> float:
 
 
 def transposed(call: CostInputs) -> float:
-    """Return the cost of ``nc_transpose`` of P partitions with F elements each, in cycles.
+    """Return the cost of ``nc_transpose`` of P partitions with F elements each.
 
-    It is max(P, min(64, F)) on the Tensor engine and max(64, F) on the Vector engine.
+    The cost is max(P, min(64, F)) cycles on the Tensor engine and max(64, F) cycles on the Vector engine.
     """
     data = call.values["data"]
     if call.engine is Engine.tensor:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accesses to a storage for which later instructions have to wait, and the record that holds them.
+"""The accesses to a storage for which later instructions have to wait.
 
-The record of a storage, :class:`Tracked` (made by :func:`tracked`), holds the accesses to a tile (:class:`TileUses`) or
-to a tensor in HBM (:class:`HbmUses`), by the part that was accessed. A part is a :class:`Place`, which stores when its
-accesses are :class:`Done`.
+A *storage* is the memory of one tensor and all its views; a *part* is the bytes of a storage that one view occupies.
+:class:`Tracked` (made by :func:`tracked`) holds the accesses to a storage by part: :class:`TileUses` for a tile,
+:class:`HbmUses` for a tensor in HBM. A :class:`Place` answers when the accesses to a part are complete (:class:`Done`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Done:
         by: the engine that ran the instruction.
         own_ns: the time from which the engine ``by`` itself need not wait for the completion any more.
         other_ns: the same time for the other engines, which notice the completion later.
-        number: the number of the instruction on its core, from 1; 0 if nothing was done.
+        number: the number of the instruction on its core, from 1; 0 stands for no instruction.
     """
 
     __slots__ = ("by", "number", "other_ns", "own_ns")
@@ -51,7 +51,7 @@ NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
 
 
 class Place(Protocol):
-    """A part of a storage, such as some columns of a tile, with the accesses for which later instructions have to wait.
+    """The interface of a part of a storage with the accesses for which later instructions have to wait.
 
     Attributes:
         storage: the number of the storage.
@@ -61,30 +61,22 @@ class Place(Protocol):
     def storage(self) -> int: ...
 
     def last_write(self, by: Engine) -> Done:
-        """Return the write that the engine ``by`` has to wait for before it reads the part: the last one that overlaps
+        """Return the write for which a read of this part by the engine ``by`` has to wait: the last one that overlaps
         it.
         """
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the access that the engine ``by`` has to wait for before it overwrites the part, and whether it is a
-        read.
-        """
+        """Return the access for which a write to this part by the engine ``by`` has to wait, and whether it reads."""
 
     def note_read(self, done: Done) -> None:
-        """Record a completed read of the part; later writes to the part wait for it. The read itself has waited for all
-        accesses that it depends on.
-        """
+        """Record a completed read of the part, for which later writes to the part wait."""
 
     def note_write(self, done: Done) -> None:
-        """Record a completed write to the part; later reads and writes of the part wait for it. The write itself has
-        waited for all accesses that it depends on.
-        """
+        """Record a completed write to the part, for which later reads and writes of the part wait."""
 
 
 class RegisterPlace:
-    """A register or a scalar that holds the address of an operand. The instruction with the operand waits until the
-    register is loaded.
-    """
+    """A register or scalar that holds an operand's address; the instruction waits until the register is loaded."""
 
     __slots__ = ("_loaded", "storage")
 
@@ -99,16 +91,16 @@ class RegisterPlace:
         return self._loaded, False
 
     def note_read(self, done: Done) -> None:
-        """Do nothing, because no later write has to wait for the read: each load makes another register."""
+        """Do nothing: each load makes another register, so no later write has to wait for this read."""
 
     def note_write(self, done: Done) -> None:
-        """Do nothing, because no instruction writes the register again: each load makes another register."""
+        """Do nothing: each load makes another register, so no instruction writes this one again."""
 
 
 class TilePlace:
     """A part of a tile, with its last write, the reads since that write, and the other parts that overlap it.
 
-    Accesses before the last write are not kept: whatever waits for that write has also waited for them.
+    Accesses before the last write are not kept: an instruction that waits for that write has also waited for them.
     """
 
     __slots__ = ("_reads", "_write", "others", "part", "storage")
@@ -140,9 +132,7 @@ class TilePlace:
         return latest, is_read
 
     def _last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the last access to exactly this part that ``by`` has to wait for, and whether it is a read;
-        overlapping parts are not considered.
-        """
+        # Overlapping parts are not considered.
         latest, is_read = self._write, False
         # An engine need not wait for its own accesses to a part that it overwrites: it works in order, unlike DMA.
         if latest.by is by and by is not _DMA:
@@ -171,9 +161,7 @@ def _meet(first: OccupiedBytes, second: OccupiedBytes) -> bool:
 
 
 class TileUses(dict[OccupiedBytes, TilePlace]):
-    """The accesses to a tile: a :class:`TilePlace` for each part of it that was accessed. A kernel accesses a tile as a
-    whole or in a few parts, again and again.
-    """
+    """The accesses to a tile: a :class:`TilePlace` for each part of the tile that was accessed."""
 
     __slots__ = ("storage",)
 
@@ -202,8 +190,9 @@ class HbmAccess:
 
 
 class _Index:
-    """An index of the accesses to a tensor, by which those are found that overlap a part; it groups accesses by their
-    extent, and sorts them by their first byte.
+    """The accesses to a tensor in HBM, grouped by the size of the accessed part and sorted by the part's first byte.
+
+    This order makes the search for accesses that overlap a part fast.
     """
 
     __slots__ = ("_known", "_levels", "_unsorted")
@@ -224,7 +213,6 @@ class _Index:
             known.done = done
 
     def uses(self) -> Iterable[HbmAccess]:
-        """Return all accesses in the index."""
         return self._known.values()
 
     def meeting(self, part: OccupiedBytes) -> list[HbmAccess]:
@@ -255,7 +243,6 @@ class _Index:
         self._unsorted.clear()
 
     def remove(self, use: HbmAccess) -> None:
-        """Remove ``use``, an access that :meth:`meeting` has returned."""
         del self._known[use.part, use.done.by]
         firsts, uses = self._levels[use.part.level]
         at = bisect_left(firsts, use.part.first)
@@ -307,13 +294,15 @@ class HbmPlace:
 
 
 class HbmUses:
-    """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once.
+    """The accesses to a tensor in HBM. Unlike a tile, such a tensor may have very many accessed parts.
 
     Attributes:
         storage: the number of the storage.
-        reads, writes: the accesses to its parts for which later instructions have to wait.
+        reads: the reads for which later instructions have to wait.
+        writes: the writes for which later instructions have to wait.
         reached: the parts of which an index that is read at run time chooses some bytes.
-        gathered_bytes, scattered_bytes: the bytes that transfers with such an index have read and written.
+        gathered_bytes: the bytes that transfers with such an index have read.
+        scattered_bytes: the bytes that transfers with such an index have written.
     """
 
     __slots__ = ("_overwritten", "gathered_bytes", "reached", "reads", "scattered_bytes", "storage", "writes")
@@ -332,8 +321,12 @@ class HbmUses:
         return HbmPlace(self, part)
 
     def note_reached(self, part: OccupiedBytes, nbytes: int, is_write: bool) -> None:
-        """Record that a transfer reads or writes ``nbytes`` of ``part``, and that an index read at run time decides
-        which bytes these are.
+        """Record a transfer whose bytes in ``part`` are chosen by an index that is read at run time.
+
+        Args:
+            part: the bytes among which the index chooses.
+            nbytes: the number of bytes that the transfer moves.
+            is_write: whether the transfer writes the tensor.
         """
         self.reached.add(part)
         if is_write:
@@ -342,7 +335,7 @@ class HbmUses:
             self.gathered_bytes += nbytes
 
     def brought_in(self) -> set[OccupiedBytes]:
-        """Return the parts that were read before anything was written to them, except those in :attr:`reached`."""
+        """Return the parts that were read before anything was written to them, except the parts in :attr:`reached`."""
         parts = set(self._overwritten)
         for use in self.reads.uses():
             if all(write.done.number > use.done.number for write in self.writes.meeting(use.part)):
@@ -350,14 +343,13 @@ class HbmUses:
         return parts - self.reached
 
     def written(self) -> set[OccupiedBytes]:
-        """Return the parts that were written last, except those in :attr:`reached`; a part that a later write covered
-        completely is not among them.
-        """
+        """Return the parts that were written, except parts in :attr:`reached` and parts that a later write covered."""
         return {use.part for use in self.writes.uses()} - self.reached
 
     def note_write(self, part: OccupiedBytes, done: Done) -> None:
-        """Record a write to a part, and drop earlier accesses that lie completely within the part: later ones wait for
-        this write instead.
+        """Record a write to a part, and drop earlier accesses that lie completely within the part.
+
+        Later accesses wait for this write instead of the dropped ones.
         """
         covered = [use for use in self.reads.meeting(part) if part.covers(use.part)]
         written = self.writes.meeting(part)
@@ -372,15 +364,15 @@ class HbmUses:
 
 
 class Tracked:
-    """The record that the model of time keeps of a storage.
+    """The record that the performance model keeps of a storage.
 
     Attributes:
-        uses: the accesses to it, by part.
+        uses: the accesses to the storage, by part.
         views: the footprints of its views.
         name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
-        contents: a note that a pass keeps about the values in it; None if there is none.
-        has_place: whether it has a place in PSUM already, or needs none.
+        contents: a pass's knowledge of the values in the storage; None if it has none.
+        has_place: whether the storage has a place in PSUM already, or needs none.
         is_placed: whether it had its place from the start, because it needs none or the kernel has placed it.
     """
 
@@ -401,9 +393,7 @@ class Tracked:
         return self.uses
 
     def share(self, other: Tracked) -> None:
-        """Share the memory of ``other`` on the device: accesses to one of the two tensors also wait for accesses to the
-        other.
-        """
+        """Share the memory of ``other`` on the device: accesses to either tensor wait for accesses to both."""
         self.uses = other.uses
         self.has_place = self.is_placed = True
 

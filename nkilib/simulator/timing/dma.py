@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The model of the DMA engines: the queue that triggers a transfer, the time that each engine works on it, and busy
-times.
+"""The model of the DMA engines: the queue of a transfer, the time that each engine works on it, and busy times.
 
-- :class:`Queue` and :func:`queue_of`: the queue of a transfer, which depends on the source of its address
-  (:class:`Address`), :func:`is_software` whether GpSimd writes its descriptors, and :func:`between_triggers_ns`, how
-  fast it triggers;
-- :func:`engine_times`: the time that each engine works on a transfer, of two ends (:class:`Side`, made by
-  :func:`side_of`), from its bytes (:func:`bytes_of`) and those of a row (:func:`row_bytes_of`);
-- :class:`DmaEngines`: when the engines of a core are busy (:class:`BusyTimes`, :class:`BusyIntervals`) with the
-  transfers (:class:`DmaWork`).
+- :class:`Queue`, :func:`queue_of`: the queue that triggers a transfer; :class:`Address`: the source of its address;
+- :func:`is_software`, :func:`between_triggers_ns`: the descriptors and the rate of a queue;
+- :class:`Side`, :func:`side_of`: the source or the destination of a transfer, called a *side*;
+- :func:`engine_times`, :func:`bytes_of`, :func:`row_bytes_of`: the time, the bytes and the row size of a transfer;
+- :class:`DmaEngines`, :class:`DmaWork`: when the engines of a core are busy with transfers, from :class:`BusyTimes` and
+  :class:`BusyIntervals`.
 
-A transfer is moved row by row. A row is a run of bytes that is contiguous on both sides, and takes an engine a least
-time whatever its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
+A transfer is moved row by row. A *row* is a run of bytes that is contiguous on both sides; an engine spends a least
+time on it, however short it is. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
 """
 
 from __future__ import annotations
@@ -55,9 +53,7 @@ _SOFTWARE_QUEUES = frozenset({_GPSIMD_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """How the address of a transfer is given: it is known before the launch, a register holds it, or a vector of
-    indices names the rows.
-    """
+    """The source of the address of a transfer: known before the launch, a register, or a vector of row indices."""
 
     known = "known"
     register = "register"
@@ -69,8 +65,8 @@ class Queue(NamedTuple):
 
     Attributes:
         name: the name of the queue.
-        otherwise: the queue that it would have with the other kind of descriptors, if the compiler chooses between
-            software descriptors and others; empty if the kernel or the hardware decides.
+        otherwise: the queue for the other kind of descriptors (software or hardware), if the compiler chooses the kind;
+            empty if the kernel or the hardware decides.
     """
 
     name: str
@@ -78,7 +74,7 @@ class Queue(NamedTuple):
 
 
 def is_software(queue: str) -> bool:
-    """Tell whether GpSimd writes the descriptors of the transfers that ``queue`` triggers."""
+    """Return whether GpSimd writes the descriptors of the transfers that ``queue`` triggers."""
     return queue in _SOFTWARE_QUEUES
 
 
@@ -90,12 +86,20 @@ def queue_of(
     parameters: ModelParameters,
     is_transpose: bool = False,
 ) -> Queue:
-    """Return the queue of a DMA instruction: that of the engine that triggers it, as far as the kernel names one.
+    """Return the queue of a DMA instruction.
 
-    A gather, a scatter and a transfer for which the kernel asks for software descriptors have that of GpSimd. If the
-    kernel leaves the engine open, the queue follows from the direction and from the kind of descriptors that the
-    assumptions choose. A transpose has software descriptors only if its address is read at run time
-    (``nki/deep-dives/nki-dge.rst``).
+    A gather, a scatter and a transfer for which the kernel asks for software descriptors use GpSimd's queue. Another
+    transfer uses the queue of the engine that the kernel names. If the kernel names none, the queue follows from the
+    direction and from the kind of descriptors that the assumptions choose. A transpose has software descriptors only if
+    its address is read at run time (``nki/deep-dives/nki-dge.rst``).
+
+    Args:
+        values: the parameters of the instruction by name.
+        address: the source of the address.
+        to_chip: whether the destination is on chip.
+        dma: the timing of the DMA engines.
+        parameters: the assumptions of the model.
+        is_transpose: whether the instruction is ``dma_transpose``.
     """
     mode = values.get("dge_mode")
     asks_software = mode is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
@@ -134,13 +138,15 @@ def _runs(layout: Layout, width: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One end of a transfer, as far as the time depends on it. Equal sides are one object: see :func:`side_of`.
+    """The source or the destination of a transfer, as far as the time depends on it. :func:`side_of` makes it.
 
     Attributes:
-        shape, strides: shape and strides of the view, in elements.
+        shape: the shape of the view.
+        strides: the strides of the view, in elements.
         width: the bytes of an element.
         region: the memory region.
-        first, step: on chip, the first partition and the distance from one partition to the next; else 0.
+        first: on chip, the first partition; else 0.
+        step: on chip, the distance from one partition to the next; else 0.
     """
 
     shape: tuple[int, ...]
@@ -166,13 +172,13 @@ class Side:
 def side_of(
     shape: tuple[int, ...], strides: tuple[int, ...], width: int, region: MemoryRegion, first: int, step: int
 ) -> Side:
-    """Return the :class:`Side` with these properties, one object for all calls."""
+    """Return the :class:`Side` with these properties, one object for equal arguments."""
     return Side(shape, strides, width, region, first, step)
 
 
 def bytes_of(sides: Sequence[Side]) -> int:
-    """Return the bytes that a transfer between ``sides`` moves. If it casts, its elements are counted in the wider of
-    the two types.
+    """Return the bytes that a transfer between ``sides`` moves. A transfer that casts counts the wider of the two
+    types.
     """
     return prod(sides[0].shape) * max(side.width for side in sides)
 
@@ -188,16 +194,17 @@ def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
 
 
 def _whole_blocks(shape: tuple[int, ...]) -> int:
-    """Return the number of elements that a transpose moves for a result of this shape, if it is padded to blocks of 128
-    partitions x 16 elements.
-    """
+    """Return the number of elements of ``shape`` when it is padded to blocks of 128 partitions x 16 elements."""
     partitions, columns = _TRANSPOSED_BLOCK
     return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """Return the DMA engines that serve the partitions of an on-chip side, as pairs (number of the engine, number of
-    the side's partitions that it serves). ``engines`` is the number of engines.
+    """Return pairs (number of a DMA engine, number of partitions that it serves) for an on-chip side.
+
+    Args:
+        side: the on-chip side.
+        engines: the number of DMA engines of the core.
     """
     places = (side.first + side.step * number for number in range(side.shape[0]))
     return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())
@@ -209,11 +216,11 @@ def engine_times(
     """Return, for each DMA engine that a transfer uses, a pair (number of the engine, nanoseconds that it works).
 
     Args:
-        sides: the side of ``dst``, and those of the sources: none for a constant, several for a sum of tensors.
-        rows: the number of rows that a vector offset names; 0 if none does.
-        is_transpose: whether the dimensions are reversed on the way.
+        sides: the destination, then the sources: none for a constant, several for a sum of tensors.
+        rows: the number of rows that a vector of indices names; 0 if there is no such vector.
+        is_transpose: whether the transfer reverses the dimensions.
         dma: the number and the rates of the DMA engines.
-        parameters: the assumptions on gathers, scatters, transposes, small stores and the least time of a transfer.
+        parameters: the assumptions of the model.
     """
     nbytes = bytes_of(sides)
     sources = max(1, len(sides) - 1)
@@ -248,7 +255,8 @@ class BusyIntervals(NamedTuple):
 
     Attributes:
         total_ns: the total busy time since the start of the kernel.
-        starts, ends: the starts and ends of the latest intervals, in order; earlier ones may have been dropped.
+        starts: the starts of the latest intervals, in order; earlier ones may have been dropped.
+        ends: the ends of the same intervals.
     """
 
     total_ns: float
@@ -256,15 +264,17 @@ class BusyIntervals(NamedTuple):
     ends: list[float]
 
     def since(self, begin_ns: float) -> list[tuple[float, float]]:
-        """Return the intervals after ``begin_ns`` as pairs (start, end); an interval that contains ``begin_ns`` starts
-        there.
-        """
+        """Return the intervals after ``begin_ns`` as pairs (start, end), cut at ``begin_ns``."""
         first = bisect_right(self.ends, begin_ns + SAME_NS)
         return [(max(start, begin_ns), end) for start, end in zip(self.starts[first:], self.ends[first:], strict=True)]
 
     def repeats(self, before: BusyIntervals, shift_ns: float, begin_ns: float) -> bool:
-        """Tell whether the intervals from ``begin_ns`` on are those of the earlier state ``before``, ``shift_ns``
-        later.
+        """Return whether the intervals from ``begin_ns`` on equal those of an earlier state, moved by ``shift_ns``.
+
+        Args:
+            before: the earlier state.
+            shift_ns: the distance in time.
+            begin_ns: the time from which the intervals are compared; in ``before`` it is ``begin_ns - shift_ns``.
         """
         mine, others = self.since(begin_ns), before.since(begin_ns - shift_ns)
         return len(mine) == len(others) and all(
@@ -275,9 +285,7 @@ class BusyIntervals(NamedTuple):
 
 
 class BusyTimes:
-    """The busy times of an engine in nanoseconds; where a transfer that starts late leaves a gap, later calls of
-    :meth:`add` fill it.
-    """
+    """The busy times of an engine in nanoseconds. Later work fills the gaps between earlier busy intervals."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []
@@ -285,8 +293,11 @@ class BusyTimes:
         self.total_ns = 0.0
 
     def add(self, earliest: float, duration: float) -> float:
-        """Add ``duration`` nanoseconds of work, which fill the gaps between busy intervals from ``earliest`` on; return
-        the time at which the work ends.
+        """Add work, which fills the gaps between busy intervals from a time on, and return the time at which it ends.
+
+        Args:
+            earliest: the time at which the work can start.
+            duration: the time that the work takes.
         """
         self.total_ns += duration
         if duration > 0.0 and self._ends and earliest > self._ends[-1]:  # most often it comes after all other work
@@ -313,9 +324,12 @@ class BusyTimes:
         return BusyIntervals(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
-        """Repeat the work of the last ``shift_ns`` nanoseconds ``times`` times, each time ``shift_ns`` later.
+        """Repeat the work of the last ``shift_ns`` nanoseconds.
 
-        ``before_ns`` is the total busy time of the engine before that work.
+        Args:
+            before_ns: the total busy time of the engine before that work.
+            shift_ns: the time from one repetition to the next.
+            times: the number of repetitions.
         """
         if self.total_ns == before_ns:
             return
@@ -327,9 +341,7 @@ class BusyTimes:
                 self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
-        """Return a copy of these busy times, for another engine that shared them so far and is now busy at other
-        times.
-        """
+        """Return a copy, for an engine that shared these busy times so far and is busy at other times from now on."""
         copied = BusyTimes()
         copied._starts, copied._ends, copied.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
         return copied
@@ -341,7 +353,7 @@ class BusyTimes:
             del self._starts[0], self._ends[0]
 
     def _insert(self, start: float, end: float) -> None:
-        """Insert the interval from ``start`` to ``end``, and merge it with the intervals that it touches."""
+        # The new interval is merged with the intervals that it touches.
         first = bisect_right(self._ends, start)
         if first and self._ends[first - 1] == start:
             first -= 1
@@ -360,10 +372,10 @@ class DmaWork(NamedTuple):
 
     Attributes:
         times: for each DMA engine that takes part, a pair (number of the engine, nanoseconds that it works).
-        is_even: whether every engine works, and for the same time.
+        is_even: whether all engines take part, for the same time.
         nbytes: the bytes that the transfer moves.
         row_bytes: the average bytes of a row; 0 if the transfer is not moved row by row.
-        is_gathered: whether a vector offset names its rows.
+        is_gathered: whether a vector of indices names the rows.
     """
 
     times: Sequence[tuple[int, float]]
@@ -374,22 +386,20 @@ class DmaWork(NamedTuple):
 
     @property
     def longest_ns(self) -> float:
-        """The time that the engine which works longest on the transfer takes for it, in nanoseconds."""
+        """The time, in nanoseconds, of the engine that works longest on the transfer."""
         return max((time for _, time in self.times), default=0.0)
 
 
 class DmaEngines:
-    """The DMA engines of a core. Engines that have been busy at the same times so far, usually all of them, share one
-    record.
-    """
+    """The DMA engines of a core. Engines that have been busy at the same times so far share one :class:`BusyTimes`."""
 
     def __init__(self, count: int) -> None:
         self._times = [BusyTimes()] * count
         self._are_alike = True
 
     def add(self, earliest: float, work: DmaWork) -> float:
-        """Add a transfer whose work can start at ``earliest`` nanoseconds, and return when the last engine has done its
-        part.
+        """Add a transfer whose work can start at ``earliest``, and return when the last engine has finished it
+        (nanoseconds).
         """
         if self._are_alike and work.is_even:
             return self._times[0].add(earliest, work.times[0][1])
@@ -408,13 +418,17 @@ class DmaEngines:
         return done
 
     def intervals(self) -> list[BusyIntervals]:
-        """Return for each engine the intervals in which it was busy."""
+        """Return the intervals in which each engine was busy, by the number of the engine."""
         accounts = {id(times): times.intervals() for times in self._times}
         return [accounts[id(times)] for times in self._times]
 
     def repeat(self, before: Sequence[BusyIntervals], shift_ns: float, times: int) -> None:
-        """Repeat the work of the last ``shift_ns`` nanoseconds ``times`` times; ``before`` holds each engine's busy
-        intervals as they were before that work.
+        """Repeat the work of the last ``shift_ns`` nanoseconds.
+
+        Args:
+            before: each engine's busy intervals before that work.
+            shift_ns: the time from one repetition to the next.
+            times: the number of repetitions.
         """
         accounts = {id(account): (account, intervals) for account, intervals in zip(self._times, before, strict=True)}
         for account, intervals in accounts.values():

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The footprints of views: their form, the bytes of a storage that they occupy, and whether two of them share a byte.
+"""The footprints of views: the bytes of a storage that a view occupies, and the properties that costs depend on.
 
-- :class:`Footprint`: the form and the bytes of a view, made by :class:`Views` (returned by :data:`views_of`);
-- :class:`Form`, :func:`form_of`: the form; :class:`OccupiedBytes`, :func:`part_of`: the bytes; :class:`Reach`: the
-  range of a view whose address is read at run time.
+- :class:`Footprint`: these bytes and properties, made by :class:`Views` (returned by :data:`views_of`);
+- :class:`Form`, :func:`form_of`: shape, strides, type and region of a view;
+- :class:`OccupiedBytes`, :func:`part_of`: the bytes of a storage that a view occupies, called a *part*;
+- :class:`Reach`: the range of a view whose address is read at run time.
 
-A kernel makes the same few views again and again, so each is described once: equal forms, parts and footprints are one
-object, looked up by the view's layout.
+A *storage* is the memory of one tensor and all its views; a *run* is a stretch of contiguous elements. A kernel makes
+the same few views again and again, so equal forms, parts and footprints are one object, from a cache.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ def _share_a_byte(first: OccupiedBytes, second: OccupiedBytes) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OccupiedBytes:
-    """The elements of a storage that a tensor occupies. Equal ones are one object: see :func:`part_of`.
+    """The bytes of a storage that a view occupies. :func:`part_of` returns one object for equal arguments.
 
     Attributes:
         layout: the layout of the elements.
         width: the bytes of an element.
-        first, last: the first byte and the last one.
-        length: the bytes of a run of contiguous elements.
+        first: the first byte.
+        last: the last byte.
+        length: the bytes of a run.
         step: the bytes from the start of one run to the start of the next; 0 if there is one run.
         count: the number of runs; 0 if they are not at equal distances.
-        level: the bit length of ``last - first``, by which parts of similar extents are grouped.
-        column, column_end: the range of bytes that every run occupies, modulo ``step``; the whole range from 0 to
-            ``step`` (1 if it is 0) if there is one run or a run crosses a multiple of ``step``.
+        level: the bit length of ``last - first``, which groups parts of similar size.
+        column: the first byte of a run, modulo ``step``; 0 if there is one run or a run crosses a multiple of ``step``.
+        column_end: the end of a run, modulo ``step``; ``step``, and at least 1, in the cases where ``column`` is 0.
     """
 
     layout: Layout
@@ -80,7 +82,7 @@ class OccupiedBytes:
         return self.width * prod(size for size, stride in sizes if stride)
 
     def meets(self, other: OccupiedBytes) -> bool:
-        """Tell whether the two parts, of one storage, share a byte."""
+        """Return whether this part and ``other``, a part of the same storage, share a byte."""
         if self.last < other.first or other.last < self.first:
             return False
         if self is other or (self.count == 1 and other.count == 1):
@@ -94,9 +96,7 @@ class OccupiedBytes:
         return runs_apart < self.count and runs_apart * step < below
 
     def covers(self, other: OccupiedBytes) -> bool:
-        """Tell whether this part contains all of ``other``; False if it does not, or if comparing the layouts cannot
-        tell.
-        """
+        """Return whether this part certainly contains all of ``other``; False also where the layouts do not tell."""
         if self is other:
             return True
         if other.first < self.first or other.last > self.last or not self.count:
@@ -108,7 +108,7 @@ class OccupiedBytes:
 
 
 class Reach(NamedTuple):
-    """The range of elements that a tensor may have if its address is read at run time.
+    """The range of elements that a view may have if its address is read at run time.
 
     The fields are those of :class:`~nkilib.simulator.tensors.view.Indirect`.
     """
@@ -119,9 +119,9 @@ class Reach(NamedTuple):
 
 
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
-    """Return the layout of all elements that a view may have, if its address is read at run time.
+    """Return the layout of all elements that a view may have if its address is read at run time.
 
-    These are the rows that a vector of indices may choose, or all elements of the storage.
+    The result has the rows that a vector of indices may choose, or all elements of the storage.
     """
     free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
     if reach.kind == "vector" and reach.stride > 0:
@@ -153,14 +153,14 @@ def _part(layout: Layout, width: int) -> OccupiedBytes | None:
 
 
 def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> OccupiedBytes | None:
-    """Return the part of its storage that a tensor occupies; None if it has no elements.
+    """Return the part of its storage that a view occupies; None if the view has no elements.
 
-    If the address of the tensor is read at run time, the part has all elements that it may occupy.
+    If the address of the view is read at run time, the part has all elements that the view may have.
 
     Args:
-        layout: the layout of the tensor.
+        layout: the layout of the view.
         width: the bytes of an element.
-        reach: the range of the address, if it is read at run time.
+        reach: the range of the address if it is read at run time, else None.
         elements: the number of elements of the storage.
     """
     if reach is not None and reach.kind != "tensor":
@@ -169,12 +169,12 @@ def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> O
 
 
 class Form:
-    """Shape, strides, type and region of a tensor: the properties that the cost of an instruction can depend on.
+    """Shape, strides, type and region of a view: the properties that the cost of an instruction can depend on.
 
-    Equal forms are one object: see :func:`form_of`.
+    :func:`form_of` returns one object for equal arguments.
 
     Attributes:
-        free_size: the number of elements of a partition, or of a row.
+        free_size: the number of elements of a partition, or in HBM of one index of dimension 0.
         nbytes: the bytes of its elements, on the device.
     """
 
@@ -194,28 +194,28 @@ class Form:
         return self.buffer in ON_CHIP
 
     def is_contiguous(self) -> bool:
-        """Tell whether the elements are contiguous, on chip within each partition; see :meth:`View.is_contiguous`."""
+        """Return whether the elements are contiguous, on chip within each partition; see :meth:`View.is_contiguous`."""
         first = 1 if self.is_on_chip else 0
         return is_dense(self.shape[first:], self.strides[first:])
 
     def has_runs(self) -> bool:
-        """Tell whether the elements are contiguous along the innermost free dimension whose size is not 1."""
+        """Return whether the elements are contiguous along the innermost free dimension whose size is not 1."""
         free = zip(reversed(self.shape[1:]), reversed(self.strides[1:]), strict=True)
         return next((stride == 1 for size, stride in free if size > 1), True)
 
 
 @lru_cache(maxsize=65536)
 def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
-    """Return the :class:`Form` with these properties, one object for all calls."""
+    """Return the :class:`Form` with these properties, one object for equal arguments."""
     return Form(shape, strides, dtype, buffer)
 
 
 class Footprint:
-    """The form of a view and the elements of its storage that it occupies.
+    """The form of a view and the bytes of its storage that it occupies.
 
     Attributes:
         form: the shape, strides, type and region of the view.
-        part: the elements that it occupies; None if it has none.
+        part: the bytes that the view occupies; None if it has no elements.
     """
 
     __slots__ = ("_offset", "_pitch", "_side", "form", "part")
@@ -229,9 +229,7 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """The view as an end of a transfer: the properties (:class:`~.dma.Side`) on which the time of a transfer from
-        or to it depends.
-        """
+        """The view as source or destination of a DMA transfer: the properties that the transfer's time depends on."""
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:
@@ -241,8 +239,13 @@ class Footprint:
 
 
 class Views:
-    """The footprints of the views of storages that have the same shape, type, type in the simulator's memory, and
-    region.
+    """The footprints of the views of storages that have the same shape, type and region.
+
+    Args:
+        shape: the shape of the storages.
+        dtype: the type of the storages.
+        held_as: the numpy type of the elements in the simulator's memory.
+        region: the memory region of the storages.
     """
 
     __slots__ = ("_dtype", "_held_as", "_known", "_shape", "region")
@@ -260,20 +263,26 @@ class Views:
 
     @property
     def bytes_each(self) -> int:
-        """The bytes that such a storage takes in each partition."""
+        """The bytes that one of the storages takes in each partition."""
         return prod(self._shape[1:]) * self._dtype.itemsize
 
     @property
     def elements_each(self) -> int:
-        """The number of elements that such a storage has in each partition."""
+        """The number of elements that one of the storages has in each partition."""
         return prod(self._shape[1:])
 
     def moved_to(self, region: MemoryRegion) -> Views:
-        """Return the footprints of views for a storage that differs only in its memory region, ``region``."""
+        """Return the footprints of views of storages that differ only in their memory region, ``region``."""
         return views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
-        """Return the footprint of a view of such a storage; ``reach`` is set if its address is read at run time."""
+        """Return the footprint of a view of one of the storages.
+
+        Args:
+            layout: the layout of the view.
+            dtype: the type of the view.
+            reach: the range of the address if it is read at run time, else None.
+        """
         key: Hashable = layout if reach is None and dtype is self._dtype else (layout, dtype, reach)
         footprint = self._known.get(key)
         if footprint is None:

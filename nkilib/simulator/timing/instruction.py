@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions for the model of time: the properties that instructions of one kind share, and the calls that have no
-time yet.
+"""Instructions for the performance model: properties that many instructions share, and instructions without a time.
 
-- :class:`InstructionKind`: the properties that instructions of one name on tensors of one form share: their engine,
-  their cycles, or their queue and work for the DMA engines; :class:`InstructionKinds`, which :func:`kinds_for` returns,
-  works out each of them once;
-- :class:`PendingInstruction`: one call that is not on the timeline yet, with its tensors (:data:`TensorAccess`,
+- :class:`InstructionKind`: the properties that instructions of one name on tensors of one form share, such as engine,
+  cycles and queue; :class:`InstructionKinds`, which :func:`kinds_for` returns, computes each kind once;
+- :class:`PendingInstruction`: one instruction that is not on the timeline yet, with its tensors (:data:`TensorAccess`,
   :data:`IndirectAccess`);
-- :class:`Roles`, by :func:`roles_of`: which parameters of an instruction are its tensors, and which decide its kind.
+- :class:`Roles`, by :func:`roles_of`: which parameters of an instruction are tensors, and which decide its kind.
 
-None of them refers to a tensor itself, because that would keep the tensor's data alive.
+A *form* is the shape, strides, type and region of a tensor (:class:`~.footprints.Form`). No class here refers to a
+tensor itself, because that would keep the tensor's data alive.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _KEPT_ASSUMPTIONS = 8
 
 
 class Roles(NamedTuple):
-    """The positions of the parameters of an instruction that the model of time uses.
+    """The positions, among the parameters of an instruction, of the parameters that the performance model uses.
 
     Attributes:
-        tensors: the parameters that may be tensors: first those that are written, then those that are read.
+        tensors: the parameters that may be tensors: first the written ones, then the read ones.
         writes: the parameters that are written.
-        deciding: the parameters of :data:`DECIDING`.
+        deciding: the parameters in :data:`DECIDING`.
     """
 
     tensors: tuple[int, ...]
@@ -60,7 +59,7 @@ _ROLES: dict[str, Roles] = {}
 
 
 def roles_of(definition: Definition) -> Roles:
-    """Return the positions of those parameters of the instruction ``definition`` that the model of time uses."""
+    """Return the :class:`Roles` of the parameters of the instruction ``definition``."""
     roles = _ROLES.get(definition.name)
     if roles is None:
         inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
@@ -73,16 +72,16 @@ def roles_of(definition: Definition) -> Roles:
 
 
 class InstructionKind(NamedTuple):
-    """The common properties of instructions of one name on tensors of one form each.
+    """The properties that all instructions of one name on tensors of one form each share.
 
     Attributes:
         name, engine, operands, cycles: see :class:`.instruction_log.Event`.
-        table: the activation table that it needs; empty if none.
-        queue: the queue that triggers it, if it is a transfer.
-        other_queue: the queue that it would have with the other kind of descriptors, if the compiler chooses.
-        work: its work for the DMA engines, if it is a transfer.
-        dropped_by: the pass that found that the device does not run it; empty if it does.
-        others: the other engines that would run it, if the kernel asked for them.
+        table: the activation table that the instruction needs; empty if none.
+        queue: the queue that triggers the instruction, if it is a transfer.
+        other_queue: the queue for the other kind of descriptors, if the compiler chooses the kind.
+        work: the work for the DMA engines, if the instruction is a transfer.
+        dropped_by: the pass because of which the device does not run the instruction; empty if the device runs it.
+        others: the other engines that would run the instruction, if the kernel asked for them.
         other_cycles: the cycles that each of these engines would take.
     """
 
@@ -102,7 +101,7 @@ class InstructionKind(NamedTuple):
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
     """Return the forms of the tensors by parameter name, in the order of the parameters.
 
-    The tensors of a parameter that is a list have names with an index, and come last among the tensors that are read.
+    Tensors in a list have names with an index, such as ``srcs[0]``.
     """
     positions = [*roles.tensors]
     positions += positions[-1:] * (len(forms) - len(positions))
@@ -118,9 +117,7 @@ def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 class InstructionKinds:
-    """The kinds (:class:`InstructionKind`) of all instructions on one generation of the hardware, under one set of
-    assumptions. Each kind is worked out once.
-    """
+    """A cache of the kinds (:class:`InstructionKind`) on one generation, under one set of assumptions."""
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self.generation = generation
@@ -143,8 +140,8 @@ class InstructionKinds:
         Args:
             definition: the instruction.
             engine: the engine that runs it.
-            forms: the forms of its tensors, in the order of its roles; None where a parameter is no tensor.
-            deciding: the values of its parameters of :data:`DECIDING`, in the order of its roles.
+            forms: the forms of its tensors, in the order of ``Roles.tensors``; None where a parameter is no tensor.
+            deciding: the values of its parameters in :data:`DECIDING`, in the order of ``Roles.deciding``.
             address: for a transfer, the source of its address.
             indirect: the names of the operands with tensor indirection.
         """
@@ -221,9 +218,7 @@ class InstructionKinds:
         )
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
-        """Return the activation table that an instruction with the parameters ``values`` needs on ``engine``: empty
-        unless the Scalar engine computes an activation function.
-        """
+        # Empty if the engine is not Scalar or the instruction computes no activation function.
         if engine is not Engine.scalar:
             return ""
         function = getattr(values.get("op"), "key", "")
@@ -234,7 +229,7 @@ _KINDS: list[InstructionKinds] = []
 
 
 def kinds_for(generation: Generation, parameters: ModelParameters) -> InstructionKinds:
-    """Return the kinds for this generation and these assumptions: the same object for all launches."""
+    """Return the kinds for this generation and these assumptions, the same object for all launches."""
     for kinds in _KINDS:
         if kinds.generation is generation and kinds.parameters == parameters:
             return kinds
@@ -262,15 +257,16 @@ class PendingInstruction:
         roles: the positions of its tensors and deciding parameters among its parameters.
         engine: the engine that runs it.
         label: the argument ``name=`` of the call.
-        operands: the tensors, in the order of the roles; None where a parameter is no tensor.
-        deciding: the values of the parameters of :data:`DECIDING`, in the order of the roles.
-        besides: for each operand with tensor indirection, see :data:`IndirectAccess`.
-        met_ns: for a barrier or an exchange, when the last core came to it.
-        code, position: the code object of the kernel and the bytecode offset that issued it.
-        constants: the values of its parameters that are no tensors, where a pass asks for them; else empty.
+        operands: the tensors, in the order of ``roles.tensors``; None where a parameter is no tensor.
+        deciding: the values of the parameters in :data:`DECIDING`, in the order of ``roles.deciding``.
+        besides: an :data:`IndirectAccess` for each operand with tensor indirection.
+        met_ns: for a barrier or an exchange, the time at which the last core arrived; else None.
+        code: the code object of the kernel that issued it.
+        position: the bytecode offset in ``code``.
+        constants: the values of its parameters that are no tensors, if a pass asks for them; else empty.
         register: the number of the instruction that loaded the register with the address of an operand; 0 if none.
-        function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
-        dropped_by: the pass that found that the device does not run it; empty while none has.
+        function: the function of ``nki.language`` that issued it; empty if the kernel issued it directly.
+        dropped_by: the pass because of which the device does not run it; empty if the device runs it.
     """
 
     __slots__ = (
@@ -325,9 +321,7 @@ class PendingInstruction:
         self.dropped_by = ""
 
     def decided(self, name: str) -> Any:
-        """Return the value of the parameter ``name``, one of :data:`DECIDING`; None if the instruction has no such
-        parameter.
-        """
+        """Return the value of the parameter ``name``, one of :data:`DECIDING`; None if the instruction lacks it."""
         names = self.definition.names
         return next(
             (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None

@@ -3,9 +3,12 @@
 
 """The log of the instructions of a core: a note of each, kept in little memory, and events made from the notes.
 
-:class:`InstructionLog` keeps the notes, and those of iterations that only repeat others are made on request.
-:func:`events_of` makes an :class:`Event` of each note. A :class:`Repeat` stands for iterations that were not run, and
-:class:`Lines` finds the lines of the kernel.
+:class:`InstructionLog` keeps a note (:data:`Note`) of each instruction; :func:`events_of` makes an :class:`Event` of
+each note. :class:`Lines` finds the lines of the kernel.
+
+Iterations of a loop that only repeat earlier iterations are not *run*: the instructions of the earlier ones stand for
+them. A :class:`Repeat` says which; the log makes the notes of the repetitions on request. A *position* counts the
+instructions that were run, from 0; the *number* of an instruction counts all instructions of its core, from 1.
 """
 
 from __future__ import annotations
@@ -37,17 +40,19 @@ class Event(NamedTuple):
         name: the name of the instruction, without ``nisa.``.
         label: the argument ``name=`` of the call, or empty.
         operands: shape and type of each tensor operand, by parameter.
-        cycles: the cycles that it takes of its engine; 0 for a transfer.
-        start_us, end_us: the start and end of the engine's work on it; for a transfer, its trigger and its last byte.
+        cycles: the cycles that its engine spends on it; 0 for a transfer.
+        start_us: the start of the engine's work on it; for a transfer, its trigger.
+        end_us: the end of the engine's work on it; for a transfer, its last byte.
         place: ``file:line`` in the kernel.
         number: the number of the instruction on its core, from 1.
-        waited: the thing that it waited for last: nothing, engine (that ran others), data, reuse (of what it
-            overwrites), trigger (of its DMA queue), meeting (barrier or exchange with the other core) or loop (of the
-            device).
+        waited: the last thing that it waited for: nothing, engine (busy with other instructions), data, reuse (an
+            earlier access to the memory that it overwrites), trigger (of its DMA queue), meeting (barrier or exchange
+            with the other core) or loop (of the device).
         waited_for: the number of the instruction that delayed it; 0 if none did.
-        queue, nbytes, row_bytes: for a transfer, the queue that triggers it, the bytes that it moves, and the average
-            bytes of a row (0 if it is not moved row by row).
-        dropped_by: the pass that found that the device does not run it, so that it takes no time; empty if it runs.
+        queue: for a transfer, the queue that triggers it.
+        nbytes: for a transfer, the bytes that it moves.
+        row_bytes: for a transfer, the average bytes of a row; 0 if it is not moved row by row.
+        dropped_by: the pass because of which the device does not run it, so that it takes no time; empty if it runs.
     """
 
     core: int
@@ -69,9 +74,7 @@ class Event(NamedTuple):
 
 
 def _lines_of(code: CodeType) -> dict[int, int]:
-    """Return the source line of each bytecode offset of ``code``. All are looked up in one pass, because that is faster
-    than one at a time.
-    """
+    # One pass over all offsets is faster than one look-up at a time.
     return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}
 
 
@@ -117,7 +120,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
 
 
 class Site(NamedTuple):
-    """The properties that all instructions share which one call in the kernel's code issues with the same kind."""
+    """The properties that instructions share if the same call in the kernel's code issues them with the same kind."""
 
     kind: InstructionKind
     label: str | None
@@ -126,13 +129,13 @@ class Site(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """The distance of a repeated instruction, which was not run, from the one that it repeats.
+    """The distance of a repetition, which was not run, from the instruction that was run.
 
     Attributes:
         ns: the distance in time.
-        numbers: the distance in instructions.
-        floor: the number of the first instruction of the period before the repeated one, in the outermost repeat:
-            causes before it are the same for all repetitions.
+        numbers: the distance in instruction numbers.
+        floor: the lowest number of an instruction whose repetitions can be causes; an instruction below ``floor`` is
+            itself the cause in all repetitions.
     """
 
     ns: float = 0.0
@@ -142,12 +145,12 @@ class Shift(NamedTuple):
 
 @dataclass(frozen=True)
 class Repeat:
-    """A stretch of instructions that were run, and stand for further iterations of a loop that were not run.
+    """A stretch of instructions that were run, and its repetitions, which were not.
 
     Attributes:
-        first, end: the positions of the first instruction of the stretch and of the first one after it, among the
-            instructions that were run.
-        times: the number of repetitions, besides the stretch itself.
+        first: the position of the first instruction of the stretch.
+        end: the position after its last instruction.
+        times: the number of repetitions, without the stretch itself.
         ns: the time from one repetition to the next.
         numbers: the number of instructions from one repetition to the next.
         inner: the repeats within the stretch, from loops inside the loop.
@@ -162,7 +165,7 @@ class Repeat:
 
     @property
     def period(self) -> int:
-        """The number of notes of each repetition; notes that the inner repeats add are counted."""
+        """The number of notes of each repetition, including the notes that inner repeats add."""
         return self.end - self.first + self.added_inside
 
     @property
@@ -172,7 +175,7 @@ class Repeat:
 
     @property
     def added(self) -> int:
-        """The number of notes that the repeat adds: one for each instruction of the iterations that were not run."""
+        """The number of notes that the repeat adds: one for each instruction that was not run."""
         return self.added_inside + self.times * self.period
 
 
@@ -186,8 +189,14 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 
 
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """Return the cause of a repeated instruction, made from the ``cause`` of the instruction that was run, whose number
-    is ``number``. A distance that reaches back before the repeated iterations becomes larger by the shift.
+    """Return the cause of a repetition, given the ``cause`` of the instruction that was run.
+
+    A distance to an instruction below ``shift.floor`` grows by the shift, because that instruction is not repeated.
+
+    Args:
+        cause: the cause of the instruction that was run.
+        number: the number of that instruction.
+        shift: the distance of the repetition from it.
     """
 
     def moved(distance: int) -> int:
@@ -200,8 +209,8 @@ def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
 
 
 class InstructionLog(Sequence[Note]):
-    """The notes of the instructions of a core, in program order. Those of iterations that were not run, because they
-    repeat others, are made on request.
+    """The notes of the instructions of a core, in program order, with the notes of repetitions, which are made on
+    request.
     """
 
     def __init__(self) -> None:
@@ -243,25 +252,21 @@ class InstructionLog(Sequence[Note]):
 
     @property
     def repeats(self) -> Sequence[Repeat]:
-        """The repeats that lie within no other repeat; the others are in ``Repeat.inner``."""
+        """The repeats that lie within no other repeat; ``Repeat.inner`` has the others."""
         return self._repeats
 
     def number(self, position: int) -> int:
-        """Return the number that an instruction has on its core; ``position`` counts only the instructions that were
-        run.
-        """
+        """Return the number of the instruction at ``position``."""
         return self._numbers[position]
 
     def sites(self, first: int, end: int) -> array[int]:
-        """Return, for the run instructions from position ``first`` up to ``end``, a number each that stands for its
-        :class:`Site`.
-
-        The number is equal for instructions with the same kind, label and place in the kernel.
+        """Return, for the instructions at the positions ``first`` to ``end - 1``, the number of the :class:`Site` of
+        each.
         """
         return self._site[first:end]
 
     def times(self, first: int, end: int) -> array[float]:
-        """Return the start times of the run instructions from ``first`` up to ``end``, followed by their end times."""
+        """Return the start times of the instructions at positions ``first`` to ``end - 1``, then their end times."""
         return self._starts[first:end] + self._ends[first:end]
 
     def repeats_in(self, first: int) -> tuple[Repeat, ...]:
@@ -269,7 +274,7 @@ class InstructionLog(Sequence[Note]):
         return tuple(repeat for repeat in self._repeats if repeat.first >= first)
 
     def repeat(self, first: int, times: int, ns: float, numbers: int) -> None:
-        """Repeat the run instructions from position ``first`` on ``times`` times.
+        """Repeat all instructions from position ``first`` on.
 
         Args:
             first: the position of the first instruction to repeat.
@@ -304,8 +309,8 @@ class InstructionLog(Sequence[Note]):
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """Yield, for each repetition of the instructions numbered ``first`` to ``last``, by how many nanoseconds it is
-        later than they.
+        """Yield by how many nanoseconds each repetition of the instructions numbered ``first`` to ``last`` comes after
+        them.
         """
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
         return _again(self._repeats, begin, end, 0.0)
@@ -317,8 +322,8 @@ class InstructionLog(Sequence[Note]):
         return starmap(self._note, self._between(0, self.run, self._repeats, Shift()))
 
     def run_positions(self) -> Iterator[tuple[int, Shift, int, Site]]:
-        """Yield, for each note, the position of the instruction that was run, the distance of the note from that
-        instruction, and the number and site of the note.
+        """Yield a tuple (position of the instruction that was run, distance of the note from it, number, site) for each
+        note.
         """
         for position, shift in self._between(0, self.run, self._repeats, Shift()):
             yield position, shift, self._numbers[position] + shift.numbers, self._sites[self._site[position]]
@@ -345,10 +350,12 @@ class InstructionLog(Sequence[Note]):
     def _between(
         self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0
     ) -> Iterator[tuple[int, Shift]]:
-        """Yield a pair for each note of the run instructions from position ``first`` up to ``end`` and of their
-        repetitions, in program order: the position of the run instruction, and the distance of the note from it.
+        """Yield a pair (position of the instruction that was run, distance of the note from it) for each note, in
+        program order.
 
         Args:
+            first: the position of the first instruction.
+            end: the position after the last instruction.
             repeats: the repeats among these instructions.
             shift: the distance that all of these notes have already, from outer repeats.
             skip: the number of notes to leave out at the beginning.
@@ -368,8 +375,13 @@ class InstructionLog(Sequence[Note]):
             yield position, shift
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
-        """Return the note that is ``position`` notes after that of the run instruction at ``first``. The notes that
-        ``repeats`` add are counted; ``shift`` is the distance that all of these notes have from outer repeats.
+        """Return the note that is ``position`` notes after the note of the instruction at position ``first``.
+
+        Args:
+            first: the position of an instruction that was run.
+            repeats: the repeats after ``first``, whose notes are counted.
+            position: the number of notes to go forward.
+            shift: the distance that all of these notes have already, from outer repeats.
         """
         # The number of notes up to the end of each repeat, with all that it adds.
         added = list(accumulate(repeat.added for repeat in repeats))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of what the instructions of a core touched, from which they can be timed again after a change.
+"""A record of the tensors that the instructions of a core touch, from which a changed program can be timed.
 
-:class:`Recording` keeps an :class:`Action` for each instruction. :meth:`Recording.program` returns the instructions
-(:class:`Step`) and the points at which the engines synchronise at device loops (:class:`Drain`), in program order, with
-those of iterations that were not run. :class:`Access` is a part of a storage that an instruction touches.
+- :class:`Recording`: the record, with an :class:`Action` for each instruction and the :class:`Access` to each tensor;
+- :meth:`Recording.program`: the instructions (:class:`Step`) and the points at which the engines synchronise at device
+  loops (:class:`Drain`), in program order, with the iterations that were not run because they repeat others.
+
+A *storage* is the memory of one tensor and all its views; a *part* is the bytes of it that one view occupies.
 """
 
 from __future__ import annotations
@@ -44,15 +46,16 @@ class Access(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An instruction on some parts of tensors, without its place in the program.
+    """An instruction on some parts of tensors, without its position in the program.
 
     Attributes:
         definition: the instruction.
         kind: its kind on the engine that ran it.
-        operands: the parts of its tensors, in the order of its roles; None where a parameter is no tensor.
-        index_reads, index_writes: further parts that it touches, because of indices that are read at run time.
-        deciding: the values of its parameters of ``instruction.DECIDING``, in the order of its roles.
-        constants: its parameters that are no tensors, by name, for :data:`CONSTANTS_OF`.
+        operands: the parts of its tensors, in the order of ``Roles.tensors``; None where a parameter is no tensor.
+        index_reads: further parts that it reads, because of indices that are read at run time.
+        index_writes: further parts that it writes, because of indices that are read at run time.
+        deciding: the values of its parameters in ``instruction.DECIDING``, in the order of ``Roles.deciding``.
+        constants: its non-tensor parameters, by name, for instructions in :data:`CONSTANTS_OF`.
         choices: its kinds on the engines among which the model chooses, if the kernel leaves the engine open.
         meets: whether it synchronises with the other core.
     """
@@ -72,10 +75,11 @@ class Step(NamedTuple):
     """One instruction of a program.
 
     Attributes:
-        number: its number on its core; changed programs may have several with one number.
+        number: its number on its core; in a changed program several steps may have the same number.
         action: the instruction, and the parts of tensors that it touches.
         register: the number of the instruction that loaded the address of an operand; 0 if none.
-        code, position: the call in the kernel.
+        code: the code object of the kernel that issued it.
+        position: the bytecode offset in ``code``.
     """
 
     number: int
@@ -86,7 +90,7 @@ class Step(NamedTuple):
 
     @property
     def site(self) -> tuple[int, int]:
-        """The code object and position of the call in the kernel, equal for all steps that the call has issued."""
+        """The call in the kernel that issued the step: the id of the code object, and the offset."""
         return id(self.code), self.position
 
 
@@ -94,10 +98,10 @@ class Drain(NamedTuple):
     """A point at which all engines of a core synchronise because of a device loop.
 
     Attributes:
-        after_us: the time that this takes beyond the wait.
+        after_us: the time that the synchronisation takes after the wait.
         register: the number of the instruction that loads the bound of the loop; 0 if there is none.
-        is_between: whether it lies between two iterations; else at the start or the end of the loop.
-        is_wait: whether the engines wait for each other; else each of them is only delayed.
+        is_between: whether the point lies between two iterations; False at the start or the end of the loop.
+        is_wait: whether the engines wait for each other; False if each engine is only delayed.
     """
 
     after_us: float
@@ -114,7 +118,7 @@ class CoreProgram(NamedTuple):
 
     Attributes:
         steps: its instructions and the points at which its engines synchronise.
-        storages: by the number of each storage, its views, and whether its place in PSUM is given.
+        storages: for the number of each storage, a pair (its views, whether its place in PSUM is given).
     """
 
     steps: Program
@@ -126,11 +130,11 @@ _NO_TENSOR, _OPERAND, _INDEX = range(3)
 
 
 class _Call(NamedTuple):
-    """The parts of an action that do not depend on which tensors it touches.
+    """The properties of an action that do not depend on which tensors it touches.
 
     Attributes:
         definition, kind, deciding, constants, choices, meets: the fields of :class:`Action`.
-        places: for each position of the tensors, whether there is no tensor, a tensor, or the index of the one before.
+        places: for each tensor parameter, ``_NO_TENSOR`` or ``_OPERAND``; ``_INDEX`` follows for the index of a tensor.
         writes_besides: for each part of tensor indirection, whether the instruction writes it.
     """
 
@@ -144,9 +148,7 @@ class _Call(NamedTuple):
     meets: bool
 
     def action(self, accesses: tuple[Access, ...]) -> Action:
-        """Return the action on tensors: ``accesses`` are their parts, first those of the operands, then those of tensor
-        indirection.
-        """
+        # ``accesses`` has the parts of the operands first, then the parts of tensor indirection.
         touched = iter(accesses)
         operands: list[Access | None] = []
         reads: list[Access] = []
@@ -165,7 +167,6 @@ class _Call(NamedTuple):
 
 
 def _call_of(instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> _Call:
-    """Return the parts of an instruction's action that do not depend on its tensors."""
     places: list[int] = []
     for access in instruction.operands:
         places.append(_NO_TENSOR if access is None else _OPERAND)
@@ -186,12 +187,12 @@ def _call_of(instruction: PendingInstruction, kind: InstructionKind, choices: tu
 class Recording:
     """The actions of a core, in the order in which its instructions ran.
 
-    Most profiles never look at them, so that only numbers are kept of each instruction: containers of their own would
+    Only numbers are kept of each instruction, because most profiles never look at the actions, and containers would
     make the collection of garbage slower in the rest of the launch.
 
     Attributes:
-        storages: by the number of each storage, its views, and whether its place in PSUM is given.
-        is_whole: whether all instructions so far are recorded, because they are few enough.
+        storages: for the number of each storage, a pair (its views, whether its place in PSUM is given).
+        is_whole: whether all instructions so far are recorded; False if there were more than :data:`MOST_RECORDED`.
     """
 
     def __init__(self) -> None:
@@ -209,16 +210,12 @@ class Recording:
         self._drains: defaultdict[int, list[Drain]] = defaultdict(list)
 
     def begin(self) -> None:
-        """Begin the record of the next instruction: drop the parts that were passed to :meth:`touch` since the last
-        :meth:`add`.
-        """
+        """Begin the record of the next instruction: drop parts passed to :meth:`touch` since the last :meth:`add`."""
         end = self._end_at[-1] if self._end_at else 0
         del self._storage[end:], self._footprint[end:]
 
     def touch(self, known: Tracked, footprint: Footprint) -> None:
-        """Record that the next instruction touches a part of the storage ``known``; calls are in the order of the
-        instruction's tensors.
-        """
+        """Record that the next instruction touches a part of the storage ``known``, in the order of its tensors."""
         if self.is_whole:
             number, footprints = known.uses.storage, self._footprints
             self._storage.append(number)
@@ -232,6 +229,11 @@ class Recording:
     def add(self, instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> None:
         """Record the instruction that was put on the timeline last, with the parts passed to :meth:`touch` as its
         tensors.
+
+        Args:
+            instruction: the instruction.
+            kind: its kind on the engine that ran it.
+            choices: its kinds on the engines among which the model chose; empty if there was no choice.
         """
         if not self.is_whole:
             return
@@ -257,8 +259,10 @@ class Recording:
             self._drains[len(self._call_at) - 1].append(Drain(after_us, register, is_between, is_wait))
 
     def program(self, log: InstructionLog) -> Program:
-        """Return the program of the core, with the iterations that only ``log`` has, as they were not run; empty if
-        there were too many instructions to record.
+        """Return the program of the core, with the iterations that were not run, which only ``log`` has.
+
+        Returns:
+            An empty program if there were too many instructions to record.
         """
         if not self.is_whole or len(log) > MOST_RECORDED:
             return []
@@ -273,7 +277,7 @@ class Recording:
         return steps
 
     def _actions(self) -> list[Action]:
-        """Return the action of each instruction that ran, in order; equal actions are one object."""
+        # Equal actions are one object.
         footprints = list(self._footprints)
         accesses: dict[tuple[int, int], Access] = {}
         known: dict[tuple[int, tuple[Access, ...]], Action] = {}
@@ -296,9 +300,7 @@ class Recording:
         return actions
 
     def _forget(self) -> None:
-        """Drop everything that was recorded, and record nothing from now on, because there are too many
-        instructions.
-        """
+        # There are too many instructions: nothing is recorded from now on.
         self.is_whole = False
         for kept in (self.storages, self._calls, self._known, self._footprints, self._registers, self._drains):
             kept.clear()
@@ -307,9 +309,7 @@ class Recording:
 
 
 def _named(definition: Definition, places: tuple[int, ...], constants: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
-    """Return the parameters of an instruction that are no tensors, as pairs (name, value); empty unless a pass or a
-    change needs them (:data:`CONSTANTS_OF`).
-    """
+    # Pairs (name, value) of the non-tensor parameters; empty for instructions for which no pass or change needs them.
     if definition.name not in CONSTANTS_OF:
         return ()
     tensors = {at for at, place in zip(roles_of(definition).tensors, places, strict=True) if place == _OPERAND}

@@ -3,13 +3,14 @@
 
 """Detection of loops whose iterations only repeat the previous ones, some time later.
 
-:class:`Watch` follows the iterations of one run of a loop, and finds a :class:`Period`.
+:class:`Watch` follows the iterations of one run of a loop, and finds a :class:`Period`: a stretch of iterations that
+repeats the stretch before it. A *note* is the record of one instruction in the log.
 
 Every time on the timeline is the maximum of some other times, plus a constant. Suppose that in two successive periods
-of iterations each instruction starts and ends a fixed number of nanoseconds after the same instruction of the previous
-period, and that each time for which later instructions can wait has moved by the same number of nanoseconds or not at
-all. Then every further period does the same. No instruction waited for a time that has not moved, because the second
-period came later and did not wait longer.
+each instruction starts and ends a fixed number of nanoseconds after the same instruction of the previous period, and
+that each time for which later instructions can wait has moved by the same number of nanoseconds or not at all. Then
+every further period does the same. No instruction waited for a time that has not moved, because the second period came
+later and did not wait longer.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Period(NamedTuple):
     """A stretch of iterations of a loop that repeats the stretch before it.
 
     Attributes:
-        iterations: the number of iterations in it.
-        first: the position of its first note.
+        iterations: the number of iterations in the stretch.
+        first: the position of its first note in the log.
         numbers: the numbers of its instructions.
         ns: the time by which it is later than the stretch before it.
         before: the state of the timeline when it began.
@@ -74,9 +75,8 @@ def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, 
 
 
 def _step(access: TensorAccess, another: TensorAccess) -> int | None:
-    """Return by how many elements ``access`` lies behind ``another`` in the same tensor, one period earlier; None if
-    they are not equal views of one tensor.
-    """
+    # The distance in elements between two equal views of one tensor, of which ``another`` belongs to the previous
+    # period; None for other pairs.
     (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
     if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
         return None
@@ -86,7 +86,7 @@ def _step(access: TensorAccess, another: TensorAccess) -> int | None:
 
 
 class Watch:
-    """A record of the last iterations of one run of a loop, from which :meth:`period` finds out whether they repeat."""
+    """The states after the last iterations of a loop, from which :meth:`period` finds whether they repeat."""
 
     def __init__(self, log: InstructionLog, timeline: Timeline, accesses: list[Accesses], *, drains: bool) -> None:
         self._log = log
@@ -110,7 +110,7 @@ class Watch:
         self._count += 1
 
     def period(self) -> Period | None:
-        """Return the shortest stretch of iterations that the last iterations repeat; None if there is none."""
+        """Return the shortest period with which the loop ends so far; None if there is none."""
         if self._count <= self._next_look:
             return None
         for iterations in range(1, LONGEST_PERIOD + 1):
@@ -122,7 +122,7 @@ class Watch:
         return None
 
     def again(self) -> None:
-        """Forget the iterations so far, because the last period has been repeated: comparisons start after its
+        """Forget the iterations so far, because the last period has been repeated; comparisons start after the
         repetitions.
         """
         self._ends.clear()
@@ -156,19 +156,16 @@ class Watch:
         return Period(iterations, before.notes, range(end - length, end), ns, before.marks)
 
     def _has_same_notes(self, first: int, second: int, count: int) -> bool:
-        """Tell whether the ``count`` run instructions from position ``first`` and those from ``second`` have the same
-        kinds, labels and places in the kernel, and the same repeats among them.
-        """
+        # Compares kinds, labels, kernel lines and inner repeats of ``count`` run instructions from two positions on.
         log = self._log
         return log.sites(first, first + count) == log.sites(second, second + count) and _shape(
             log, first, count
         ) == _shape(log, second, count)
 
     def _moves_evenly(self, last: _End, before: _End, earlier: _End) -> bool:
-        """Tell whether each tensor moves by the same distance in each period, so that overlaps stay the same.
+        """Return whether each tensor moves by the same distance in each period, so that overlaps stay the same.
 
-        Where iterations overlap in time no tensor may move: the data that an iteration waits for could be somewhere
-        else.
+        If iterations overlap in time no tensor may move, because an iteration might then wait for data somewhere else.
         """
         count = last.accesses - before.accesses
         if count != before.accesses - earlier.accesses:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note of it.
+"""The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note in the log.
 
 :meth:`Settling.add` sorts instructions into computing, transfer, untimed and dropped ones, and lets each wait for the
 tensors that it touches.
 
-A new tile in PSUM (:class:`Banks`) waits for the tiles whose place it takes (:class:`_Vacated`): those used longest
-ago. In the simulator the number of tiles is not limited. The device has 8 banks of 2 KiB
-(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
+A new tile in PSUM (:class:`Banks`) takes the *place* (banks and partitions) of the tiles that were used longest ago,
+and waits for them (:class:`_Vacated`). In the simulator the number of tiles is not limited. The device has 8 banks of 2
+KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
 place has been read. The place that a compiler chooses is not published; the model chooses the one that has been free
-longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product
-whose tiles fill it is measured without such waits.
+longest. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a public product whose tiles fill
+SBUF is measured without such waits.
+
+The arguments ``reads`` and ``writes`` list the parts of tensors (:class:`~.dependencies.Place`) that an instruction
+accesses.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class _Vacated:
-    """The tiles that lost their place in PSUM to a new tile, which has to wait until all accesses to them are complete.
+    """The tiles that lost their place in PSUM to a new tile, which waits until all accesses to them are complete.
 
     Attributes:
         storage: the number of the storage of the first of these tiles.
@@ -58,21 +61,19 @@ class _Vacated:
         self.storage = uses[0].storage
 
     def last_write(self, by: Engine) -> Done:
-        """Return the last access to any of the tiles: even a read of the new tile has to wait until its place is
-        free.
-        """
+        """Return the last access to any of the tiles: even a read of the new tile waits until its place is free."""
         return self.last_access(by)[0]
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the last access to any of the tiles that lost their place, and whether it is a read."""
+        """Return the last access to any of the tiles, and whether it is a read."""
         accesses = [place.last_access(by) for uses in self._uses for place in uses.values()]
         return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
 
     def note_read(self, done: Done) -> None:
-        """Do nothing, because reads of the new tile are recorded with the new tile's own part."""
+        """Do nothing: reads of the new tile are recorded with the new tile's own part."""
 
     def note_write(self, done: Done) -> None:
-        """Do nothing, because writes to the new tile are recorded with the new tile's own part."""
+        """Do nothing: writes to the new tile are recorded with the new tile's own part."""
 
 
 def _size(known: Tracked) -> float:
@@ -89,7 +90,7 @@ def _size(known: Tracked) -> float:
 
 
 class Banks:
-    """The PSUM of one core: the tiles that have a place in it, ordered by their last use, the earliest first."""
+    """The tiles that have a place in the PSUM of one core, ordered by their last use, the earliest first."""
 
     def __init__(self) -> None:
         self._free = float(PSUM_PARTITION_BYTES)
@@ -99,7 +100,7 @@ class Banks:
         """Record the use of a tile, which gets a place at its first use.
 
         Returns:
-            The tiles that were in the place, for which the new tile has to wait; None if there were none.
+            The tiles that lost this place, for which the new tile has to wait; None if there were none.
         """
         tiles = self._tiles
         if known.has_place:
@@ -120,21 +121,21 @@ class Banks:
 
 
 def _footprint(access: TensorAccess) -> Footprint:
-    """Return the footprint of the part of a tensor that ``access`` describes."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach)
 
 
 class Settling:
-    """The timeline of a core, with notes of the instructions on it and counts of what they moved.
+    """The timeline of a core, with notes of the instructions on it and counts of the bytes that they moved.
 
     Attributes:
         log: a note for each instruction, in program order.
         recording: the parts of tensors that each instruction touched.
         timeline: the timeline of the engines.
-        hbm_read, hbm_written: the bytes that were read and written, by the name of the tensor in HBM.
-        untimed: by name, the number of instructions whose time is not modelled.
-        tally: the values of these three counters at the ends of iterations, from which repetitions are counted.
+        hbm_read: the bytes that were read, by the name of the tensor in HBM.
+        hbm_written: the bytes that were written, by the name of the tensor in HBM.
+        untimed: the number of instructions whose time is not modelled, by name.
+        tally: the values of the last three counters at the ends of iterations, for repeated iterations.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -167,16 +168,20 @@ class Settling:
             self.recording.add(instruction, kind, choices)
 
     def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
-        """Let all engines wait for each other at a device loop or, if ``is_wait`` is False, only delay each engine; the
-        arguments are fields of :class:`.recording.Drain`.
+        """Let all engines wait for each other at a device loop, or only delay each engine.
+
+        The arguments are fields of :class:`.recording.Drain`.
         """
         wait = self.timeline.drain if is_wait else self.timeline.hold_up
         wait(after_us, register)
         self.recording.drain(after_us, register, is_between=is_between, is_wait=is_wait)
 
     def repeat(self, period: Period, skip: Skip) -> None:
-        """Repeat the instructions of ``period``, the last iterations of a loop that were run, for the iterations that
-        ``skip`` says are not run.
+        """Repeat the instructions of ``period`` for the iterations that are not run.
+
+        Args:
+            period: the last iterations of a loop that were run.
+            skip: the number of repetitions, and the number of instructions in each.
         """
         self.log.repeat(period.first, skip.times, period.ns, skip.instructions)
         self.tally.repeat(skip)
@@ -190,8 +195,12 @@ class Settling:
         return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: TensorAccess, dst: TensorAccess, values: dict[str, Any]) -> float:
-        """Return when the core is ready to swap tiles with the other core, in nanoseconds: ``src`` is the tile that it
-        sends, ``dst`` receives, and ``values`` are the deciding parameters.
+        """Return when the core is ready to swap tiles with the other core, in nanoseconds.
+
+        Args:
+            src: the tile that the core sends.
+            dst: the tile that it receives into.
+            values: the deciding parameters of the instruction, by name.
         """
         reads: Places = []
         writes: Places = []
@@ -201,9 +210,7 @@ class Settling:
         return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)
 
     def _compute(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Put an instruction that is no transfer on the timeline: one that computes, works on a register, or is a
-        barrier.
-        """
+        # Every instruction that is no transfer: it computes, works on a register, or is a barrier.
         definition, engine, met_ns = instruction.definition, instruction.engine, instruction.met_ns
         reads: Places = []
         writes: Places = []
@@ -230,16 +237,11 @@ class Settling:
         return kind, Span(now, now, NO_CAUSE)
 
     def _kind(self, instruction: PendingInstruction, engine: Engine, forms: list[Form | None]) -> InstructionKind:
-        """Return the kind that an instruction, which is no transfer, has on ``engine`` with tensors of these
-        ``forms``.
-        """
         indirect = tuple([name for *_, name in instruction.besides]) if instruction.besides else ()
         return self._kinds.kind(instruction.definition, engine, forms, instruction.deciding, indirect=indirect)
 
     def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
-        """Put an instruction that works on a register or a scalar on the timeline. The sequencer runs it, which runs
-        such instructions one after the other.
-        """
+        # Registers and scalars: the sequencer runs such instructions one after the other.
         parameters = self._parameters
         is_load = instruction.definition.name in LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US
@@ -248,18 +250,14 @@ class Settling:
         return self.timeline.sequence(instruction.number, instruction.engine, duration, reads, writes)
 
     def _register(self, instruction: PendingInstruction, reads: Places) -> None:
-        """If a register holds the address of an operand, add it to ``reads``, so that the instruction waits until it is
-        loaded.
-        """
+        # The instruction waits until the register with the address of an operand is loaded.
         if instruction.register and self._parameters.waits_for_registers:
             reads.append(self.timeline.register(instruction.register))
 
     def _least_loaded(
         self, instruction: PendingInstruction, forms: list[Form | None], reads: Places, writes: Places
     ) -> Engine:
-        """Return the engine that an instruction runs on: if the kernel leaves it open, the one on which it would be
-        done first.
-        """
+        # The engine that would finish the instruction first, if the kernel leaves the engine open.
         engines = engines_for(
             instruction, self._kind(instruction, instruction.engine, forms).others, self._kinds.generation
         )
@@ -273,7 +271,7 @@ class Settling:
         return engines[ends.index(min(ends))]
 
     def _dropped(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Return the kind and the span of an instruction that the device does not run; it takes no time."""
+        # The device does not run it, so that it takes no time.
         forms = [None if access is None else _footprint(access).form for access in instruction.operands]
         kind = self._kinds.kind(instruction.definition, instruction.engine, forms, instruction.deciding)
         kind = kind._replace(cycles=0.0, table="", dropped_by=instruction.dropped_by)
@@ -281,10 +279,7 @@ class Settling:
         return kind, Span(now, now, NO_CAUSE)
 
     def _untimed(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Put an instruction whose time is not modelled on the timeline.
-
-        The instruction takes no time, but later accesses to its tensors wait for the accesses before it.
-        """
+        # It takes no time, but later accesses to its tensors wait for the accesses before it.
         places: Places = []
         for access in instruction.operands:
             if access is not None:
@@ -296,7 +291,7 @@ class Settling:
         )
 
     def _transfer(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
-        """Put a transfer on the timeline, and count the bytes that it reads and writes in HBM."""
+        # Also counts the bytes that the transfer reads and writes in HBM.
         definition, met_ns = instruction.definition, instruction.met_ns
         reads: Places = []
         writes: Places = []
@@ -332,8 +327,13 @@ class Settling:
         return kind, self.timeline.transfer(instruction.number, kind.queue, work, reads, writes, met_ns)
 
     def _touch(self, access: TensorAccess, places: Places) -> Footprint:
-        """Return the footprint of the tensor ``access``, and add its part to ``places``, the parts that an instruction
-        reads or those that it writes. For a new tile in PSUM, the tiles whose place it takes are added too.
+        """Return the footprint of the tensor ``access``, and add its part to ``places``.
+
+        For a new tile in PSUM, the tiles whose place it takes are added too.
+
+        Args:
+            access: a tensor of an instruction.
+            places: the parts that the instruction reads, or those that it writes.
         """
         known = access[0]
         footprint = _footprint(access)

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The model of time of one core: in-order streams of instructions, one for each engine, and the DMA engines.
+"""The performance model of one core: the instructions of each engine, which run in order, and the DMA engines.
 
-- :class:`Timeline`: the times at which the engines and queues of the core are busy, with its :class:`Marks`;
-- :class:`Span`: the start and end of an engine's work on an instruction; :class:`Cause`, with its kind
-  (:class:`Waited`): what it waited for. :class:`Causes` keeps one object of equal causes.
+- :class:`Timeline`: the times at which the engines and queues of the core are busy, with its state :class:`Marks`;
+- :class:`Span`: the start and end of an engine's work on an instruction;
+- :class:`Cause`: what an instruction waited for, of the kinds in :class:`Waited`.
 
 An instruction starts when its engine is free and the parts of tensors that it reads or overwrites are ready. A transfer
 starts when its queue may trigger it; its rows then pass through the DMA engines, each of which serves eight partitions.
 Modelled, not measured: see docs/explanation/performance_model.md.
+
+The *number* of an instruction counts the instructions of its core in program order, from 1. A :class:`Place` is a part
+of a tensor that an instruction reads or writes.
 """
 
 from __future__ import annotations
@@ -42,15 +45,15 @@ class Waited(IntEnum):
 class Cause(NamedTuple):
     """The cause of the start time of an instruction, from which it can be timed again under another assumption.
 
-    A distance is a number of instructions of the same core, counted back in program order from this one, so that the
-    same instruction in two iterations of a loop has equal causes.
+    A *distance* is the number of this instruction minus the number of an earlier one of the same core, so that the same
+    instruction in two iterations of a loop has equal causes.
 
     Attributes:
-        waited: the kind of thing that it waited for last.
+        waited: the kind of thing that the instruction waited for last.
         on: the distance to the instruction that delayed it; 0 if none did.
         reads: for each tensor that it reads and that was written, the distance to the last write.
-        overwrites: the distance to the last access to what it overwrites; 0 if there was none.
-        reused: the number of the storage that it overwrites, if that access was a read by another engine; else 0.
+        overwrites: the distance to the last access to the memory that it overwrites; 0 if there was none.
+        reused: the number of the storage that it overwrites, if the last access was a read by another engine; else 0.
         meets: whether it synchronises with the other core.
     """
 
@@ -93,8 +96,8 @@ class Marks(NamedTuple):
     """The state of a timeline at the end of an iteration of a loop.
 
     Attributes:
-        times: the times at which each engine and queue is free, at which all engines synchronised last, and at which
-            everything is done.
+        times: the time at which each engine and queue is free, the time of the last synchronisation at a loop (key
+            ``"met"``), and the time at which everything is done (``"end"``).
         table: the activation table that is loaded.
         busy: the busy time of each engine.
         dma: the busy intervals of each DMA engine.
@@ -106,7 +109,7 @@ class Marks(NamedTuple):
     dma: list[BusyIntervals]
 
     def repeats(self, before: Marks, shift_ns: float, begin_ns: float) -> bool:
-        """Tell whether every time has stayed the same since ``before`` or become ``shift_ns`` later.
+        """Return whether every time has stayed the same since the state ``before`` or become ``shift_ns`` later.
 
         The busy intervals of the DMA engines are compared from ``begin_ns`` on.
         """
@@ -123,9 +126,7 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which everything that an instruction reads or overwrites is ready, and the instruction whose
-    completion came last.
-    """
+    """The time at which all data and memory of an instruction are ready, and the access that it waits for last."""
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -154,7 +155,10 @@ class _Ready:
 class Timeline:
     """The times at which the engines of one core are busy, for the instructions that were added so far.
 
-    Every instruction has a number, from 1 in program order.
+    The methods that add an instruction return its :class:`Span`.
+
+    Attributes:
+        end_ns: the time at which all results are ready.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -180,7 +184,16 @@ class Timeline:
     def compute(
         self, number: int, engine: Engine, cycles: float, reads: Places, writes: Places, table: str = ""
     ) -> Span:
-        """Add an instruction of a compute engine; ``table`` names the activation table that it needs."""
+        """Add an instruction of a compute engine.
+
+        Args:
+            number: the number of the instruction.
+            engine: the engine that runs it.
+            cycles: its cycles on that engine.
+            reads: the parts of tensors that it reads.
+            writes: the parts of tensors that it writes.
+            table: the activation table that it needs; empty if none.
+        """
         timing = self._timing
         clock = timing.clock_ghz[engine]
         ready = _Ready(engine, reads, writes)
@@ -210,8 +223,9 @@ class Timeline:
             number: the number of the instruction.
             queue: the queue that triggers it.
             work: its work for the DMA engines.
-            reads, writes: the parts of tensors that it reads and writes.
-            met_ns: for an exchange between the cores, when the last core came to it.
+            reads: the parts of tensors that it reads.
+            writes: the parts of tensors that it writes.
+            met_ns: for an exchange between the cores, the time at which the last core arrived; else None.
         """
         dma = self._timing.dma
         ready = _Ready(_DMA, reads, writes)
@@ -243,14 +257,17 @@ class Timeline:
         return Span(trigger, end, self._cause(number, waited, last, ready, met_ns is not None))
 
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
-        """Return when a queue can trigger a transfer that reads and writes these parts of tensors."""
+        """Return when a queue can trigger a transfer that reads and writes these parts of tensors, in nanoseconds."""
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add a barrier, at which the last core arrived at ``met_ns`` nanoseconds. ``data`` are the parts of the
-        tensors that the barrier orders.
+        """Add a barrier, which delays later accesses to its data as a write would.
 
-        It delays its engine and everything that touches its data afterwards, because it counts as a write of the data.
+        Args:
+            number: the number of the instruction.
+            engine: the engine that waits.
+            data: the parts of tensors that the barrier orders.
+            met_ns: the time at which the last core arrived.
         """
         ready = _Ready(engine, [], data)
         start, waited, last = self._start(engine, ready)
@@ -264,8 +281,14 @@ class Timeline:
         return Span(start, end, cause)
 
     def pass_on(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add an instruction that takes no time on any engine. It makes later accesses to ``data``, the parts of its
-        tensors, wait for earlier ones.
+        """Add an instruction that takes no time on any engine; later accesses to its tensors wait for earlier ones.
+
+        Args:
+            number: the number of the instruction.
+            engine: its engine.
+            data: the parts of its tensors.
+            met_ns: the time at which the last core arrived, before which the instruction cannot end; 0 if it does not
+                synchronise.
         """
         ready = _Ready(engine, [], data)
         now, waited = ready.ns, ready.waited
@@ -275,7 +298,7 @@ class Timeline:
         return Span(now, now, self._cause(number, waited, ready.last if waited is _REUSE else 0, ready))
 
     def sequence(self, number: int, engine: Engine, duration_ns: float, reads: Places, writes: Places) -> Span:
-        """Add an instruction on registers or scalars, which an engine's sequencer runs one after the other."""
+        """Add an instruction on registers or scalars, which the sequencer of an engine runs one after the other."""
         ready = _Ready(engine, reads, writes)
         start, waited, last = self._start(engine, ready)
         end = self._free[engine] = start + duration_ns
@@ -287,7 +310,7 @@ class Timeline:
         return Span(start, end, self._cause(number, waited, last, ready))
 
     def marks(self) -> Marks:
-        """Return the state of the timeline, to compare it with that after other iterations."""
+        """Return the state of the timeline, for a comparison with the state after other iterations."""
         times: dict[Hashable, float] = dict(self._free.items())
         times |= {("queue", queue): free for queue, free in self._queue_free.items()}
         times["met"], times["end"] = self._met_ns, self.end_ns
@@ -295,7 +318,9 @@ class Timeline:
 
     def remember(self, number: int | None) -> None:
         """Keep the completions of instructions from ``number`` on, so that :meth:`repeat` can move them to a later
-        time; None stops keeping them.
+        time.
+
+        None stops keeping completions.
         """
         if number is None:
             self._recent = None
@@ -303,7 +328,7 @@ class Timeline:
             self._recent = [done for done in self._recent or () if done.number >= number]
 
     def repeat(self, before: Marks, numbers: range, shift_ns: float, times: int) -> None:
-        """Repeat the work of the last period of a loop ``times`` times.
+        """Repeat the work of the last period of a loop.
 
         Args:
             before: the state of the timeline before that period.
@@ -332,13 +357,15 @@ class Timeline:
                 done.number += further
 
     def register(self, number: int) -> RegisterPlace:
-        """Return the register that instruction ``number`` has loaded, as a place for which others wait."""
+        """Return the register that instruction ``number`` has loaded, as a place for which other instructions wait."""
         return RegisterPlace(self._registers.get(number, NOTHING))
 
     def drain(self, after_us: float, register: int = 0) -> None:
-        """Let all engines and queues wait until everything that was issued is done, and ``after_us`` longer.
+        """Let all engines and queues wait until everything that was issued is done.
 
-        They also wait until instruction ``register`` has loaded its register; 0 stands for no register.
+        Args:
+            after_us: the time that they wait longer.
+            register: the number of an instruction that loads a register, for which they wait too; 0 for none.
         """
         loaded = self._registers.get(register, NOTHING).other_ns
         self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * NS_PER_US
@@ -347,9 +374,11 @@ class Timeline:
         self.end_ns = self._met_ns
 
     def hold_up(self, by_us: float, register: int = 0) -> None:
-        """Delay each engine by ``by_us``, counted from the end of its previous work and of the load of a register.
+        """Delay each engine, without synchronising the engines.
 
-        ``register`` is the number of the instruction that loads the register; 0 if there is none.
+        Args:
+            by_us: the delay, after the engine's previous work and the load of the register.
+            register: the number of the instruction that loads the register; 0 for none.
         """
         loaded = self._registers.get(register, NOTHING).other_ns
         for engine, free in self._free.items():
@@ -357,28 +386,25 @@ class Timeline:
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
-        """Return when other engines could use the result of an instruction of ``cycles``, if ``engine`` ran it next."""
+        """Return when other engines could use the result of an instruction run next by ``engine``, in nanoseconds."""
         timing = self._timing
         return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
-        """Return when an engine is free and everything that its next instruction reads or overwrites is ready, in
-        nanoseconds.
-        """
+        """Return when ``engine`` is free and the parts ``reads`` and ``writes`` are ready, in nanoseconds."""
         return max(self.free_ns(engine), _Ready(engine, reads, writes).ns)
 
     def free_ns(self, engine: Engine) -> float:
-        """Return the time in nanoseconds at which an engine has done everything that was added for it."""
+        """Return the time in nanoseconds at which an engine has finished all instructions that were added for it."""
         return self._free.get(engine, self._met_ns)
 
     def busy_ns(self) -> dict[str, float]:
-        """Return the busy time by engine; for ``dma``, that of the DMA engine that is busy longest."""
+        """Return the busy time by engine, in nanoseconds; for ``dma``, of the DMA engine that is busy longest."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
     def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:
-        """Return when an engine can start an instruction whose tensors are ready at ``ready``, the kind of thing that
-        the instruction waits for, and the number of the instruction that delays it.
-        """
+        # The start time, the kind of thing that the instruction waits for, and the number of the instruction that
+        # delays it.
         free = self._free.get(engine, self._met_ns)
         if free >= ready.ns and free:
             if free == self._met_ns:
@@ -398,9 +424,7 @@ class Timeline:
         ]
 
     def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
-        """Record that ``engine`` has done instruction ``number`` at ``end_ns``, and that other engines can use the
-        result from ``ready_ns`` on.
-        """
+        # ``ready_ns`` is the time from which other engines can use the result, if they notice at once.
         # The end of a DMA includes the time that others take to notice it.
         sync_ns = 0.0 if engine is _DMA else self._timing.sync_ns
         if reads:

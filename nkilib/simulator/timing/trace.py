@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The traces of launches to profile: the instructions of each core, which are put on its timeline many at a time.
+"""The traces of launches to profile: the instructions of each core, which are put on its timeline in batches.
 
 :class:`Trace` observes one core; :func:`collecting` puts the traces of the launches of a ``with`` block into a
 :class:`Collection`.
 
 While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
-instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches.
+instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches. To
+*settle* an instruction is to give it a time on the timeline.
 """
 
 from __future__ import annotations
@@ -57,13 +58,12 @@ class _Body:
         self._tile = self._loop = 0
 
     def again(self) -> None:
-        """Start the next iteration: :meth:`tile` and :meth:`loop` return the first tile and loop again."""
         self._tile = self._loop = 0
 
     def tile(self, storage: Storage) -> Tracked:
         """Return the record of the tile that the body makes next: the same record in every iteration.
 
-        It is a new record if the tile differs from the previous iteration's in shape, type or memory.
+        If the tile differs from the previous iteration's in shape, type or memory, it gets a new record.
         """
         key = storage.shape, storage.dtype, storage.region
         at, self._tile = self._tile, self._tile + 1
@@ -74,7 +74,6 @@ class _Body:
         return self._tiles[at][1]
 
     def loop(self) -> _Body:
-        """Return the body of the inner loop that the iteration reaches next."""
         at, self._loop = self._loop, self._loop + 1
         if at == len(self._loops):
             self._loops.append(_Body())
@@ -103,7 +102,8 @@ class LoopNote:
 
     Attributes:
         loop: the loop.
-        first, last: the numbers of its first and its last instruction that were run; 0 if it ran none.
+        first: the number of its first instruction; 0 if it ran none.
+        last: the number of the last of its instructions that were run; 0 if it ran none.
         left_out: the number of iterations that were not run because they only repeat others.
     """
 
@@ -120,7 +120,7 @@ class Trace(Observer):
         core: the number of the core.
         lives: its on-chip tensors, and the most bytes of a partition that they take at one time.
         settled: the times of the instructions, and the bytes that they move.
-        loops: the runs of device loops that have ended, the inner ones before those around them.
+        loops: the runs of device loops that have ended, inner loops before the loops around them.
     """
 
     def __init__(self, core: int, lives: Lives, generation: Generation, parameters: ModelParameters) -> None:
@@ -203,14 +203,12 @@ class Trace(Observer):
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all recorded instructions on the timeline, including those in the window, so that no pass can change them
-        any more.
-        """
+        """Put all recorded instructions on the timeline. The window of the passes is empty afterwards."""
         self._settle()
         self.settled.add(self._window.flush())
 
     def _settle(self) -> None:
-        """Put the recorded instructions on the timeline, except those that stay in the window of the passes."""
+        # The last instructions stay in the window, where passes may change them.
         pending, self._pending = self._pending, []
         self.settled.add(self._window.take(pending))
         for number in [number for number, storage in self._kept.items() if storage() is None]:
@@ -239,9 +237,7 @@ class Trace(Observer):
         return any(watch is not None for watch in self._watches)
 
     def _first_number(self) -> int:
-        """Return the number of the first instruction that a :class:`Watch` of a loop may still compare or repeat; 0 if
-        no loop is watched.
-        """
+        # The first instruction that the watch of a loop may still compare or repeat.
         return min((watch.first_number for watch in self._watches if watch is not None), default=0)
 
     def entered(self, loop: LoopRun) -> None:
@@ -256,7 +252,7 @@ class Trace(Observer):
         self._watch(loop)
 
     def _watch(self, loop: LoopRun) -> None:
-        """Compare the iterations of a loop that starts, if iterations of it may be skipped."""
+        # The iterations of the loop are compared if some of them may be skipped.
         drains = self._parameters.iterations_drain
         settled = self.settled
         watch = None
@@ -317,7 +313,7 @@ class Trace(Observer):
         self.settle()
 
     def _access(self, tensor: View) -> TensorAccess:
-        """Return the properties of a tensor that the model of time needs; the tensor's data are not kept alive."""
+        # The result does not keep the tensor's data alive.
         known = self._tracked(tensor.storage)
         indirect = tensor.indirect_access
         if indirect is None:
@@ -329,7 +325,6 @@ class Trace(Observer):
         return self._access(operand.index), self._access(operand.base), operand.is_output, operand.name
 
     def _tracked(self, storage: Storage) -> Tracked:
-        """Return the record of the accesses to a storage; a new storage gets a new record."""
         number = storage.number
         known = self._known.get(number)
         if known is None:
@@ -341,9 +336,7 @@ class Trace(Observer):
         return known
 
     def _of_body(self, storage: Storage) -> Tracked:
-        """Return the record of a new tile in the body of a loop: with ``body_reuses_tiles``, the record that the same
-        tile had in the previous iteration.
-        """
+        # With ``body_reuses_tiles`` it is the record that the same tile had in the previous iteration.
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
         return self._bodies[len(storage.scope) - CORE].tile(storage)
@@ -354,7 +347,8 @@ class Collection(Watcher):
 
     Attributes:
         traces: the trace of each core.
-        given, returned: the numbers of the storages that the caller passed to a kernel, and of those that it got back.
+        given: the numbers of the storages that the caller passed to a kernel.
+        returned: the numbers of the storages that the caller got back.
     """
 
     def __init__(self, parameters: ModelParameters) -> None:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Two contents of pages beside each other: which line of one kernel is which line of the other, and what changed.
+"""The comparison of two profiles by line of the kernel: which lines correspond, and how their times differ.
 
 :func:`compared` returns a :class:`Change` for each line that either profile spends time on, the largest change first.
+
+*Content* is the dictionary that a page is made of (:func:`.content.content_of`); *before* is the older profile, *after*
+the profile that the page is about.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ Line = tuple[int, int]
 
 
 class Change(NamedTuple):
-    """A line of the kernel in both profiles.
+    """A line of the kernel in both profiles. Pairs are (before, after).
 
     Attributes:
         text: the text of the line.
-        before, after: the index of the file and the number of the line in each of them; None where it has none.
-        path_ps: picoseconds of the critical path in each.
-        busy_ps: the busy picoseconds of all engines, added up, in each.
-        counts: the number of instructions in each.
+        before: the index of the file and the number of the line in the older profile; None if it lacks the line.
+        after: the index of the file and the number of the line in the profile that the page is about; None if it lacks
+            the line.
+        path_ps: the picoseconds of the critical path.
+        busy_ps: the busy picoseconds of all engines, added up.
+        counts: the numbers of instructions.
     """
 
     text: str
@@ -40,7 +45,7 @@ class Change(NamedTuple):
 
     @property
     def change_ps(self) -> int:
-        """The picoseconds of the critical path that the second profile has more."""
+        """The increase of the time on the critical path, in picoseconds."""
         return self.path_ps[1] - self.path_ps[0]
 
 
@@ -52,7 +57,10 @@ def _text_of(content: Content, line: Line) -> str:
 
 
 def _pairs_of_files(before: Content, after: Content) -> Iterator[tuple[int, int]]:
-    """Yield the files that are versions of each other: those of one name, and the files with most time of the rest."""
+    """Yield pairs of files that are versions of each other.
+
+    Files of the same name are a pair; the remaining files are paired in the order of their time.
+    """
     names = {file["name"]: index for index, file in enumerate(after["files"])}
     found = {index: names[file["name"]] for index, file in enumerate(before["files"]) if file["name"] in names}
     yield from found.items()
@@ -68,7 +76,7 @@ def _pairs_of_files(before: Content, after: Content) -> Iterator[tuple[int, int]
 
 
 def _numbered(content: Content, file: int) -> list[tuple[int, str]]:
-    """Return the numbers and texts of the lines from the first to the last one that issues instructions."""
+    # Numbers and texts of the lines from the first to the last one that issues instructions.
     used = [line for own, line, *_ in content["lines"] if own == file]
     first, last = min(used, default=0), max(used, default=-1)
     lines = ((begin + at, line) for begin, text in content["files"][file]["parts"] for at, line in enumerate(text))
@@ -76,7 +84,7 @@ def _numbered(content: Content, file: int) -> list[tuple[int, str]]:
 
 
 def _same_lines(before: Content, after: Content) -> dict[Line, Line]:
-    """Return, for lines of the first profile, the line of the second one that is the same text at the same place."""
+    # From lines of the first profile to the lines of the second one with the same text at the same position.
     same: dict[Line, Line] = {}
     for own, other in _pairs_of_files(before, after):
         first, second = _numbered(before, own), _numbered(after, other)
@@ -88,15 +96,13 @@ def _same_lines(before: Content, after: Content) -> dict[Line, Line]:
 
 
 def compared(before: Content, after: Content) -> list[Change]:
-    """Compare two contents line by line.
+    """Return the lines whose time on the critical path differs by at least 0.05 us, or that only one profile has.
+
+    The largest change comes first.
 
     Args:
         before: the content of the profile to compare with.
         after: the content of the profile that the page is about.
-
-    Returns:
-        The lines whose time on the critical path differs by at least 0.05 us, or that only one of them has; the largest
-        change first.
     """
     sums = [
         {(file, line): (path, sum(busy.values()), count) for file, line, path, count, _, busy in content["lines"]}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""All that a page shows of a profile, as lists and dictionaries of JSON in little room.
+"""Everything that a page shows of a profile, as compact lists and dictionaries of JSON: its *content*.
 
-:func:`content_of` makes the content of anything with the properties of :class:`Profiled`. Times are whole picoseconds.
-Columns of numbers that grow hold the difference from the number before; texts and sites (what instructions of one line
-have in common) are listed once, and named by their index.
+:func:`content_of` makes the content of an object with the properties of :class:`Profiled`. Times are whole picoseconds.
+A column of increasing numbers holds the difference from the number before. Texts and sites are listed once, and
+referred to by their index; a *site* is the properties that instructions of one line have in common.
 
-A page shows at most :data:`MOST_SHOWN` instructions. Of a launch with more, each core gets an equal share: the first
-third of it are the core's first instructions, the rest its last ones, and the page marks the time of those between.
-Sums cover all.
+A page shows at most :data:`MOST_SHOWN` instructions. If a launch has more, each core gets an equal share: the first
+third of its share are the core's first instructions, the rest its last ones. The time in between is the *gap*, which
+the page marks. Sums cover all instructions.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _differences(numbers: Sequence[int]) -> list[int]:
 
 
 class _Index:
-    """Values in the order in which they were first met, each with its index."""
+    """Values in the order in which they were first added, each with its index."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -114,18 +114,18 @@ class _Index:
 
 
 class _Files:
-    """The files of the kernel; a line is a pair of the index of its file and its number."""
+    """The files of the kernel. A *line* is a pair (index of its file, its number)."""
 
     def __init__(self) -> None:
         self._paths = _Index()
 
     def line(self, place: str) -> tuple[int, int]:
-        """Return the line of a ``file:line``; the number is 0 where there is none, as in ``<unknown>``."""
+        """Return the line of a ``file:line``; the number is 0 if the text has none, as in ``<unknown>``."""
         path, _, number = place.rpartition(":")
         return (self._paths.of(path), int(number)) if number.isdigit() and path else (self._paths.of(place), 0)
 
     def found(self, place: str) -> tuple[int, int] | None:
-        """Return the line of a ``file:line`` whose file may lack folders; None if no file has that name."""
+        """Return the line of a ``file:line`` whose path may lack folders; None if no file has that name."""
         path, _, number = place.rpartition(":")
         for index, known in enumerate(self._paths.values):
             if number.isdigit() and (known == path or known.endswith(os.sep + path)):
@@ -133,7 +133,12 @@ class _Files:
         return None
 
     def written(self, used: Mapping[int, set[int]]) -> list[dict[str, Any]]:
-        """Return the name and the text of each file, the text in parts with the number of their first lines."""
+        """Return, for each file, its name, its number of lines, and its text in parts (number of the first line,
+        lines).
+
+        Args:
+            used: the numbers of the lines that issue instructions, by the index of the file.
+        """
         paths = self._paths.values
         names = Counter(os.path.basename(path) for path in paths)
         files = []
@@ -146,7 +151,7 @@ class _Files:
 
 
 def _near(text: Sequence[str], lines: Iterable[int]) -> list[tuple[int, Sequence[str]]]:
-    """Return the parts of a text that are near some lines, each with the number of its first line."""
+    # Parts of a text near some lines, each with the number of its first line.
     parts: list[tuple[int, int]] = []
     for line in sorted(lines):
         first, end = max(1, line - _NEAR), min(len(text), line + _NEAR) + 1
@@ -163,7 +168,7 @@ def _shown_operands(event: Event) -> str:
 
 
 def _windows(total: int, most: int) -> list[tuple[int, int]]:
-    """Return the positions of the shown instructions of a core: all, or its first and its last ones."""
+    # The positions of the shown instructions of a core: all, or its first and its last ones.
     if total <= most:
         return [(0, total)]
     first = most // 3
@@ -193,7 +198,7 @@ class _Columns:
         self.on.append(event.number - event.waited_for if event.waited_for else 0)
 
     def is_shown(self, start_ps: int, end_ps: int) -> bool:
-        """Tell whether something that lasts from ``start_ps`` to ``end_ps`` is not all in the gap."""
+        """Return whether the time from ``start_ps`` to ``end_ps`` is at least partly outside the gap."""
         return self.gap is None or start_ps < self.gap[2] or end_ps > self.gap[3]
 
     def written(self) -> dict[str, Any]:
@@ -301,7 +306,6 @@ def _peak_of(bytes_each: int, capacity: int, tensors: Sequence[TensorLife], file
 
 
 def _figures_of(profiled: Profiled, sentences: Sequence[str], details: Details, files: _Files) -> Content:
-    """Return what the summary shows."""
     capacity = generation(profiled.generation).sbuf_usable_bytes
     read, written = profiled.hbm_read_bytes_by_tensor, profiled.hbm_written_bytes_by_tensor
     return {
@@ -330,15 +334,12 @@ def _figures_of(profiled: Profiled, sentences: Sequence[str], details: Details, 
 
 
 def content_of(profiled: Profiled, sentences: Sequence[str], most: int = MOST_SHOWN) -> Content:
-    """Return the content of a page about a profile.
+    """Return the content of a page about a profile, as a dictionary that ``json.dumps`` accepts.
 
     Args:
         profiled: the profile.
-        sentences: the first sentences of the page: what ran, its bound, what limits it.
+        sentences: the first sentences of the page: the kernel and its time, the bound, and the limiting engine.
         most: the number of instructions that the page may show.
-
-    Returns:
-        A dictionary that ``json.dumps`` takes.
     """
     recorded = profiled.recorded
     details, counts = recorded.details, recorded.counts()

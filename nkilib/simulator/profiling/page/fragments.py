@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The parts of a page that are readable without a script: sentences, tables, and a picture of the timeline.
+"""The parts of a page that are readable without a script: sentences, tables, and a picture of the timeline, as HTML.
 
-:func:`summary` and :func:`figures` are about one profile, :func:`comparison` about two; :func:`picture` is the timeline
-as an SVG image, :func:`static` what a page shows where no script runs, and :func:`small` the form for a cell of a
-notebook. Everything from a kernel is escaped: its names and texts are not ours.
+:func:`summary` and :func:`figures` show one profile, :func:`comparison` shows two; :func:`picture` is the timeline as
+an SVG image, :func:`static` replaces the timeline where no script runs, and :func:`small` is the form for a cell of a
+notebook. Everything that comes from a kernel is escaped.
+
+*Content* is the dictionary that a page is made of (:func:`.content.content_of`).
 """
 
 from __future__ import annotations
@@ -28,13 +30,12 @@ _Shower = Callable[[Content, Line], str]
 
 
 def us(picoseconds: float) -> str:
-    """Format a duration in microseconds, without the unit."""
+    """Return the text for a duration, in microseconds without the unit."""
     return f"{picoseconds / _PS_PER_US:,.1f}"
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
-    """Return a table of cells that are HTML; the first ``texts`` columns are texts, the others figures."""
-
+    # Cells are HTML; the first ``texts`` columns are texts, the others figures.
     def kind(column: int) -> str:
         return "" if column < texts else ' class="figure"'
 
@@ -49,7 +50,7 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *,
 
 
 def line_text(content: Content, line: Sequence[int]) -> str:
-    """Return ``file:line`` of a line."""
+    """Return ``file:line`` of a line, a pair (index of the file, number)."""
     file, number = line
     name = content["files"][file]["name"]
     return f"{name}:{number}" if number else str(name)
@@ -60,8 +61,7 @@ def _as_text(content: Content, line: Sequence[int]) -> str:
 
 
 def _as_button(profile: int) -> _Shower:
-    """Return a function that makes a button which shows a line in the timeline and in the source."""
-
+    # The button shows the line in the timeline and in the source.
     def button(content: Content, line: Sequence[int]) -> str:
         where = f'data-profile="{profile}" data-line="{line[0]:d}:{line[1]:d}"'
         return f'<button type="button" class="to" {where}>{_as_text(content, line)}</button>'
@@ -146,14 +146,11 @@ def _left_out(content: Content) -> Iterator[str]:
 
 
 def summary(content: Content, profile: int) -> str:
-    """Return what a reader should know first, with links to the lines.
+    """Return the sentences and findings about a profile, as HTML with links to the lines.
 
     Args:
         content: the content.
         profile: the index of the profile in the page.
-
-    Returns:
-        Sentences and findings, as HTML.
     """
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in (*content["sentences"], *_left_out(content)))
     heading = "<h3>Why: advice, each with what it saves, and facts</h3>"
@@ -161,7 +158,12 @@ def summary(content: Content, profile: int) -> str:
 
 
 def figures(content: Content, profile: int) -> str:
-    """Return tables of engines, critical path, HBM bytes, instructions and peaks of memory; arguments as above."""
+    """Return tables of engines, critical path, HBM bytes, instructions and peaks of memory, as HTML.
+
+    Args:
+        content: the content.
+        profile: the index of the profile in the page.
+    """
     show = _as_button(profile)
     tables = (_engines(content), _path(content), _hbm(content), _counts(content))
     peaks = (_peak(content, "sbuf", show), _peak(content, "psum", show))
@@ -169,15 +171,12 @@ def figures(content: Content, profile: int) -> str:
 
 
 def comparison(this: Content, other: Content, changes: Sequence[Change]) -> str:
-    """Return the tables that compare two profiles.
+    """Return the tables that compare two profiles, as HTML.
 
     Args:
         this: the content of the profile that the page is about.
-        other: the content of the profile that it is compared with.
+        other: the content of the profile to compare with.
         changes: the lines, as ``compared(other, this)`` returns them.
-
-    Returns:
-        The tables, as HTML.
     """
 
     def row(name: str, figures: Sequence[float | None], form: Callable[[float], str]) -> tuple[str, ...]:
@@ -218,7 +217,7 @@ def comparison(this: Content, other: Content, changes: Sequence[Change]) -> str:
 
 
 def _bins(content: Content, columns: Content, engine: str) -> list[bool]:
-    """Return for each column of the picture whether an engine of a core works then."""
+    # For each column of the picture, whether an engine of a core works then.
     busy = [False] * _COLUMNS
     scale = _COLUMNS / (content["time"] or 1)
     start = 0
@@ -233,7 +232,7 @@ def _bins(content: Content, columns: Content, engine: str) -> list[bool]:
 
 
 def _runs(busy: Sequence[bool]) -> str:
-    """Return the path of the runs of busy columns of a row."""
+    # The SVG path of the runs of busy columns of a row.
     parts, at = [], 0
     while at < len(busy):
         end = at
@@ -246,14 +245,7 @@ def _runs(busy: Sequence[bool]) -> str:
 
 
 def picture(content: Content) -> str:
-    """Return the timeline of the engines as an image, with its content in words for those who do not see it.
-
-    Args:
-        content: the content of the page.
-
-    Returns:
-        An ``img`` element that holds an SVG.
-    """
+    """Return the timeline of the engines as an ``img`` element that holds an SVG, with a text for screen readers."""
     shapes, y = [], 24
     for columns, (core, engines) in zip(content["cores"], content["busy"], strict=False):
         for engine in sorted(engines, key=lambda name: list(_HUES).index(name) if name in _HUES else len(_HUES)):
@@ -290,11 +282,11 @@ def _lines(content: Content, most: int) -> str:
 
 
 def static(content: Content) -> str:
-    """Return what a page shows in place of its timeline where no script runs: the picture, and a table of lines."""
+    """Return the picture and a table of lines, which a page shows in place of its timeline where no script runs."""
     return f"{picture(content)}{_lines(content, _MOST_ROWS)}"
 
 
 def small(content: Content, most: int = 8) -> str:
-    """Return the form for a cell of a notebook: sentences, picture, and the lines with most time."""
+    """Return the form for a cell of a notebook: sentences, picture, and the ``most`` lines with most time."""
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in content["sentences"])
     return f"<div>{sentences}{picture(content)}{_lines(content, most)}</div>"

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The HTML file of one or two profiles: it needs no network and no other file.
+"""The HTML file of one or two profiles, which needs no network and no other file.
 
-:func:`page_of` puts it together; :func:`content_in` returns the content that such a file holds; :func:`cell_of` returns
-the form for a notebook. The page forbids itself all network access, and runs its own script only. The data are base64
-of compressed JSON, so that no text of a kernel is ever part of the HTML.
+:func:`page_of` makes the text of the file; :func:`content_in` returns the content that such a file holds;
+:func:`cell_of` returns the form for a notebook. The page forbids itself all network access, and runs only its own
+script. The data are base64 of compressed JSON, so that no text of a kernel is ever part of the HTML.
+
+*Content* is the dictionary that a page is made of (:func:`.content.content_of`).
 """
 
 from __future__ import annotations
@@ -50,7 +52,6 @@ def _encoded(content: Content) -> str:
 
 
 def _sections(contents: Sequence[Content]) -> str:
-    """Return the comparison of two profiles, and the summary of each."""
     comparing = ""
     if len(contents) > 1:
         this, other = contents
@@ -60,7 +61,6 @@ def _sections(contents: Sequence[Content]) -> str:
 
 
 def _of_each(name: str, title: str, contents: Sequence[Content], shown: Callable[[Content, int], str]) -> str:
-    """Return a section for each profile."""
     which = (f"{title} of this profile", f"{title} of the other profile") if len(contents) > 1 else (title,)
     return "".join(
         f'<section class="{name}"><h2 id="{name}-{index}">{heading}</h2>{shown(content, index)}</section>'
@@ -69,14 +69,11 @@ def _of_each(name: str, title: str, contents: Sequence[Content], shown: Callable
 
 
 def page_of(contents: Sequence[Content], *, is_small: bool = False) -> str:
-    """Return the page of a profile, or of a profile and another one that it is compared with.
+    """Return the text of the HTML file of a profile, or of a profile and another one to compare with.
 
     Args:
-        contents: the content of the profile, and that of the other one.
+        contents: the content of the profile, then the content of the profile to compare with, if any.
         is_small: whether to leave out the summary, which a notebook shows above the page.
-
-    Returns:
-        The text of an HTML file.
     """
     style, script = _part("report.css").strip(), _part("report.js").strip()
     parts = {
@@ -112,7 +109,7 @@ def content_in(path: str | PathLike[str]) -> Content:
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if it is no such file, or one of another version of nkilib.
+        ValueError: if the file is not such a page, or another version of nkilib made it.
     """
     name = fspath(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -138,10 +135,11 @@ def page_against(content: Content, other: Content | str | PathLike[str]) -> str:
 
     Args:
         content: the content of the profile.
-        other: the content of the other one, or the path of its page.
+        other: the content of the other profile, or the path of its page.
 
     Raises:
-        OSError, ValueError: if the page of the other one cannot be read; see :func:`content_in`.
+        OSError: if the file ``other`` cannot be read.
+        ValueError: if ``other`` is not such a page, or another version of nkilib made it.
     """
     if isinstance(other, dict):
         return page_of([content, other])
@@ -153,14 +151,10 @@ def page_against(content: Content, other: Content | str | PathLike[str]) -> str:
 
 
 def cell_of(content: Content) -> str:
-    """Return the form for a cell of a notebook.
+    """Return the form for a cell of a notebook, as HTML.
 
-    Args:
-        content: the content of the profile.
-
-    Returns:
-        HTML: sentences, a picture and a table that need no script; after them the page, if it is not too large for a
-        notebook, in a frame that has no access to the notebook.
+    The form has sentences, a picture and a table, which need no script. The page follows if it is not too large for a
+    notebook, in a frame that has no access to the notebook.
     """
     count = sum(core["total"] for core in content["cores"])
     if count > _MOST_IN_CELL:

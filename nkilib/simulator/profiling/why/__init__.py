@@ -3,12 +3,11 @@
 
 """Why a kernel takes as long as it does, and what makes it faster. Modelled, not measured.
 
-- ``critical_path``: the notes of a launch, and the stretches of time that add up to it;
-- ``facts``: sums and shares that findings are made of, whether the cores repeat each other's work, and how sentences
-  show figures;
+- ``critical_path``: the stretches of time that add up to the time of a launch;
+- ``facts``: sums and shares for findings, whether the cores repeat each other's work, and the format of figures;
 - ``findings``: the functions that state facts about the time;
-- ``changes``: the changes of the recorded instructions that may save time, with ``flow``: the values in the tensors on
-  chip;
-- ``study``: the trial of these changes, with ``retiming``: the time of a changed launch;
-- ``report``: all findings of a launch, beside its critical path and waits as tables.
+- ``changes``: the changes of the recorded instructions that may save time;
+- ``flow``: the values in the on-chip tensors of a program, which changes must keep;
+- ``study``: the trial of these changes; ``retiming``: the time of a changed launch;
+- ``report``: all findings of a launch, with its critical path and waits as tables.
 """

@@ -3,10 +3,13 @@
 
 """The critical path of a launch: the stretches of time that add up to it, from the last result back to the start.
 
-- :func:`critical_path`: the path, a list of :class:`Link`, one for each stretch. The link before a link is found by the
-  cause of an instruction's start time: the last thing that it waited for;
-- :class:`AnalysedLaunch`: what the analysis starts from, for findings too: the notes of each :class:`AnalysedCore`, and
-  the assumptions of the model of time (:class:`TimeModel`).
+- :func:`critical_path`: the path, a list of :class:`Link`, one for each stretch. The cause of an instruction's start
+  time, the last thing that it waited for, leads to the link before;
+- :class:`AnalysedLaunch`, :class:`AnalysedCore`: the instructions that the analysis examines;
+- :class:`TimeModel`: the assumptions of the performance model.
+
+A *note* is the record of one instruction in the log of its core (:data:`.instruction_log.Note`). The *number* of an
+instruction counts the instructions of its core, from 1; its *position* is the index of its note.
 """
 
 from __future__ import annotations
@@ -42,17 +45,17 @@ class TimeModel(NamedTuple):
     parameters: ModelParameters
 
     def trigger_ns(self, queue: str) -> float:
-        """Return the time between two triggers of a DMA queue."""
+        """Return the time between two triggers of a DMA queue, in nanoseconds."""
         return between_triggers_ns(queue, self.generation.timing.dma, self.parameters)
 
     def issue_ns(self, engine: Engine) -> float:
-        """Return the pause between two instructions of a compute engine."""
+        """Return the pause between two instructions of a compute engine, in nanoseconds."""
         timing = self.generation.timing
         return 0.0 if engine is Engine.tensor else self.parameters.issue_cycles_of(timing) / timing.clock_ghz[engine]
 
     @property
     def barrier_ns(self) -> float:
-        """The time from the arrival of the last core at a barrier or exchange until both cores go on."""
+        """The time from the arrival of the last core at a barrier or exchange until both cores continue."""
         return self.parameters.barrier_us * NS_PER_US
 
     @property
@@ -61,7 +64,7 @@ class TimeModel(NamedTuple):
         return self.parameters.indirect_gpsimd_us * NS_PER_US
 
     def fixed_ns(self, kind: InstructionKind) -> float:
-        """Return the least time from the trigger of a transfer to its first row."""
+        """Return the least time from the trigger of a transfer to its first row, in nanoseconds."""
         if kind.work is not None and kind.work.is_gathered:
             return self.parameters.indirect_base_us * NS_PER_US
         return self.generation.timing.dma.fixed_ns
@@ -80,10 +83,10 @@ class AnalysedCore:
 
     Attributes:
         number: the number of the core.
-        is_whole: whether ``notes`` are those of all instructions; else they are the last 200,000.
+        is_whole: whether ``notes`` has all instructions; False if it has only the last 200,000.
         notes: the notes of the examined instructions, in program order.
         lives: its on-chip tensors.
-        end_ns: the time at which it is done.
+        end_ns: the time at which the core has finished.
     """
 
     def __init__(
@@ -103,14 +106,11 @@ class AnalysedCore:
 
     @cached_property
     def _first(self) -> int:
-        """The number of the first instruction that has a note."""
         return self.notes[0][0] if self.notes else 0
 
     @cached_property
     def _positions(self) -> dict[int, int] | None:
-        """The position of each instruction's note, by the instruction's number; None if the numbers have no gaps, so
-        that positions follow from them.
-        """
+        # By number; None if the numbers have no gaps, so that positions follow from them.
         if all(note[0] == position for position, note in enumerate(self.notes, self._first)):
             return None
         return {note[0]: position for position, note in enumerate(self.notes)}
@@ -120,7 +120,7 @@ class AnalysedCore:
         return self.notes[self.position(number)]
 
     def has(self, number: int) -> bool:
-        """Tell whether the instruction with this number is among the examined ones."""
+        """Return whether the instruction with this number is among the examined ones."""
         return number >= self._first
 
     def place(self, number: int) -> str:
@@ -134,7 +134,7 @@ class AnalysedCore:
 
     @cached_property
     def program(self) -> CoreProgram:
-        """The recorded instructions, to be timed again; empty if there were too many of them."""
+        """The recorded instructions, to be timed again; empty if there were too many to record."""
         return CoreProgram(self._recording.program(self._log), self._recording.storages)
 
     @cached_property
@@ -155,7 +155,7 @@ class AnalysedCore:
         return frozenset(loaded)
 
     def last_done(self, model: TimeModel) -> Sequence[int]:
-        """Return, for each position, which of the instructions up to it is done last, by its number."""
+        """Return, for each position, the number of the instruction up to the position that finishes last."""
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:
@@ -166,16 +166,16 @@ class AnalysedCore:
         return self._last_done
 
     def position(self, number: int) -> int:
-        """Return the position, among the notes, of the note of the instruction with this number."""
+        """Return the position of the instruction with this number."""
         return number - self._first if self._positions is None else self._positions[number]
 
 
 class AnalysedLaunch(NamedTuple):
-    """The notes of a launch.
+    """The examined instructions of a launch.
 
     Attributes:
         cores: the cores with their notes.
-        model: the hardware and assumptions that the times come from.
+        model: the hardware and the assumptions with which the times were modelled.
         stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`.facts`.
     """
 
@@ -205,9 +205,10 @@ class Link(NamedTuple):
 
     Attributes:
         core: the number of the core.
-        number: the number of the instruction that the time is spent on.
+        number: the number of the instruction on which the time is spent.
         kind: the use of the time.
-        start_ns, end_ns: the start and the end of the stretch.
+        start_ns: the start of the stretch.
+        end_ns: the end of the stretch.
     """
 
     core: int
@@ -222,7 +223,7 @@ class Link(NamedTuple):
 
 
 class _Walk:
-    """The walk along the critical path, from the last result back to the start of the launch."""
+    """The search for the critical path, from the last result back to the start of the launch."""
 
     def __init__(self, launch: AnalysedLaunch) -> None:
         self._launch = launch
@@ -273,17 +274,14 @@ class _Walk:
                 gap = LinkKind.descriptors if is_engine else LinkKind.trigger
 
     def _add(self, use: LinkKind, start_ns: float) -> None:
-        """Add a link of the kind ``use`` to the path, from ``start_ns`` to the earliest time that the path has reached,
-        which becomes ``start_ns``.
-        """
+        # The link ends at the earliest time that the path has reached so far.
         if start_ns < self._until:
             self.links.append(Link(self._core.number, self._number, use, start_ns, self._until))
             self._until = start_ns
 
     def _add_own_time(self, gap: LinkKind) -> None:
-        """Add the time of the present instruction, for whose end the next one on the path waited. The time between this
-        end and the next one is added as a link of kind ``gap``.
-        """
+        # The next instruction on the path waited for the end of this one; the time in between is a link of kind
+        # ``gap``.
         _, kind, _, span, *_ = self._core.at(self._number)
         self._add(gap, span.end_ns)
         if kind.work is not None:
@@ -299,9 +297,7 @@ class _Walk:
             self._add(LinkKind.work, span.start_ns)
 
     def _before_start(self) -> Waited:
-        """Add what delayed the present instruction besides its cause, such as the load of an activation table, and
-        return the kind of thing that it waited for.
-        """
+        # Adds other delays of the instruction, such as the load of an activation table, and returns what it waited for.
         _, kind, _, span, *_ = self._core.at(self._number)
         if self._number in self._core.table_loads:
             self._add(LinkKind.table, self._until - self._model.generation.timing.activation_table_ns)
@@ -312,16 +308,14 @@ class _Walk:
         return span.cause.waited
 
     def _to_last_done(self, position: int) -> None:
-        """Continue the path with the instruction, among those up to a position, that is done last; the time after its
-        end is spent on the loop.
-        """
+        # The path continues with the instruction up to ``position`` that finishes last; the time after its end is the
+        # loop's.
         self._number = self._core.last_done(self._model)[position]
         self._add(LinkKind.loop, self._model.finish_ns(self._core.at(self._number)))
 
     def _to_other_core(self) -> bool:
-        """Continue the path with the other core's instruction at the same barrier or exchange, and return True; return
-        False if its note is not known.
-        """
+        # The path continues with the other core's instruction at the same barrier or exchange; False if its note is not
+        # known.
         other = next(core for core in self._launch.cores if core is not self._core)
         # Counted from the end, which the notes of both cores contain.
         later = len(self._core.meetings) - bisect_left(self._core.meetings, self._number)
@@ -334,7 +328,7 @@ class _Walk:
 def critical_path(launch: AnalysedLaunch) -> list[Link]:
     """Return the links of the critical path in the order of time, without gaps up to the end of the launch.
 
-    They start at 0, unless the launch is so long that only its last instructions are analysed.
+    The first link starts at 0, unless the launch is so long that only its last instructions are analysed.
     """
     walk = _Walk(launch)
     walk.run()

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The facts that findings are made of: sums over the critical path, waits, work that all cores repeat, and texts.
+"""The data of findings: sums over the critical path, waits, work that all cores repeat, and the format of figures.
 
-- :class:`Facts`: the sums, from which a :class:`Finding` takes its figures, and the waits (:class:`Wait`);
+- :class:`Facts`: sums and waits (:class:`Wait`) of a launch; :class:`Finding`: a sentence of a profile about the
+  launch;
 - :func:`stored_by_every_core`: the tensors that show that the cores do not divide the work;
-- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`wrapped`, :func:`fitted`, :func:`summed`,
-  :func:`largest`, :func:`joined`: texts.
+- :func:`us`, :func:`percent`, :func:`nbytes`, :func:`times`, :func:`wrapped`, :func:`fitted`, :func:`joined`: texts;
+- :func:`summed`, :func:`largest`: sums.
+
+A *link* is a stretch of the critical path (:class:`.critical_path.Link`); a *note* is the record of an instruction.
 """
 
 from __future__ import annotations
@@ -37,24 +40,24 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def us(nanoseconds: float) -> str:
-    """Format a duration in microseconds."""
+    """Return the text for a duration, in microseconds with the unit."""
     return f"{nanoseconds / 1000.0:,.1f} us"
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage."""
+    """Return a share as a percentage."""
     return f"{share:.0%}"
 
 
 def nbytes(count: float) -> str:
-    """Format a number of bytes in B, KiB or MiB."""
+    """Return the text for a number of bytes in B, KiB or MiB."""
     if count < _KIB:
         return f"{count:,.0f} B"
     return f"{count / _KIB:,.1f} KiB" if count < _KIB * _KIB else f"{count / _KIB / _KIB:,.1f} MiB"
 
 
 def times(count: int) -> str:
-    """Format a count as "once" or "n times"."""
+    """Return "once" or "n times"."""
     return "once" if count == 1 else f"{count:,} times"
 
 
@@ -63,7 +66,8 @@ def wrapped(sentence: str, first: str = "", others: str = "  ") -> list[str]:
 
     Args:
         sentence: the text.
-        first, others: the text at the beginning of the first line and of the others.
+        first: the text at the beginning of the first line.
+        others: the text at the beginning of the other lines.
     """
     lines: list[str] = wrap(
         sentence, _WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
@@ -72,12 +76,12 @@ def wrapped(sentence: str, first: str = "", others: str = "  ") -> list[str]:
 
 
 def fitted(text: str, width: int) -> str:
-    """Return a text in a column of a width: filled with blanks, or without its beginning."""
+    """Return ``text`` filled with blanks to ``width``, or cut at its beginning."""
     return f"{text:<{width}}" if len(text) <= width else f"...{text[3 - width :]}"
 
 
 def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """Return, for each key, the sum of the values in the pairs with that key."""
+    """Return the sum of the values for each key."""
     sums: dict[Key, float] = {}
     for key, value in pairs:
         sums[key] = sums.get(key, 0.0) + value
@@ -105,13 +109,13 @@ class Finding:
             ``"loops"``; for a fact ``"busiest engine"``, ``"triggers"``, ``"small rows"``, ``"first byte"``,
             ``"waits"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``, ``"meetings"`` or
             ``"choice of descriptors"``.
-        text: the change, its place in the kernel and the modelled saving; or the fact, with figures.
-        time_us: the part of the time that it is about, for a change the saving; several findings may be about the same
-            time.
-        place: ``file:line`` of the kernel at which most of it happens.
-        saved_us: the time that the launch takes less in the model after the change; 0 for a fact.
+        text: the change, its line in the kernel and the modelled saving; or the fact, with figures.
+        time_us: for a change the saving; for a fact the part of the time that it is about. Several findings may be
+            about the same time.
+        place: ``file:line`` of the kernel where most of this time is spent.
+        saved_us: the time that the change saves in the model; 0 for a fact.
         places: ``file:line`` of all lines of the kernel that a change is about.
-        numbers: the numbers of the first instructions of these lines on the core that is done last.
+        numbers: the numbers of the first instructions of these lines on the core that finishes last.
         calls: the calls to write instead, for a change that replaces instructions.
     """
 
@@ -126,7 +130,7 @@ class Finding:
 
     @property
     def is_advice(self) -> bool:
-        """Whether the finding is a change to make, with a saving that the model confirms; else it states a fact."""
+        """Whether the finding is a change to make, with a saving that the model confirms; False for a fact."""
         return self.saved_us > 0.0
 
     def __str__(self) -> str:
@@ -141,7 +145,7 @@ class Wait(NamedTuple):
         waited: the cause of the wait.
         number: the number of the instruction that starts late.
         on: the number of the instruction that delayed it; 0 if no instruction of this core did.
-        duration_ns: the time in which the engine did nothing.
+        duration_ns: the length of the wait.
     """
 
     engine: str
@@ -152,13 +156,13 @@ class Wait(NamedTuple):
 
 
 class Facts:
-    """A launch, and the facts that follow from its notes.
+    """Facts about a launch that follow from the notes of its instructions.
 
     Attributes:
-        launch: the notes.
+        launch: the examined instructions.
         time_ns: the analysed time: the time of the launch, or of its last instructions.
         links: the links of the critical path.
-        busy_shares: by engine, the busy share of the time of the whole launch, on the core on which the engine is busy
+        busy_shares: the busy share of each engine in the time of the whole launch, on the core on which it is busy
             longest.
         bound_ns: the least time that the hardware needs for the work; 0 if it is not known.
     """
@@ -174,11 +178,11 @@ class Facts:
 
     @property
     def core(self) -> AnalysedCore:
-        """The core that is done last."""
+        """The core that finishes last."""
         return self.of(self.links[-1])
 
     def of(self, link: Link) -> AnalysedCore:
-        """Return the core whose time a link of the critical path is."""
+        """Return the core of a link."""
         return next(core for core in self.launch.cores if core.number == link.core)
 
     def share(self, duration_ns: float) -> float:
@@ -190,11 +194,11 @@ class Facts:
         return [link for link in self.links if link.kind in kinds]
 
     def engine_of(self, link: Link) -> str:
-        """Return the engine of the instruction that a link's time is spent on."""
+        """Return the engine of the instruction on which a link's time is spent."""
         return self.of(link).at(link.number)[1].engine
 
     def line_of(self, link: Link) -> str:
-        """Return ``file:line`` and the name of the instruction that a link's time is spent on, as one text."""
+        """Return ``file:line`` and the name of the instruction on which a link's time is spent, as one text."""
         return self.line(self.of(link), link.number)
 
     def line(self, core: AnalysedCore, number: int) -> str:
@@ -207,7 +211,7 @@ class Facts:
 
     @staticmethod
     def engine_name(engine: str) -> str:
-        """Return the name of an engine as sentences use it."""
+        """Return the name of an engine for a sentence."""
         return "The busiest DMA engine" if engine == "dma" else engine.capitalize()
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
@@ -215,9 +219,7 @@ class Facts:
         return summed((self.line_of(link), link.duration_ns) for link in links)
 
     def short(self, place: str) -> str:
-        """Return the text ``file:line`` without the file's directories; one directory stays if files of the same name
-        would look alike.
-        """
+        """Return ``file:line`` without directories; one directory stays if several files have the same name."""
         path, _, line = place.rpartition(":")
         return f"{self._short_files.get(path, path)}:{line}"
 
@@ -235,7 +237,7 @@ class Facts:
 
     @cached_property
     def waits(self) -> list[Wait]:
-        """The waits of the compute engines, on the core that is done last."""
+        """The waits of the compute engines, on the core that finishes last."""
         return list(self._waits()) if self.links else []
 
     def _waits(self) -> Iterator[Wait]:
@@ -258,7 +260,7 @@ class Facts:
 
 
 def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Return the numbers of a core's instructions by name, and the bytes that it loaded and stored, by tensor."""
+    # The numbers of instructions by name, and the bytes loaded and stored by tensor.
     counts: Counter[str] = Counter()
     for kind, count in trace.settled.log.kinds():
         counts[kind.name] += count
@@ -266,15 +268,13 @@ def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
 
 
 def _ends_of(trace: Trace, collection: Collection) -> dict[int, Tracked]:
-    """Return a core's records of the tensors that come from the caller or go back to it, by tensor number."""
+    # Tensors that come from the caller or go back to it, by number.
     numbers = collection.given | collection.returned
     return {number: known for number, known in trace.in_hbm.items() if number in numbers}
 
 
 def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
-    """Return the parts as values that compare equal if the parts are: two cores may have a different object for the
-    same part.
-    """
+    # Equal parts compare equal, also if two cores have different objects for them.
     return {(part.layout, part.width) for part in parts}
 
 
@@ -287,8 +287,8 @@ def stored_by_every_core(collection: Collection) -> Sequence[str]:
     """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
 
     Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
-    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
-    and the cores count as different.
+    tensors that come from the caller or go back to it. If an index chooses the stored elements, the parts are not
+    known, and the cores count as different.
     """
     traces = collection.traces
     if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions that observe what a launch waits for and works on: each yields findings that state facts.
+"""The functions that state facts about the time of a launch: each yields findings.
 
 - :func:`busiest_engine`: the engine that is busy longest, with its lines;
 - :func:`waits`, :func:`small_instructions`, :func:`latency`, :func:`activation_tables`: the waits and the work of the
   compute engines;
-- :func:`triggers`, :func:`small_rows`, :func:`first_bytes`: transfers; :func:`meetings`: where the cores synchronise.
+- :func:`triggers`, :func:`small_rows`, :func:`first_bytes`: transfers;
+- :func:`meetings`: where the cores synchronise.
 
-:data:`OBSERVERS` lists them. They recommend nothing: a change that the model can try is an advice of :mod:`.changes`.
+:data:`OBSERVERS` lists the functions. Recommendations come from :mod:`.changes` instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SMALL_ROWS_FROM_TIME = 0.05
 
 
 def _work_of(facts: Facts, engine: str) -> Iterator[tuple[str, float]]:
-    """Yield, for each instruction of a compute engine on the core that is done last, its line and its nanoseconds."""
+    # Pairs (line, nanoseconds) for the core that finishes last.
     core = facts.core
     for number, kind, _, span, *_ in core.notes:
         if kind.engine == engine and kind.cycles:
@@ -49,9 +50,7 @@ def _work_of(facts: Facts, engine: str) -> Iterator[tuple[str, float]]:
 
 
 def _work_of_dma(facts: Facts) -> Iterator[tuple[str, float]]:
-    """Yield, for each transfer on the core that is done last, its line and the nanoseconds that it takes of the DMA
-    engine that is busy longest.
-    """
+    # Pairs (line, nanoseconds of the DMA engine that is busy longest) for the core that finishes last.
     core = facts.core
     moved = [(note[0], note[1].work) for note in core.notes if note[1].work is not None]
     busy = summed(pair for _, work in moved if work is not None for pair in work.times)
@@ -189,7 +188,7 @@ def meetings(facts: Facts) -> Iterator[Finding]:
 
 
 def triggers(facts: Facts) -> Iterator[Finding]:
-    """Yield findings about DMA queues whose triggers, one after the other, take much of the critical path."""
+    """Yield findings about DMA queues whose successive triggers take much of the critical path."""
     by_queue: dict[str, list[Link]] = defaultdict(list)
     for link in facts.links_of(LinkKind.trigger):
         by_queue[facts.of(link).at(link.number)[1].queue].append(link)
@@ -248,7 +247,7 @@ def small_rows(facts: Facts) -> Iterator[Finding]:
 
 
 def first_bytes(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding about transfers that no work hides: their time before the first row and after the last one."""
+    """Yield a finding about the time before the first and after the last byte of transfers on the critical path."""
     links = facts.links_of(LinkKind.first_byte)
     ends = [link for link in facts.links_of(LinkKind.result) if facts.engine_of(link) == "dma"]
     duration = sum(link.duration_ns for link in [*links, *ends])

@@ -4,9 +4,13 @@
 """The flow of values through the on-chip tensors of a recorded program, and programs with other tensors.
 
 - :class:`Flow`: the :class:`Value` of each write, with the instructions that read it;
-- :func:`operand`, :func:`parameter_of`: the operands of a step by name; :func:`reads_of`, :func:`writes_of`: all
-  accesses of a step;
-- :func:`with_storages`: the program with other storages in place of some.
+- :func:`operand`, :func:`parameter_of`: the operands of an action by name;
+- :func:`reads_of`, :func:`writes_of`, :func:`accesses_of`: all accesses of an action;
+- :func:`with_storages`, :func:`with_uses`: the program with other storages instead of some.
+
+A *program* is the recorded instructions of a core (its *steps*); an *action* is the instruction of a step with its
+tensors. A *storage* is the memory of one tensor; a *part* is the bytes of it that one operand occupies. The *position*
+of an access is the index of the operand, or :data:`BESIDES`.
 """
 
 from __future__ import annotations
@@ -38,28 +42,28 @@ def written_operands(action: Action) -> int:
 def operand_names(name: str) -> tuple[str, ...]:
     """Return the parameters of an instruction that may be tensors, in the order of an action's operands.
 
-    There are none for an instruction of another module than ``nki.isa``.
+    The result is empty for an instruction of another module than ``nki.isa``.
     """
     definition = REGISTRY.get(name)
     return () if definition is None else tuple(definition.names[at] for at in roles_of(definition).tensors)
 
 
 def parameter_of(action: Action, position: int) -> str:
-    """Return the name of the parameter to which the operand at ``position`` belongs; empty if it is not known, as for a
-    tensor in a list.
+    """Return the name of the parameter of the operand at ``position``; empty if it is not known, as in a list of
+    tensors.
     """
     names = operand_names(action.definition.name)
     return names[position] if position < len(names) else ""
 
 
 def position_of(action: Action, parameter: str) -> int | None:
-    """Return the position of the operand that belongs to a parameter; None if the instruction has no such parameter."""
+    """Return the position of the operand for ``parameter``; None if the instruction has no such parameter."""
     names = operand_names(action.definition.name)
     return names.index(parameter) if parameter in names else None
 
 
 def operand(action: Action, parameter: str) -> Access | None:
-    """Return the operand that belongs to a parameter; None if there is none, or if it is a number."""
+    """Return the operand for ``parameter``; None if there is none, or if it is a number."""
     at = position_of(action, parameter)
     return None if at is None or at >= len(action.operands) else action.operands[at]
 
@@ -85,7 +89,7 @@ def writes_of(action: Action) -> Iterator[tuple[int, Access]]:
 
 
 def accesses_of(action: Action) -> Iterator[tuple[int, Access]]:
-    """Yield the position and the part of each tensor that an action writes or reads, those that it writes first."""
+    """Yield the position and the part of each tensor that an action writes, then of each that it reads."""
     yield from writes_of(action)
     yield from reads_of(action)
 
@@ -95,7 +99,8 @@ class Value:
 
     Attributes:
         access: the part.
-        writer, position: the index of the step that writes it, and the position of the operand.
+        writer: the index of the step that writes it.
+        position: the position of the operand.
         readers: for each read, the index of the step and the position of the operand.
         is_whole: whether each read is of exactly the part that was written.
     """
@@ -119,9 +124,9 @@ class Flow:
     """The values in the on-chip tensors of a program.
 
     Attributes:
-        written: by the index of a step, the values that it writes.
-        read: by the index of a step and the position of an operand, the values that it reads there.
-        by_storage: by the number of a storage, its values in the order in which they are written.
+        written: the values that a step writes, by the index of the step.
+        read: the values that a step reads at an operand, by the index of the step and the position of the operand.
+        by_storage: the values of each storage in the order in which they are written, by the number of the storage.
     """
 
     def __init__(self, program: CoreProgram) -> None:
@@ -177,7 +182,7 @@ def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
 
     Args:
         program: the program.
-        moved: a function that returns the number of the storage to take, from the index of a step, the number of the
+        moved: a function that returns the number of the new storage, from the index of a step, the number of the
             storage that it accesses, and whether it writes there.
     """
     storages = dict(program.storages)
@@ -210,15 +215,16 @@ def with_storages(program: CoreProgram, moved: Moved) -> CoreProgram:
 
 
 def slot_of(storage: int, slot: int) -> int:
-    """Return the number that stands for additional storage number ``slot`` like ``storage``, one of the launch; slot 0
-    is that storage itself.
+    """Return a number for the additional storage ``slot`` of the same form as ``storage``; slot 0 is ``storage``
+    itself.
     """
     return storage if not slot else -(abs(storage) * 1024 + slot)
 
 
 def add_new_tiles(storages: Storages, action: Action | None) -> None:
-    """Add the additional tiles that ``action`` uses to ``storages``; each has the properties of another operand of the
-    action.
+    """Add the additional tiles that ``action`` uses to ``storages``.
+
+    Each gets the properties of an operand of the action with the same footprint.
     """
     accesses = [access for access in (action.operands if action else ()) if access is not None]
     for access in accesses:
@@ -228,9 +234,10 @@ def add_new_tiles(storages: Storages, action: Action | None) -> None:
 
 
 def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[int, int, int, int]]:
-    """Return the uses of tiles from one time that new data are written to the next, in the order of their beginnings.
+    """Return the uses of tiles, in the order of their beginnings.
 
-    A use ends where a step writes and nothing that was written before is read any more.
+    A use begins when a step writes new data to a tile. The use ends before the step that overwrites the tile when no
+    later step reads the earlier data.
 
     Args:
         flow: the flow of the program.
@@ -238,7 +245,8 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
         end: the number of steps of the program.
 
     Returns:
-        For each use the storage, the indices of its first and last step, and that of the first step of the next use.
+        For each use, the storage, the indices of its first and last step, and the index of the first step of the next
+        use.
     """
     uses: list[tuple[int, int, int, int]] = []
     for storage in storages:
@@ -255,11 +263,11 @@ def generations(flow: Flow, storages: frozenset[int], end: int) -> list[tuple[in
 
 
 def with_uses(program: CoreProgram, holders: Mapping[tuple[int, int], int]) -> CoreProgram:
-    """Return a program in which the uses of tiles take other storages.
+    """Return a program in which some uses of tiles take other storages.
 
     Args:
         program: the program.
-        holders: by the storage and the first step of each use, the number of the storage that it takes instead.
+        holders: the number of the new storage, by the storage and the first step of a use (see :func:`generations`).
     """
     firsts: dict[int, list[int]] = {}
     for storage, first in sorted(holders, key=lambda use: use[1]):

@@ -33,12 +33,11 @@ class Report:
     """The analysis of a launch: its findings, its critical path and its waits.
 
     Attributes:
-        findings: the reasons why it is slow: first those that state a saving, the largest saving first, then the
-            others, the one that is about most of the time first.
+        findings: first the changes, the largest saving first; then the facts, the one about most of the time first.
         path_us: microseconds of the critical path by their use, the most first.
         path_us_by_line: microseconds of the critical path by line and name of the instruction, the most first.
         waits_us: microseconds in which an engine was free and waited, by compute engine and by cause, on the core that
-            is done last.
+            finishes last.
         links: the links of the critical path, in the order of time.
         is_tried: whether changes were tried, which needs the record of all instructions.
     """
@@ -107,7 +106,7 @@ def _is_recorded(launch: AnalysedLaunch) -> bool:
 
 
 def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Finding]:
-    """Yield the changes that save time, if all instructions of the launch are recorded, and the facts."""
+    # Changes are tried only if all instructions of the launch are recorded.
     if not facts.time_ns:
         return
     study, launch = Study(facts, room), facts.launch
@@ -121,25 +120,20 @@ def _findings(facts: Facts, room: Mapping[MemoryRegion, int]) -> Iterator[Findin
 
 
 def _weight(finding: Finding) -> float:
-    """Return the number by which a finding is sorted: its saving, reduced for another order, which is more work than
-    any other change.
-    """
+    # Another order is more work for the user than any other change.
     return finding.saved_us * (_OF_ANOTHER_ORDER if finding.about == "order" else 1.0)
 
 
 def report_of(
     launch: AnalysedLaunch, busy_us: Mapping[str, float], bound_us: float, room: Mapping[MemoryRegion, int]
 ) -> Report:
-    """Analyse the notes of a launch.
+    """Return the report of a launch.
 
     Args:
-        launch: the notes.
+        launch: the examined instructions.
         busy_us: the busy time by engine, on the core on which the engine is busy longest.
         bound_us: the least time that the hardware needs for the work; 0 if it is not known.
-        room: by memory, the bytes of a partition that the launch leaves free.
-
-    Returns:
-        The report.
+        room: the bytes of a partition that the launch leaves free, by memory region.
     """
     facts = Facts(launch, busy_us, bound_us)
     findings = list(_findings(facts, room))

@@ -3,8 +3,8 @@
 
 """The time of a launch after a change of its recorded instructions, which are put on new timelines.
 
-:func:`retimed_ns` returns the time of programs, one for each core. The program that was recorded takes the original
-time: the instructions wait for each other by the parts of storages that they touch, as in the launch.
+:func:`retimed_ns` returns the time of programs (recorded instructions), one for each core. An unchanged program takes
+its original time: the instructions wait for each other by the parts of storages that they access, as in the launch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Core:
     def run(self) -> Generator[float, float, None]:
         """Put the instructions on the timeline.
 
-        At each barrier or exchange it yields the time at which the core comes there, and receives the time at which the
-        last core does.
+        At each barrier or exchange it yields the time at which the core arrives, and receives the time at which the
+        last core arrives.
         """
         timeline = self.timeline
         for step in self._program.steps:
@@ -118,7 +118,7 @@ def _send(run: Generator[float, float, None], met_ns: float) -> float | None:
 
 
 def retimed_ns(programs: Sequence[CoreProgram], model: TimeModel) -> float:
-    """Return the time that the programs of a launch take, one for each core."""
+    """Return the time in nanoseconds that the programs of a launch take, one for each core."""
     cores = [_Core(program, model) for program in programs]
     running = [core.run() for core in cores]
     arrivals = [next(run, None) for run in running]

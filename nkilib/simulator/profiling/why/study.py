@@ -3,8 +3,11 @@
 
 """The trial of changes on the recorded programs of a launch: which of them save time in the model, and how much.
 
-- :class:`Study`: the programs of the launch with what changes are found from; :meth:`Study.advice` tries candidates;
+- :class:`Study`: the programs of the launch, on which :meth:`Study.advice` tries candidates;
 - :class:`Candidate`: a change that may save time, with the sentence that asks for it.
+
+A *program* is the recorded instructions of a core (its *steps*); a *call* (:data:`Site`) is a call in the source of the
+kernel, which may issue many steps.
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ class Candidate(NamedTuple):
 
     Attributes:
         about: the kind of change; see :class:`.facts.Finding`.
-        change: the function that makes the changed programs; it returns None where it does not apply.
+        change: the function that makes the changed programs; it returns None if it does not apply.
         text: the sentence that asks for the change, without its full stop.
         sites: the calls in the kernel that it is about, the main one first.
-        group: alternatives have an equal value, of which one is recommended: the first one that saves nearly as much as
-            the best.
+        group: a value that alternatives share. Of a group one is recommended: the first one that saves nearly as much
+            as the best.
         calls: the calls to write instead.
-        place: ``file:line`` if it is not that of the first call.
+        place: ``file:line``; empty for the line of the first call.
     """
 
     about: str
@@ -65,7 +68,7 @@ class Study:
     Attributes:
         facts: the facts about the launch.
         programs: the recorded program of each core.
-        room: by memory, the bytes of a partition that the launch leaves free.
+        room: the bytes of a partition that the launch leaves free, by memory region.
     """
 
     def __init__(self, facts: Facts, room: Mapping[MemoryRegion, int]) -> None:
@@ -87,7 +90,7 @@ class Study:
 
     @property
     def main(self) -> CoreProgram:
-        """The program of the core that is done last."""
+        """The program of the core that finishes last."""
         core = self.facts.core
         return next(
             program for program, other in zip(self.programs, self.facts.launch.cores, strict=True) if other is core
@@ -95,9 +98,7 @@ class Study:
 
     @cached_property
     def first_steps(self) -> dict[Site, Step]:
-        """The first step of each call in the kernel, on the core that is done last; on another core if that one does
-        not make the call.
-        """
+        """The first step of each call in the kernel, if possible on the core that finishes last."""
         return {site: step for site, (_, step) in self._firsts.items()}
 
     @cached_property
@@ -111,7 +112,7 @@ class Study:
         return firsts
 
     def flow(self, program: CoreProgram) -> Flow:
-        """Return the flow of values in a program: one of the launch's programs, or the beginning of one."""
+        """Return the flow of values in a program, from a cache."""
         known = self._flows.get(id(program))
         if known is None:
             known = self._flows[id(program)] = program, Flow(program)
@@ -128,9 +129,7 @@ class Study:
         return self.facts.line(core, step.number)
 
     def advice(self, candidates: Iterable[Candidate]) -> Iterator[Finding]:
-        """Try candidates, and yield a finding for each that saves enough; of candidates in one group, only one is
-        recommended.
-        """
+        """Try candidates, and yield a finding for each that saves enough, at most one for each group."""
         by_group: dict[object, list[tuple[Candidate, float]]] = {}
         for candidate, saved_ns in self._tried(list(candidates)):
             by_group.setdefault(candidate.group, []).append((candidate, saved_ns))
@@ -143,14 +142,12 @@ class Study:
                     break
 
     def saved_ns(self, change: Change) -> float:
-        """Return the time that a change of the whole launch saves; 0 where it does not apply."""
+        """Return the time in nanoseconds that a change of the whole launch saves; 0 if it does not apply."""
         changed = change(self.programs)
         return 0.0 if changed is None else self.time_ns - retimed_ns(changed, self.model)
 
     def _tried(self, candidates: list[Candidate]) -> Iterator[tuple[Candidate, float]]:
-        """Yield candidates, in their order, with the time that each saves. Of a long launch, only those candidates are
-        tried that save most on its beginning.
-        """
+        # Of a long launch, only those candidates are tried that save most on its beginning.
         if self._beginning is not None:
             short, short_ns = self._beginning
             promising: list[tuple[float, int]] = []
@@ -165,7 +162,7 @@ class Study:
 
     @cached_property
     def _beginning(self) -> tuple[Programs, float] | None:
-        """The programs of the beginning of a long launch, with their time; None if the launch is short."""
+        # The first instructions of a long launch, with their time; None if the launch is short.
         if sum(len(program.steps) for program in self.programs) <= 2 * _SHORT:
             return None
         each = _SHORT // len(self.programs)
@@ -190,8 +187,9 @@ class Study:
 
 
 def on_each_core(change: Callable[[CoreProgram], CoreProgram | None]) -> Change:
-    """Return a change of a whole launch that makes ``change`` on the program of each core. It applies if it applies to
-    at least one core.
+    """Return a change of a whole launch that makes ``change`` on the program of each core.
+
+    The result applies if ``change`` applies to at least one core.
     """
 
     def changed(programs: Programs) -> Programs | None:

@@ -3,13 +3,13 @@
 
 """The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it (:class:`Broadcasts`).
 
-The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
+The simulator runs ``nl.broadcast_to`` and other broadcasting functions as a product with ones and copies to SBUF, which
 the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The product leaves the
-row in PSUM, and the compiler need not copy it where Vector or Scalar read the result: ``fused_mamba.rst`` counts a
-partition broadcast as one instruction of Tensor. The published times of ``mamba_v2`` (512 columns) and ``mamba_v3``
-there, which broadcast two rows in each iteration, leave Vector no time for copies, and require N cycles for a
-``tensor_tensor`` on N columns with a broadcast operand, as with an input in PSUM. With copies they model at 1.7 times
-their time.
+row in PSUM, and the compiler need not copy it if Vector or Scalar reads the result: ``fused_mamba.rst`` counts a
+partition broadcast as one instruction of Tensor. The times that this page publishes for ``mamba_v2`` (512 columns) and
+``mamba_v3``, which broadcast two rows in each iteration, leave Vector no time for copies, and require N cycles for a
+``tensor_tensor`` on N columns with a broadcast operand, as with an input in PSUM. With copies the model gives 1.7 times
+the published time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _READERS = frozenset({Engine.vector, Engine.scalar})
 
 
 class _Broadcast:
-    """A tile in SBUF that holds only copies, from PSUM, of products that one function of ``nki.language`` computed:
-    instructions may read PSUM instead of it.
+    """A tile in SBUF that holds only copies, from PSUM, of products that one function of ``nki.language`` computed.
+
+    Instructions may read PSUM instead of the tile.
     """
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
@@ -44,7 +45,7 @@ class _Broadcast:
 
 
 def _reads_psum(instruction: PendingInstruction) -> bool:
-    """Tell whether an instruction reads a tile in PSUM; then it cannot read the broadcast row there too."""
+    # Such an instruction cannot read the broadcast row from PSUM too.
     inputs: list[TensorAccess | None] = list(instruction.operands[len(instruction.roles.writes) :])
     return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)
 
@@ -78,9 +79,8 @@ class Broadcasts:
                     self._keep(known, broadcast)
 
     def _is_copy(self, instruction: PendingInstruction) -> bool:
-        """Tell whether an instruction copies a product to SBUF within the call of a ``nki.language`` function that
-        computed it; if so, record the copy.
-        """
+        # Whether the instruction copies a product to SBUF in the same call of a ``nki.language`` function that computed
+        # the product; if so, the copy is recorded.
         target, source = instruction.operands
         if target is None or source is None:
             return False

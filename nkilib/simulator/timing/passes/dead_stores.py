@@ -4,10 +4,12 @@
 """The pass that drops a ``memset`` whose bytes are all overwritten before one of them is read (:class:`DeadStores`).
 
 Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language once required; the first
-product overwrites the zeros. As issued, the fills stand on Vector among the evictions of the previous sums, and Tensor
-waits for them. The device does not: the two products of 2048 x 2048 x 2048 of awslabs/nki-autotune (kernel_library) are
-published at 90.92% of Tensor's rate, which leaves no room for 64 fills of 533 ns each in the path of the sums. They
-model at 2.2 times their time with the fills and at 0.95 without.
+product overwrites the zeros. If the device ran the fills where the kernel issues them, on Vector among the evictions of
+the previous sums, Tensor would wait for them. The device does not: the two products of 2048 x 2048 x 2048 of
+awslabs/nki-autotune (kernel_library) are published at 90.92% of Tensor's rate, which leaves no room for 64 fills of 533
+ns each in the path of the sums. The model gives 2.2 times their time with the fills and 0.95 times without.
+
+A *fill* is a ``memset`` that may turn out to be dropped.
 """
 
 from __future__ import annotations
@@ -28,9 +30,7 @@ def _size(part: OccupiedBytes) -> int:
 
 
 class _Fill:
-    """A ``memset`` in the window that may turn out to be dead, with the parts of its tile that were overwritten so
-    far.
-    """
+    """A fill in the window of the passes, with the parts of its tile that were overwritten so far."""
 
     __slots__ = ("instruction", "is_zero", "overwritten", "part", "size")
 
@@ -42,9 +42,7 @@ class _Fill:
         self.overwritten: list[OccupiedBytes] = []
 
     def overwrite(self, part: OccupiedBytes) -> bool:
-        """Record a write to ``part`` of the tile, and return whether all bytes that the ``memset`` filled have been
-        overwritten by now.
-        """
+        """Record a write to ``part`` of the tile, and return whether all bytes of the fill have been overwritten."""
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):
@@ -61,7 +59,7 @@ class _Fill:
         )
 
     def is_seen_by(self, part: OccupiedBytes) -> bool:
-        """Tell whether a read of ``part`` may see the value that the ``memset`` wrote."""
+        # Whether a read of ``part`` may return the value that the fill wrote.
         return part.meets(self.part) and not any(known.covers(part) for known in self.overwritten)
 
 

@@ -3,7 +3,8 @@
 
 """The passes by name: their effect, the evidence that the device does the same, and the functions that make them.
 
-:data:`PASSES` has an :class:`Entry` for each; :func:`window_for` returns the window of those that are switched on.
+:data:`PASSES` has an :class:`Entry` for each pass; :func:`window_for` returns the window with the passes that are
+switched on.
 """
 
 from __future__ import annotations
@@ -58,5 +59,5 @@ PASSES: tuple[Entry, ...] = (
 
 
 def window_for(generation: Generation, parameters: ModelParameters) -> Window:
-    """Return the window, for one core, of the passes that ``parameters`` switch on."""
+    """Return the window, for one core, with the passes that ``parameters`` switch on."""
     return Window([entry.make(generation) for entry in PASSES if getattr(parameters, entry.switch)])

@@ -3,8 +3,8 @@
 
 """The instructions of a core that are not on its timeline yet, among which passes look back and ahead.
 
-:class:`Window` holds them, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
-:func:`accessed_part` return what an instruction accesses.
+:class:`Window` holds the instructions, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
+:func:`accessed_part` return the tensors that an instruction accesses.
 """
 
 from __future__ import annotations
@@ -23,27 +23,23 @@ class Pass(Protocol):
     """The interface of a pass, which changes instructions in the window because of what precedes or follows them.
 
     Attributes:
-        constants_of: the names of the instructions of which it needs the parameters that are no tensors.
+        constants_of: the names of the instructions whose non-tensor parameters the pass needs.
     """
 
     constants_of: frozenset[str]
 
     def see(self, instruction: PendingInstruction) -> None:
-        """Examine ``instruction``, the next one in program order; the pass may change it or earlier ones in the
-        window.
-        """
+        """Examine ``instruction``, the next one in program order; the pass may change instructions in the window."""
 
     def leaves(self, number: int) -> None:
-        """Accept that the instructions up to this number leave the window for the timeline: the pass cannot change them
-        any more.
-        """
+        """Note that the instructions up to ``number`` leave the window; the pass cannot change them any more."""
 
 
 class Window:
     """The issued instructions of one core that are not on its timeline yet.
 
     Attributes:
-        constants_of: the names of the instructions of which some pass needs the parameters that are no tensors.
+        constants_of: the names of the instructions whose non-tensor parameters some pass needs.
     """
 
     def __init__(self, passes: Sequence[Pass]) -> None:
@@ -52,9 +48,7 @@ class Window:
         self._held: list[PendingInstruction] = []
 
     def take(self, batch: list[PendingInstruction]) -> list[PendingInstruction]:
-        """Add ``batch``, the next instructions in program order, and return the oldest ones, for which the window has
-        no more room.
-        """
+        """Add the next instructions in program order, and return the oldest ones, which leave the window."""
         if not self._passes:
             return batch
         for pass_ in self._passes:
@@ -66,8 +60,8 @@ class Window:
     def flush(self) -> list[PendingInstruction]:
         """Remove all instructions from the window, and return them.
 
-        This happens where the timeline has to be complete: where cores synchronise, at the start and end of device
-        loops and of their iterations, and at the end of the kernel.
+        The simulator calls this where the timeline has to be complete: where cores synchronise, at the start and end of
+        device loops and of their iterations, and at the end of the kernel.
         """
         return self._emit(len(self._held))
 
@@ -81,8 +75,10 @@ class Window:
 
 
 def accessed_part(access: TensorAccess) -> OccupiedBytes | None:
-    """Return the part of its storage that the tensor ``access`` occupies, or may occupy if an index chooses it; None if
-    it has no elements.
+    """Return the part of its storage that the tensor ``access`` occupies, or may occupy if an index chooses it.
+
+    Returns:
+        None if the tensor has no elements.
     """
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part
@@ -94,7 +90,7 @@ def _is_meeting(instruction: PendingInstruction) -> bool:
 
 
 def reads_of(instruction: PendingInstruction) -> Iterator[TensorAccess]:
-    """Yield the tensors that an instruction may read, including index tensors and everything that a barrier touches."""
+    """Yield the tensors that an instruction may read, including index tensors and all tensors of a barrier."""
     for access in instruction.operands[0 if _is_meeting(instruction) else len(instruction.roles.writes) :]:
         if access is not None:
             yield access

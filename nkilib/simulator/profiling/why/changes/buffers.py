@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""More tiles where instructions wait until a tile has been read: :func:`more` yields the candidates."""
+"""More tiles where instructions wait until a tile has been read: :func:`more` yields the candidates.
+
+A *ring* is the tiles that one line of the kernel makes and uses round-robin. A *storage* is the memory of one tile.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class _Ring(NamedTuple):
     """The tiles that one line of the kernel makes, which are used round-robin.
 
     Attributes:
-        place: ``file:line``.
+        place: ``file:line`` in the kernel.
         tensor: the shape and type of a tile.
         region: the memory region of the tiles.
         nbytes: the bytes of a tile in a partition.
@@ -45,7 +48,7 @@ class _Ring(NamedTuple):
 
 
 def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which each ring has ``further`` more tiles; None if that is not possible."""
+    # Each ring has ``further`` more tiles; None if the program cannot use them.
     flow = study.flow(program)
     holders: dict[tuple[int, int], int] = {}
     for ring in rings:
@@ -65,8 +68,9 @@ def _with_more(study: Study, rings: Sequence[_Ring], further: int, program: Core
 
 
 def _rings(study: Study) -> tuple[list[_Ring], Mapping[str, str]]:
-    """Return the rings of tiles that instructions wait to overwrite, the most waited for first; and for each ring's
-    line a text that names such a wait.
+    """Return the rings of tiles that instructions wait to overwrite, the one that is waited for most often first.
+
+    The second result is, for the line of each ring, a text about such a wait.
     """
     facts = study.facts
     waits: Counter[str] = Counter()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Calls of instructions: those of a kernel with the text of their arguments, and others that could replace them.
+"""Calls of instructions: those that a kernel makes, with the text of their arguments, and calls to write instead.
 
-- :class:`OldCall`: a recorded instruction, with the source text of its arguments where the source is at hand;
-- :class:`NewCall`: a call to write, of which :meth:`NewCall.action` makes what the model times;
+- :class:`OldCall`: a recorded instruction, with the source text of its arguments if the source is available;
+- :class:`NewCall`: a call to write; :meth:`NewCall.action` turns it into an action that the model can time;
 - :class:`Argument`: a part of a tensor, or a constant, with its text.
 """
 
@@ -37,9 +37,7 @@ _NAMED = frozenset({"axis", "reduce_op", "reduce_res"})
 
 @lru_cache(maxsize=16)
 def _calls_in(text: str) -> Mapping[str, Sequence[ast.Call]]:
-    """Return the calls in ``text``, the content of a source file, by the name of the called function; none if it is no
-    Python.
-    """
+    # By the name of the called function; empty if the text is no Python.
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -54,9 +52,7 @@ def _calls_in(text: str) -> Mapping[str, Sequence[ast.Call]]:
 
 
 def _source_of(code: CodeType, position: int, name: str) -> ast.Call | None:
-    """Return the call of instruction ``name`` at a bytecode position of the kernel, as a syntax tree; None if it is not
-    certain which call it is.
-    """
+    # None if several different calls on the line have this name.
     file, _, line = Lines().place(code, position).rpartition(":")
     linecache.checkcache(file)
     found = [
@@ -69,9 +65,7 @@ def _source_of(code: CodeType, position: int, name: str) -> ast.Call | None:
 
 @lru_cache(maxsize=1024)
 def _texts_of(code: CodeType | None, position: int, name: str, names: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the source text of each argument of the call at a bytecode position, by parameter; empty if the call is
-    not found.
-    """
+    # By parameter; empty if the call is not found.
     node = None if code is None else _source_of(code, position, name)
     if node is None or any(isinstance(value, ast.Starred) for value in node.args):
         return {}
@@ -85,7 +79,7 @@ class Argument(NamedTuple):
 
     Attributes:
         value: the part of a tensor, an operator, a number, or another constant.
-        text: the text that stands for it in a call.
+        text: the text of the argument in a call.
     """
 
     value: Any
@@ -112,7 +106,7 @@ class OldCall:
 
     Attributes:
         step: the instruction.
-        name: its name.
+        name: the name of the instruction.
     """
 
     def __init__(self, step: Step) -> None:
@@ -138,13 +132,13 @@ class OldCall:
         return Argument(value, repr(value))
 
     def given(self, *parameters: str) -> dict[str, Argument]:
-        """Return, of the arguments for ``parameters``, those that differ from the defaults."""
+        """Return those arguments for ``parameters`` that differ from the defaults, by parameter."""
         defaults = self.step.action.definition.signature.parameters
         arguments = {name: self[name] for name in parameters}
         return {name: argument for name, argument in arguments.items() if argument.value != defaults[name].default}
 
     def key(self, parameter: str) -> str:
-        """Return the name of the operator that is passed for ``parameter``; empty if none is."""
+        """Return the name of the operator that is passed for ``parameter``; empty if none is passed."""
         value = self._values.get(parameter)
         return value.key if isinstance(value, Operator) else ""
 
@@ -155,12 +149,12 @@ class OldCall:
         return form
 
     def is_same(self, first: str, second: str) -> bool:
-        """Tell whether the arguments for two parameters are the same part of the same tensor."""
+        """Return whether the arguments for two parameters are the same part of the same tensor."""
         one, other = self[first].value, self[second].value
         return isinstance(one, Access) and isinstance(other, Access) and one == other
 
     def with_operands(self, changed: Mapping[str, Argument]) -> NewCall:
-        """Return the same call with the arguments in ``changed``, by parameter, in place of its own."""
+        """Return the same call, with the arguments in ``changed``, by parameter, instead of the recorded ones."""
         definition = self.step.action.definition
         present = {
             name: self[name]
@@ -177,7 +171,7 @@ class OldCall:
 
 
 class NewCall(NamedTuple):
-    """A call to write instead of others.
+    """A call to write instead of recorded ones.
 
     Attributes:
         name: the name of the instruction.
@@ -189,7 +183,7 @@ class NewCall(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The call as the text to write into the kernel."""
+        """The source text of the call."""
         parameters = REGISTRY[self.name].signature.parameters
         shown: list[str] = []
         is_named = False
@@ -203,9 +197,10 @@ class NewCall(NamedTuple):
         return f"nisa.{self.name}({', '.join(shown)})"
 
     def action(self, kinds: InstructionKinds) -> Action | None:
-        """Return this call as an :class:`Action`, whose time the timing model computes.
+        """Return this call as an :class:`Action`, whose time the model can compute.
 
-        None if the instruction does not accept these arguments, or does not exist, on the generation of ``kinds``.
+        Returns:
+            None if the instruction does not exist on the generation of ``kinds``, or does not accept these arguments.
         """
         definition = REGISTRY[self.name]
         if definition.since.value > kinds.generation.version.value:
@@ -239,10 +234,12 @@ def _engine_of(definition: Definition, values: Mapping[str, Any]) -> Engine:
 
 
 def _is_allowed(rule: Operand, value: Any, values: Mapping[str, Any]) -> bool:
-    """Tell whether an argument meets the requirements ``rule`` of its operand.
+    """Return whether an argument meets the requirements of its operand.
 
-    ``value`` is a tensor's :class:`Form`, or a constant; ``values`` has all arguments by name, for a vector that must
-    have as many partitions as another operand (``rule.like``).
+    Args:
+        rule: the requirements.
+        value: the :class:`Form` of a tensor, or a constant.
+        values: all arguments by name; a vector must have as many partitions as the operand ``rule.like``.
     """
     if not isinstance(value, Form):
         return (value is None and rule.is_optional) or (rule.accepts_scalar and isinstance(value, int | float))
@@ -255,12 +252,12 @@ def _is_allowed(rule: Operand, value: Any, values: Mapping[str, Any]) -> bool:
 
 
 def _has_bias_of(generation: Generation, definition: Definition, values: Mapping[str, Any]) -> bool:
-    """Tell whether the bias of an ``activation`` is one that the generation takes: trn1 takes no number."""
+    # trn1 takes no number as bias.
     is_activation = definition.name in ("activation", "activation_reduce")
     return not is_activation or generation.version is not nc_version.gen2 or not isinstance(values["bias"], int | float)
 
 
 def _are_read_from_sbuf(definition: Definition, values: Mapping[str, Any]) -> bool:
-    """Tell whether an instruction reads at most one tile from PSUM, as the engines require."""
+    # Engines read at most one tile from PSUM.
     tiles = [rule.name for rule in definition.operands if not rule.is_output and not rule.is_vector]
     return sum(getattr(values[name], "buffer", None) is MemoryRegion.psum for name in tiles) <= 1

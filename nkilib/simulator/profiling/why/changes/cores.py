@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of work between the cores: :func:`divided` yields the candidate, if all cores do the same work."""
+"""The division of work between the cores: :func:`divided` yields the candidate, if all cores do the same work.
+
+A *program* is the recorded instructions of a core (its *steps*); a *store* is a transfer to HBM.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,8 @@ from ..study import Candidate, Programs, Study
 
 
 def _stores(program: CoreProgram) -> list[int]:
-    """Return the indices of the transfers whose results leave the kernel: they write to a tensor in HBM that the
-    program does not read.
-    """
+    # The indices of transfers whose results leave the kernel: they write a tensor in HBM that the program does not
+    # read.
     steps = [(at, step) for at, step in enumerate(program.steps) if isinstance(step, Step)]
     read = {access.storage for _, step in steps for _, access in reads_of(step.action) if _is_in_hbm(access)}
     return [
@@ -32,8 +34,16 @@ def _is_in_hbm(access: Access) -> bool:
 
 
 def _part(study: Study, program: CoreProgram, number: int, count: int) -> CoreProgram | None:
-    """Return part ``number`` of a program: its stores are divided into ``count`` equal parts, and the result has the
-    steps that this part of the stores needs. It is None if that is the whole program.
+    """Return a program with one of ``count`` equal parts of the stores, and the steps that this part needs.
+
+    Args:
+        study: the study of the launch.
+        program: the program to divide.
+        number: the number of the part, from 0.
+        count: the number of parts.
+
+    Returns:
+        None if the part has all stores.
     """
     stores = _stores(program)
     left_out = {at for order, at in enumerate(stores) if order * count // len(stores) != number}
@@ -62,8 +72,8 @@ def _is_computed(access: Access) -> bool:
 
 
 def divided(study: Study) -> Iterator[Candidate]:
-    """Yield the candidate that gives each core an equal part of the stores, with the instructions whose results these
-    stores need.
+    """Yield the candidate that gives each core an equal part of the stores, with the instructions that these stores
+    need.
     """
     stored = study.facts.launch.stored_by_every_core
     if not stored:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Other engines for the instructions of busy ones: :func:`moved` yields the candidates."""
+"""Other engines for the instructions of busy engines: :func:`moved` yields the candidates.
+
+A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel, which may issue many
+steps; an *action* is the instruction of a step with its tensors.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,7 @@ Remade = Callable[[Step], Action | None]
 
 
 def _on_engine(study: Study, engine: str) -> Remade:
-    """Return a function that makes the action of a step on the engine ``engine``, or None if that engine cannot run
-    it.
-    """
-
+    # The function returns None for a step that ``engine`` cannot run.
     def remade(step: Step) -> Action | None:
         action = step.action
         if engine not in action.kind.others:
@@ -42,9 +43,7 @@ def _on_engine(study: Study, engine: str) -> Remade:
 
 
 def _on_scalar(step: Step) -> NewCall | None:
-    """Return the ``activation`` with which Scalar would do the work of an instruction of another engine; None if there
-    is none.
-    """
+    # The ``activation`` with which Scalar does the work of an instruction of another engine.
     call = OldCall(step)
     if is_square(call):
         return NewCall("activation", {"dst": call["dst"], "op": operator("square"), "data": call["data1"]})
@@ -61,9 +60,7 @@ def _on_scalar(step: Step) -> NewCall | None:
 
 
 def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which every ``stride``-th step of the call ``site`` does what ``remade`` returns for it; None
-    if no step changes.
-    """
+    # Every ``stride``-th step of ``site`` gets the action that ``remade`` returns; None if no step changes.
     steps: list[Step | Drain] = []
     storages = dict(program.storages)
     seen = changed = 0
@@ -80,8 +77,10 @@ def _applied(site: Site, remade: Remade, stride: int, program: CoreProgram) -> C
 
 
 def _ways(study: Study, step: Step, engine: str) -> Iterator[tuple[str, Remade, str, tuple[str, ...]]]:
-    """Yield, for each other engine that can do the work of a step of ``engine``, its name, a function that makes the
-    step's action there, the text that asks for the change, and the calls to write.
+    """Yield the ways to run a step of ``engine`` on another engine.
+
+    A way is the name of the other engine, a function that makes the step's action on that engine, the text of the
+    change, and the calls to write.
     """
     kind = step.action.kind
     for other in kind.others:
@@ -100,7 +99,7 @@ def _ways(study: Study, step: Step, engine: str) -> Iterator[tuple[str, Remade, 
 
 
 def moved(study: Study) -> Iterator[Candidate]:
-    """Yield a candidate for each call of a busy engine, and each other engine that can do its work."""
+    """Yield a candidate for each call of a busy engine and each other engine that can do its work."""
     facts = study.facts
     clock_ghz = study.model.generation.timing.clock_ghz
     kinds = [(step.site, step.action.kind) for step in study.main.steps if isinstance(step, Step)]

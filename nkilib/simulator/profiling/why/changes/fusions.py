@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Pairs of instructions that one instruction of the ISA can do, and single ones that another one does faster.
+"""Pairs of instructions that one instruction, or a faster pair, can replace.
 
-:func:`fused` yields the candidates. A pair is a writer and a reader of one tile; a rule of :data:`RULES` returns the
-calls to write instead, cheapest reading first. The formulas of the instructions are those of their docstrings
-(``nki/api/nki/isa/__init__.py``).
+:func:`fused` yields the candidates. A *pair* is a call that writes a tile (the *writer*) and a call that reads the tile
+(the *reader*). Each rule in :data:`RULES` yields lists of calls to write instead, the preferred one first. The formulas
+of the instructions are those of their docstrings (``nki/api/nki/isa/__init__.py``).
+
+A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ _SUMS = frozenset({"add", "multiply", "maximum", "minimum"})
 
 
 class Pair(NamedTuple):
-    """A call that writes a tile, and another one that reads the tile.
+    """A call that writes a tile, and a call that reads the tile.
 
     Attributes:
-        writer, reader: the two calls.
+        writer: the first call.
+        reader: the second call.
         roles: the parameters by which the reader reads the tile.
         is_kept: whether other steps read the tile too, so that it must still be written.
     """
@@ -52,7 +55,7 @@ Rule = Callable[[Pair], Iterator[Calls]]
 
 
 def _is_plain_activation(call: OldCall) -> bool:
-    """Tell whether a call is an ``activation`` that applies a function and reduces nothing."""
+    # It applies a function and reduces nothing.
     is_idle = call["reduce_cmd"].value in (None, reduce_cmd.idle) and call["reduce_res"].value is None
     return call.name == "activation" and is_idle
 
@@ -68,14 +71,12 @@ def _source(call: OldCall) -> Argument:
 
 
 def _is_one_step(call: OldCall) -> bool:
-    """Tell whether a call is a ``tensor_scalar`` with one arithmetic operator."""
+    # It has one arithmetic operator.
     return call.name == "tensor_scalar" and call.key("op0") in ARITHMETIC and not call.key("op1")
 
 
 def with_sum(pair: Pair) -> Iterator[Calls]:
-    """Yield the calls that compute a tile and reduce it at once, if one call computes the tile and the other one
-    reduces it.
-    """
+    """Yield calls that compute and reduce a tile at once, if the writer computes it and the reader reduces it."""
     first, second, *_ = pair
     if second.name != "tensor_reduce" or second.form("dst").free_size != 1 or second["negate"].value:
         return
@@ -105,9 +106,7 @@ def is_square(call: OldCall) -> bool:
 
 
 def scalar_then_tile(pair: Pair) -> Iterator[Calls]:
-    """Yield the call that does both steps, if a tile is combined with a number for each partition, and the result with
-    another tile.
-    """
+    """Yield a ``scalar_tensor_tensor`` if the pair combines a tile with a scalar, then with another tile."""
     first, second, roles, is_kept = pair
     if is_kept or second.name != "tensor_tensor" or len(roles) != 1 or second.key("op") not in ARITHMETIC:
         return
@@ -125,8 +124,8 @@ def scalar_then_tile(pair: Pair) -> Iterator[Calls]:
 
 
 def tile_then_scalar(pair: Pair) -> Iterator[Calls]:
-    """Yield the call that does both steps, if two tiles are multiplied or added, and the result is multiplied by, or
-    added to, a number.
+    """Yield a ``scalar_tensor_tensor`` if the pair multiplies (or adds) two tiles, then multiplies by (or adds) a
+    scalar.
     """
     first, second, roles, is_kept = pair
     if is_kept or roles != _DATA or first.name != "tensor_tensor" or not _is_one_step(second):
@@ -138,9 +137,7 @@ def tile_then_scalar(pair: Pair) -> Iterator[Calls]:
 
 
 def two_scalars(pair: Pair) -> Iterator[Calls]:
-    """Yield the call that does both steps, if a tile is combined with two numbers for each partition, one after the
-    other.
-    """
+    """Yield a ``tensor_scalar`` if the pair combines a tile with one scalar, then with another scalar."""
     first, second, roles, is_kept = pair
     if is_kept or roles != _DATA or not (_is_one_step(first) and _is_one_step(second)):
         return
@@ -152,9 +149,7 @@ def two_scalars(pair: Pair) -> Iterator[Calls]:
 
 
 def into_activation(pair: Pair) -> Iterator[Calls]:
-    """Yield the calls that do both steps, if the data of an activation are first multiplied by, or added to, a number
-    for each partition.
-    """
+    """Yield an activation with scale or bias, if the writer scales or shifts the data of the activation."""
     first, second, roles, is_kept = pair
     is_reduced = second.name == "activation_reduce"
     if is_kept or roles != _DATA or first.name != "tensor_scalar" or not (is_reduced or second.name == "activation"):
@@ -183,8 +178,9 @@ def into_activation(pair: Pair) -> Iterator[Calls]:
 
 
 def _stands_for(original: Argument, copy: Argument) -> bool:
-    """Tell whether an instruction may read ``original`` instead of ``copy``: their shapes and partitions are equal and,
-    unless both are floats, their types.
+    """Return whether an instruction may read ``original`` instead of ``copy``.
+
+    Shapes and partitions must be equal, and so must the types unless both are floats.
     """
     if not isinstance(original.value, Access) or not isinstance(copy.value, Access):
         return False
@@ -214,9 +210,7 @@ def into_copy(pair: Pair) -> Iterator[Calls]:
 
 
 def known_function(pair: Pair) -> Iterator[Calls]:
-    """Yield one activation in place of two calls, if they compute a sigmoid times its argument, or the reciprocal of a
-    square root.
-    """
+    """Yield one activation if the pair computes a sigmoid times its argument, or the reciprocal of a square root."""
     first, second, roles, is_kept = pair
     if is_kept or not _is_plain_activation(first) or len(roles) != 1:
         return
@@ -244,7 +238,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class _Found(NamedTuple):
-    """A writer and a reader of one tile, by their indices in a program, with the other fields of :class:`Pair`."""
+    """A pair, by the indices of its two steps in a program, with the other fields of :class:`Pair`."""
 
     writer: int
     reader: int
@@ -259,7 +253,7 @@ def _step(program: CoreProgram, at: int) -> Step:
 
 
 def _readers(study: Study, program: CoreProgram, value: Value) -> Iterator[_Found]:
-    """Yield those readers of a value that read the whole value, and no other value at the same operand."""
+    # Readers of exactly the whole value, and of no other value at the same operand.
     flow = study.flow(program)
     by_step: dict[int, list[int]] = defaultdict(list)
     for at, position in value.readers:
@@ -274,7 +268,6 @@ def _readers(study: Study, program: CoreProgram, value: Value) -> Iterator[_Foun
 
 
 def _pairs(study: Study, program: CoreProgram) -> Mapping[tuple[Site, Site], list[_Found]]:
-    """Return the pairs of a writer and a reader of one tile, grouped by their two calls in the kernel."""
     pairs: dict[tuple[Site, Site], list[_Found]] = defaultdict(list)
     for values in study.flow(program).written.values():
         for value in values:
@@ -289,9 +282,7 @@ def _pairs(study: Study, program: CoreProgram) -> Mapping[tuple[Site, Site], lis
 
 
 def _touches(program: CoreProgram, first: int, end: int, parts: Sequence[Access], *, reads: bool) -> bool:
-    """Tell whether a step from index ``first`` to ``end`` (exclusive) writes to one of ``parts`` or, with ``reads``,
-    also whether one reads it.
-    """
+    # Whether a step writes to one of ``parts`` or, with ``reads``, reads one.
     for step in program.steps[first:end]:
         if isinstance(step, Drain):
             return True
@@ -305,8 +296,10 @@ def _touches(program: CoreProgram, first: int, end: int, parts: Sequence[Access]
 
 
 def _place_for(program: CoreProgram, found: _Found) -> int | None:
-    """Return the index at which the new calls can stand: that of the reader or that of the writer; None if neither is
-    possible, because steps in between touch the same data.
+    """Return the index at which the new calls can stand: the reader's, or the writer's.
+
+    Returns:
+        None if steps in between access the same data, so that neither index is possible.
     """
     writer, reader, _, is_kept = found
     first, second = _step(program, writer).action, _step(program, reader).action
@@ -321,8 +314,14 @@ def _place_for(program: CoreProgram, found: _Found) -> int | None:
 
 
 def _applied(study: Study, sites: _Sites, rule: Rule, which: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the calls of ``rule``, alternative number ``which``, replace each pair of steps of the
-    two calls ``sites``; None if none is replaced.
+    """Return a program in which the calls of a rule replace pairs of steps; None if no pair is replaced.
+
+    Args:
+        study: the study of the launch.
+        sites: the calls of writer and reader in the kernel.
+        rule: the rule.
+        which: the position of the new calls among those that the rule yields.
+        program: the program to change.
     """
     replaced: dict[int, list[Step]] = {}
     storages = dict(program.storages)

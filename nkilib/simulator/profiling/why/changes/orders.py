@@ -3,9 +3,10 @@
 
 """Other orders of the instructions of a loop: :func:`reordered` yields the candidates.
 
-A loop is a stretch of the program in which the same calls follow each other again and again. Its iterations can run
-several at a time, each call for all of them before the next call; or the second part of an iteration can come after the
-first part of the next one. Tiles that an iteration writes and reads then need further slots.
+A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel. A *loop* is a
+stretch of the program in which the same calls follow each other again and again. In another order several iterations
+run at a time, each call for all of them before the next call; or the second part of an iteration comes after the first
+part of the next one. Tiles that an iteration writes and reads then need further slots.
 
 An inner loop is many stretches with the same calls, which change together. The loop around it is tried as well.
 """
@@ -50,11 +51,11 @@ class _Loop(NamedTuple):
 
 
 def _loops(program: CoreProgram, ignored: frozenset[Site] = frozenset()) -> list[_Loop]:
-    """Return the stretches of a program in which calls repeat, in order, without overlaps.
+    """Return the loops of a program, in order, without overlaps.
 
     Args:
         program: the program of a core.
-        ignored: calls that begin no iteration: those of inner loops, when outer loops are wanted.
+        ignored: calls that begin no iteration: the calls of inner loops, when outer loops are wanted.
     """
     sites = [step.site if isinstance(step, Step) else None for step in program.steps]
     last: dict[Site, int] = {}
@@ -86,7 +87,7 @@ _Key = Callable[[int, int], tuple[int, ...]]
 
 
 def _positions(program: CoreProgram, loops: Sequence[_Loop], key: _Key) -> list[int]:
-    """Return the position of each step in the new order."""
+    # The position of each step in the new order.
     positions = list(range(len(program.steps)))
     for loop in loops:
         order = sorted(range(loop.length * loop.times), key=lambda number: key(*divmod(number, loop.length)))
@@ -96,13 +97,12 @@ def _positions(program: CoreProgram, loops: Sequence[_Loop], key: _Key) -> list[
 
 
 def _steps_in(loops: Sequence[_Loop]) -> Iterator[int]:
-    """Yield the indices of the steps of loops."""
     for loop in loops:
         yield from range(loop.first, loop.end)
 
 
 def _is_legal(study: Study, program: CoreProgram, loops: Sequence[_Loop], positions: Sequence[int]) -> bool:
-    """Tell whether each value is still written before it is read, and no step depends on the order otherwise."""
+    # Each value must still be written before it is read, and no step may depend on the order otherwise.
     flow = study.flow(program)
     read: set[int] = set()
     written: set[int] = set()
@@ -129,8 +129,9 @@ _Operand = tuple[Site, int]
 
 
 class _Use(NamedTuple):
-    """A use of a tile, from the first write of data to the last read of these data; ``old_first`` is its start in the
-    old order, ``first`` and ``last`` are its ends in the new one.
+    """A use of a tile, from the first write of data to the last read of these data.
+
+    ``old_first`` is its start in the old order; ``first`` and ``last`` are its start and end in the new order.
     """
 
     storage: int
@@ -142,7 +143,7 @@ class _Use(NamedTuple):
 def _uses(
     study: Study, program: CoreProgram, loops: Sequence[_Loop], positions: Sequence[int]
 ) -> Mapping[_Operand, list[_Use]] | None:
-    """Return the uses of the tiles that loops write, by the operand of a call that begins them, if in order."""
+    # By the operand of a call with which they begin; None if the new order begins a use with another access.
     flow = study.flow(program)
     storages = {value.access.storage for at in _steps_in(loops) for value in flow.written.get(at, ())}
     by_operand: dict[_Operand, list[_Use]] = {}
@@ -164,10 +165,14 @@ def _uses(
 
 
 def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage that each use gets in the new order, keyed by the use's own storage and first step, and the
-    number of storages that are needed.
+    """Return the storage of each use in the new order, and the number of storages.
 
-    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time.
+    There are at least ``most`` storages, used round-robin, and more if all of them are in use at one time. The keys of
+    the first result are pairs (storage in the old order, first step in the old order).
+
+    Args:
+        uses: the uses of one operand.
+        most: the least number of storages.
     """
     slots = list(dict.fromkeys(use.storage for use in uses))
     slots += [slot_of(slots[0], _FIRST_SLOT + number) for number in range(len(slots), most)]
@@ -187,9 +192,9 @@ def _held(uses: Sequence[_Use], most: int) -> tuple[dict[tuple[int, int], int], 
 
 
 def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Return the storage for each use, and the number of tiles of a kind.
+    """Return the storage of each use in the new order, as :func:`_held` does, and the most tiles that a call needs.
 
-    That is the most that a call needs which has too few of them, and 1 if none has.
+    Only calls that have too few tiles count; the number is 1 if all calls have enough.
     """
     # A call that writes a new tile each time needs no more.
     tiles = {operand: len({use.storage for use in uses}) for operand, uses in by_operand.items()}
@@ -203,7 +208,7 @@ def _slots(by_operand: Mapping[_Operand, list[_Use]]) -> tuple[dict[tuple[int, i
 
 
 def _in_order(study: Study, program: CoreProgram, loops: Sequence[_Loop], key: _Key) -> tuple[CoreProgram, int] | None:
-    """Return a program in which the steps of each loop are sorted by a key, and how many tiles of a kind that takes."""
+    # Also returns how many tiles of a kind the new order needs; None if it would change results.
     positions = _positions(program, loops, key)
     uses = _uses(study, program, loops, positions) if _is_legal(study, program, loops, positions) else None
     if uses is None:
@@ -219,14 +224,12 @@ def _together(count: int) -> _Key:
 
 
 def _divided(division: int) -> _Key:
-    """Return the key of an order in which the steps of an iteration from position ``division`` on come after the first
-    steps of the next iteration.
-    """
+    # Steps of an iteration from ``division`` on come after the first steps of the next iteration.
     return lambda iteration, position: (iteration + (position >= division), position >= division, position)
 
 
 def _divisions(study: Study, loops: Sequence[_Loop]) -> list[int]:
-    """Return the positions in an iteration whose instructions wait longest for results, on the core done last."""
+    # The positions in an iteration whose instructions wait longest for results, on the core that finishes last.
     facts = study.facts
     numbers = {}
     for loop in loops:
@@ -242,13 +245,12 @@ def _divisions(study: Study, loops: Sequence[_Loop]) -> list[int]:
 
 
 def _sites(program: CoreProgram, loop: _Loop) -> tuple[Site, ...]:
-    """Return the calls of an iteration."""
     steps = program.steps[loop.first : loop.first + loop.length]
     return tuple(step.site for step in steps if isinstance(step, Step))
 
 
 def _largest(program: CoreProgram, loops: Sequence[_Loop]) -> list[_Loop]:
-    """Return the loops of equal iterations that have most steps together."""
+    # The loops of equal iterations that have most steps together.
     alike: dict[tuple[Site, ...], list[_Loop]] = {}
     for loop in loops:
         alike.setdefault(_sites(program, loop), []).append(loop)
@@ -256,7 +258,7 @@ def _largest(program: CoreProgram, loops: Sequence[_Loop]) -> list[_Loop]:
 
 
 def _nest(program: CoreProgram) -> list[list[_Loop]]:
-    """Return the loops with most steps, and those around them; loops of equal iterations are one entry."""
+    """Return the loops with most steps, and the loops around them; loops of equal iterations are one item."""
     inner = _largest(program, _loops(program))
     if not inner:
         return []
@@ -265,14 +267,14 @@ def _nest(program: CoreProgram) -> list[list[_Loop]]:
 
 
 def _sorted(study: Study, length: int, key: _Key, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the steps of its loops whose iterations have a length are sorted by a key."""
+    # Only the loops whose iterations have this length.
     own = next((loops for loops in _nest(program) if loops[0].length == length), None)
     found = None if own is None else _in_order(study, program, own, key)
     return None if found is None else found[0]
 
 
 def reordered(study: Study) -> Iterator[Candidate]:
-    """Yield candidates that run the iterations of the longest loops several at a time, or overlapped by a part."""
+    """Yield candidates that run several iterations of the longest loops at a time, or overlap successive iterations."""
     for loops in _nest(study.main):
         yield from _reordered(study, loops)
 

@@ -37,7 +37,6 @@ def _both(first: Change, second: Change, programs: Programs) -> Programs | None:
 
 
 def _together(order: Candidate, engine: Candidate) -> Candidate:
-    """Return the candidate that makes two changes: another order, and another engine for a call."""
     return Candidate(
         order.about,
         partial(_both, order.change, engine.change),

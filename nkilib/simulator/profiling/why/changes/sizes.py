@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Larger pieces of work: :func:`larger` yields candidates with larger instructions, and fewer iterations of loops."""
+"""Larger instructions and longer iterations: :func:`larger` yields the candidates.
+
+A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _UNROLLED = (2, 4)
 
 
 def _follows(first: Access, second: Access) -> bool:
-    """Tell whether the part ``second`` has the same form as ``first`` and lies directly behind it in each partition."""
+    # The second part has the same form and lies directly behind the first one in each partition.
     own, other = first.footprint, second.footprint
     if first.storage != second.storage or own.form is not other.form or own.part is None or other.part is None:
         return False
@@ -32,9 +35,8 @@ def _follows(first: Access, second: Access) -> bool:
 
 
 def _joined(study: Study, run: list[Step]) -> Step | None:
-    """Return one step that does the work of ``run``, steps of one call on neighbouring columns of the same tiles; None
-    if one instruction cannot do it.
-    """
+    # ``run`` is steps of one call on neighbouring columns of the same tiles; None if one instruction cannot do their
+    # work.
     first, second = run[0].action, run[1].action
     if first.index_reads or first.index_writes or len(first.operands) != len(second.operands):
         return None
@@ -62,9 +64,7 @@ def _joined(study: Study, run: list[Step]) -> Step | None:
 
 
 def _with_larger(study: Study, site: Site, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which steps of the call ``site`` on neighbouring columns are joined into larger instructions;
-    None if there are none.
-    """
+    # None if no steps are joined.
     steps: list[Step | Drain] = []
     run: list[Step] = []
     has_changed = False
@@ -124,9 +124,7 @@ def _instructions(study: Study) -> Iterator[Candidate]:
 
 
 def _unrolled(study: Study, count: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the engines synchronise only after every ``count``-th iteration of a device loop; None
-    if it has no such loop.
-    """
+    # The engines synchronise only after every ``count``-th iteration; None if there is no such device loop.
     steps: list[Step | Drain] = []
     iteration_of: list[int] = []
     seen = iteration = 0

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Changes of transfers: :func:`changed` yields candidates with fewer ones, other queues or other descriptors."""
+"""Changes of transfers: :func:`changed` yields candidates with fewer transfers, other queues or other descriptors.
+
+A *program* is the recorded instructions of a core (its *steps*); a *site* is a call in the kernel.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def _is_transfer(step: Step | Drain, site: Site | None = None) -> bool:
 
 
 def _busy_calls(study: Study) -> list[Site]:
-    """Return the calls of transfers before which the critical path waits for the queue or the first row."""
+    # Calls of transfers before which the critical path waits for the queue or the first row.
     facts = study.facts
     waited: dict[int, float] = {}
     for link in facts.links_of(LinkKind.trigger, LinkKind.first_byte, LinkKind.busy_dma, LinkKind.rows):
@@ -46,9 +49,7 @@ def _busy_calls(study: Study) -> list[Site]:
 
 
 def _without_repeats(study: Study, site: Site, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which the call ``site``, which loads the same data each time, loads them once; None if it
-    does not.
-    """
+    # The call loads the same data each time, and then loads them once; None if it does not.
     loads = [(at, step) for at, step in enumerate(program.steps) if isinstance(step, Step) and step.site == site]
     actions = [step.action for _, step in loads]
     if len(loads) < 2 or not all(_is_transfer(step) and not step.register for _, step in loads):
@@ -81,14 +82,12 @@ def _without_repeats(study: Study, site: Site, program: CoreProgram) -> CoreProg
 
 
 def _joined_work(works: Sequence[DmaWork]) -> DmaWork:
-    """Return the work of one transfer that moves what several transfers move."""
     spent = summed(pair for work in works for pair in work.times)
     is_even = all(work.is_even for work in works)
     return DmaWork(sorted(spent.items()), is_even, sum(work.nbytes for work in works), works[0].row_bytes)
 
 
 def _as_one(steps: Sequence[Step]) -> Step:
-    """Return the step of one transfer that moves what all ``steps`` move."""
     action = steps[0].action
     works = [step.action.kind.work for step in steps if step.action.kind.work is not None]
     others = [step.action for step in steps[1:]]
@@ -100,15 +99,13 @@ def _as_one(steps: Sequence[Step]) -> Step:
 
 
 def _on_chip(step: Step) -> int | None:
-    """Return the number of the on-chip tensor that a transfer loads or stores; None if both ends are in HBM."""
+    # The number of the on-chip storage that a transfer loads or stores.
     accesses = [access for _, access in accesses_of(step.action)]
     return next((access.storage for access in accesses if access.footprint.form.is_on_chip), None)
 
 
 def _goes_on(before: Step, step: Step) -> bool:
-    """Tell whether a transfer begins, in both of its tensors, where the transfer ``before`` ended, so that one transfer
-    could move what both do.
-    """
+    # In both of its tensors the transfer begins where ``before`` ended, so that one transfer could move both.
     for (_, own), (_, other) in zip(accesses_of(before.action), accesses_of(step.action), strict=False):
         part, following = own.footprint.part, other.footprint.part
         if own.storage != other.storage or own.footprint.form is not other.footprint.form:
@@ -122,8 +119,9 @@ def _goes_on(before: Step, step: Step) -> bool:
 
 
 def _runs(site: Site, program: CoreProgram) -> list[list[int]]:
-    """Return groups of indices of transfers of the call ``site``. A group moves neighbouring parts of one tile, with
-    nothing but transfers in between.
+    """Return groups of indices of transfers of the call ``site``.
+
+    The transfers of a group move neighbouring parts of one tile, with nothing but transfers in between.
     """
     runs: list[list[int]] = []
     is_open = False
@@ -140,9 +138,7 @@ def _runs(site: Site, program: CoreProgram) -> list[list[int]]:
 
 
 def _larger(site: Site, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which each group of transfers of the call ``site`` that move one tile is a single transfer;
-    None if there is none.
-    """
+    # Each group of transfers becomes a single transfer; None if there is no group.
     replaced: dict[int, list[Step]] = {}
     for run in _runs(site, program):
         replaced |= {at: [] for at in run}
@@ -164,9 +160,7 @@ def _touches(step: Step | Drain, storage: int | None) -> bool:
 
 
 def _requeued(site: Site, stride: int, program: CoreProgram) -> CoreProgram | None:
-    """Return a program in which every ``stride``-th transfer of the call ``site`` is triggered by another queue; None
-    if there are too few transfers.
-    """
+    # Every ``stride``-th transfer of the call goes to another queue; None if there are too few.
     seen = 0
     steps: list[Step | Drain] = []
     for step in program.steps:
@@ -189,7 +183,7 @@ def _casts(step: Step) -> bool:
 
 
 def _redescribed(program: CoreProgram) -> CoreProgram | None:
-    """Return a program with the other kind of descriptors where the compiler chooses; None if it never does."""
+    # The other kind of descriptors wherever the compiler chooses; None if it never does.
     steps: list[Step | Drain] = []
     has_changed = False
     for step in program.steps:
@@ -245,9 +239,7 @@ def changed(study: Study) -> Iterator[Candidate]:
 
 
 def _words(study: Study, queue: str) -> str:
-    """Return words for the kind of descriptors that the transfers of ``queue`` have, and for the time between two
-    triggers.
-    """
+    # The kind of descriptors, and the time between two triggers.
     if is_software(queue):
         kind = "software descriptors, which GpSimd writes"
     elif study.model.generation.timing.dma.has_hardware_descriptors:
@@ -262,10 +254,10 @@ class _Choice(NamedTuple):
 
     Attributes:
         transfers: the number of these transfers.
-        text: the number of transfers, and the calls that issue most of them, for messages.
+        text: the part of a message that gives the number of transfers and the calls that issue most of them.
         sites: the calls that issue them.
-        queue, other: the queue of the first transfer, and the queue that it would have with the other kind of
-            descriptors.
+        queue: the queue of the first transfer.
+        other: the queue that the first transfer would have with the other kind of descriptors.
     """
 
     transfers: int
@@ -289,9 +281,7 @@ def _choice(study: Study) -> _Choice | None:
 
 
 def _described(study: Study) -> Iterator[Candidate]:
-    """Yield the candidate in which the kernel asks for descriptors that the hardware writes, if the model assumes
-    software descriptors.
-    """
+    # The kernel asks for hardware descriptors where the model assumes software descriptors.
     choice = _choice(study)
     if choice is not None and is_software(choice.queue):
         yield Candidate(
@@ -305,8 +295,8 @@ def _described(study: Study) -> Iterator[Candidate]:
 
 
 def choice_of_descriptors(study: Study) -> Iterator[Finding]:
-    """Yield the fact that the launch takes at least 5% longer if the compiler chooses software descriptors where the
-    kernel leaves the choice open.
+    """Yield a finding if the launch takes at least 5% longer with the software descriptors that the compiler may
+    choose.
     """
     choice = _choice(study)
     if choice is None or is_software(choice.queue):
