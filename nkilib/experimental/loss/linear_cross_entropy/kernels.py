@@ -5,10 +5,10 @@
 HBM.
 
 :func:`linear_cross_entropy_forward` multiplies tiles of X and W, and updates the running statistics of the positions
-with each tile of logits. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each of
-them, and multiplies it with W and X. The cores of a launch split the vocabulary.
-:func:`linear_cross_entropy_forward_backward` does both in a single launch, and keeps the logits of a block of positions
-in HBM in between.
+with each tile of logits. :func:`linear_cross_entropy_backward` recomputes the tiles of logits, computes the gradient of
+each tile, and multiplies this gradient with W and X. The cores of a launch split the vocabulary.
+:func:`linear_cross_entropy_forward_backward` computes loss and gradients in a single launch, and keeps the logits of a
+block of positions in HBM in between.
 """
 
 from __future__ import annotations

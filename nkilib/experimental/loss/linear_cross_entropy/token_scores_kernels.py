@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of token scores: log-probabilities of up to 64 target ids per position, and their gradients, without
-logits in HBM.
+"""The kernels of token scores: log-probabilities of several target ids per position, and their gradients.
 
-:func:`linear_token_scores_forward` reads every tile of logits anyway; GpSimd picks one element of the tile for each id
-of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to a tile of gradients before it is
-rounded (:mod:`.id_gradient`). With a single id the kernels take the path of linear cross-entropy.
+No logits are in HBM. :func:`linear_token_scores_forward` reads every tile of logits for the log-sum-exp; GpSimd picks
+one element of the tile for each id of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to
+a tile of gradients before it is rounded (:mod:`.id_gradient`). With a single id the kernels run the code of linear
+cross-entropy. A position has at most 64 ids.
 """
 
 from __future__ import annotations
