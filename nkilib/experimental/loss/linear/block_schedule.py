@@ -296,7 +296,8 @@ class PositionSplit(NamedTuple):
 
 
 def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit:
-    """Return the split into about equal blocks of at most ``position_block`` positions, in whole tiles, without a loop.
+    """Return the split into nearly equal blocks of at most ``position_block`` positions, whole tiles, without a
+    loop.
     """
     tiles = div_ceil(num_positions, PARTITIONS)
     count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))

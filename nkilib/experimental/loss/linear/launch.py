@@ -80,8 +80,8 @@ def _staging_bytes(itemsize: int) -> int:
 
 
 class CastBytes(NamedTuple):
-    """For each operand that is rounded to the dtype of the products while it is loaded, the bytes of an element in HBM;
-    else 0.
+    """The bytes of an element in HBM of each operand that is rounded to the dtype of the products on loading; 0 for
+    others.
 
     DMA can cast data that it copies, but not data that it transposes, which needs staging memory in SBUF.
 
@@ -163,8 +163,7 @@ class LinearOperands:
 
     @property
     def casts(self) -> CastBytes:
-        """The bytes of an element of X and of W, each 0 if the operand needs no rounding to the dtype of the products.
-        """
+        """The bytes of an element of X and of W in HBM, each 0 if the operand has the dtype of the products."""
         itemsizes = [
             dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
             for tensor_hbm in (self.input_hbm, self.weight_hbm)
@@ -200,8 +199,7 @@ class WantedGradients:
         bias_hbm: nl.NkiTensor | None,
         input_float32: bool = False,
     ) -> WantedGradients:
-        """Return the gradients that a kernel's arguments request; ``bias_wanted`` None requests db if there is a bias.
-        """
+        """Return the gradients that a kernel's arguments request; ``bias_wanted`` None means db if there is a bias."""
         of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
         return cls(input_wanted, weight_wanted, of_bias, input_float32)
 

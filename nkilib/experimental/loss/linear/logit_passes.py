@@ -202,7 +202,6 @@ class EntropyPass:
     is_masked: bool
 
     def take(self) -> None:
-        """Issue the instructions that add the tile to the sums for the entropy."""
         if self.is_masked:
             raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale.least)
         self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)
@@ -221,7 +220,6 @@ class SearchPass:
     number: int
 
     def take(self) -> None:
-        """Issue the instructions that search for the largest z of the tile."""
         self.search.take(self.number)
 
 

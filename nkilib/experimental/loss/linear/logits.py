@@ -104,7 +104,8 @@ class LogitTiles:
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return only the product X W^T of tile ``number``, in its bank of PSUM; see :meth:`scores` for the arguments.
+        """Return only the product X W^T of tile ``number``, in its bank of PSUM; for the arguments see
+        :meth:`scores`.
         """
         product_psum = _slot(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
         multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)

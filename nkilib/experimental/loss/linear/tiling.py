@@ -311,8 +311,7 @@ class BackwardLaunch:
 
 
 def _position_tiles(tiles: int) -> set[int]:
-    """Return the possible numbers of tiles of a block, if ``tiles`` tiles are divided into blocks of nearly equal size.
-    """
+    """Return the possible numbers of tiles of a block, for ``tiles`` tiles divided into nearly equal blocks."""
     return {div_ceil(tiles, blocks) for blocks in range(1, min(tiles, _POSITION_BLOCKS_MAX) + 1)}
 
 

@@ -125,7 +125,6 @@ class GradientTiles:
 
     @property
     def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which tiles of the gradient are computed, see :attr:`TileMaker.float32_tiles`."""
         return self.errors_sbuf
 
     @property

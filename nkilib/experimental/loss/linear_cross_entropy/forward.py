@@ -311,9 +311,6 @@ class _BlockForward:
         return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes; if this block ends a window of blocks, combine the window's
-        statistics.
-        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)

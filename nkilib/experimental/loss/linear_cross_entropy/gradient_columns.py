@@ -52,8 +52,7 @@ def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
-    """Return the sum of all class weights: the number of classes, the number that the caller gave, or float32 [128, 1].
-    """
+    """Return the sum of all class weights: the number of classes, the caller's number, or float32 [128, 1]."""
     if launch.class_weight_hbm is None or options.spread == 0.0:
         return float(options.classes.total)
     return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)

@@ -61,8 +61,7 @@ def _work(
     exponentials: int,
     maxima: int = 0,
 ) -> Work:
-    """Return the work of a launch with ``products`` matrix products, each of ``elements`` (N V) times D multiply-adds.
-    """
+    """Return the work of a launch with ``products`` matrix products of ``elements`` (N V) times D multiply-adds."""
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,

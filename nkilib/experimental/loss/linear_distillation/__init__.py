@@ -12,8 +12,8 @@ The kernels are launched on their own::
 :mod:`nkilib.experimental.loss.inline` has the functions that NKI code calls.
 
 X^T and W^T are the transposed input and weight of a model, and *scores* are the logits before scaling, or tanh(logit /
-cap) under a cap. A *mixture* is beta P + (1 - beta) Q of teacher P and student Q. A launch has these steps, in order; ``linear.``
-is :mod:`nkilib.experimental.loss.linear`:
+cap) under a cap. A *mixture* is beta P + (1 - beta) Q of the distributions P of the teacher and Q of the student. A
+launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
 
 1. ``kernels``: the signatures. They put the arguments into a ``PairLaunch`` of two models (``launch``).
 2. ``validation`` checks the arguments before anything is written.

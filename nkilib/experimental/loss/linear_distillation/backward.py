@@ -411,7 +411,6 @@ class PairGradientTiles:
 
     @property
     def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which tiles are computed, see :attr:`TileMaker.float32_tiles`."""
         return self.terms_sbuf
 
     @property

@@ -327,8 +327,7 @@ class BackwardGeometry:
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
-        """Return an upper estimate of the number of instructions for a block of ``classes`` classes and all positions.
-        """
+        """Return an upper estimate of the instructions for a block of ``classes`` classes and all positions."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
         products = 0 if self.keeps_logits else self.feature_tiles + sum(pair.feature_tiles for pair in self.further)
@@ -447,8 +446,7 @@ class BackwardGeometry:
 
     @property
     def keeps_pieces(self) -> bool:
-        """Whether all pieces of X stay in SBUF: there is one block of positions, and each piece has a separate buffer.
-        """
+        """Whether all pieces of X stay in SBUF: one block of positions, and a separate buffer for each piece."""
         pieces = self.pieces_of_stripe * div_ceil(self.features, self.stripe)
         return self.position_blocks == 1 and not self.buffers.shares_memory and self.buffers.pieces >= pieces
 

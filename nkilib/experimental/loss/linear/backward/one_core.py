@@ -52,8 +52,7 @@ from nkilib.nki import nisa, nl
 
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Allocate one float32 tensor [N, D] for each core that has classes, for its sum of dX; none if dX is not wanted.
-    """
+    """Allocate for each core that has classes its sum of dX, float32 [N, D]; none if dX is not wanted."""
     shape = tuple(operands.input_hbm.shape)
     count = 0 if gradients.input_hbm is None else cores
     return [

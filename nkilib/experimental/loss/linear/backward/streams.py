@@ -475,7 +475,9 @@ class BackwardStreams:
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """Load all pieces of X if the plan keeps them in SBUF for all blocks; X^T of the first block is needed earlier.
+        """Load all pieces of X if the plan keeps them in SBUF for all blocks.
+
+        Call this after the loads of X^T of the first block, which is needed earlier.
         """
         if self.plan.keeps_pieces:
             self.pieces.restart()

@@ -170,8 +170,7 @@ class WeightGradient:
         self.sums.restart()
 
     def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
-        """Return the tiles of dW of a block of classes and a stripe of features, in groups that fit the banks of PSUM.
-        """
+        """Return the tiles of dW of a block of classes and a stripe of features, in groups that fit PSUM."""
         if self.has_classes_first:
             groups = []
             for group in cut(block.size, len(self.banks_psum) * PARTITIONS):

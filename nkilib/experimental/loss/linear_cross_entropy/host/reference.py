@@ -133,7 +133,9 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
 def gradient_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
 ) -> Float64Array:
-    """Return the gradient with respect to X W^T of the R positions ``rows``, [R, V]; ``weight`` is ``classes_first``.
+    """Return the gradient with respect to X W^T of the R positions ``rows``, [R, V].
+
+    ``weight`` is ``problem.classes_first``.
     """
     return extended_backward_reference(
         problem.logits_of(rows, weight),

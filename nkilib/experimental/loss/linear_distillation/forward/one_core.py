@@ -128,9 +128,6 @@ class _BlockForward:
         return cls(forward, block, inputs, positions, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes; if this block ends a window of blocks, combine the window's
-        statistics.
-        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -294,7 +291,6 @@ class _CoreForward:
         )
 
     def open_classes(self) -> None:
-        """Load W^T and biases of the classes that the first step expects to be loaded."""
         for stream in self.streams:
             stream.open(self.schedule.opening)
 

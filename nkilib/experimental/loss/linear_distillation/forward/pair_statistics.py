@@ -146,7 +146,6 @@ class GapPass:
     place: Place
 
     def take(self) -> None:
-        """Issue the instruction that computes W_k of the tile."""
         nisa.scalar_tensor_tensor(
             dst=self.gap_sbuf,
             data=self.gap_sbuf,

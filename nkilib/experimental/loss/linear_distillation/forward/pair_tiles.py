@@ -155,8 +155,7 @@ class ModelTiles:
             ring.restart()
 
     def raise_bias(self, classes: ClassTiles) -> None:
-        """Raise -inf in the bias of a block of classes to a finite number, so that differences of scores are not NaN.
-        """
+        """Raise a bias of -inf of a block of classes to a finite number, so that differences of scores are not NaN."""
         bias_sbuf = classes.bias_sbuf
         if bias_sbuf is None or self.lowest_sbuf is None:
             return
