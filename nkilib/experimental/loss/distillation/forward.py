@@ -263,7 +263,7 @@ class _CoreForward:
     def _replace_doubtful(self) -> None:
         """Recompute the row of a launch of one position with its maximum as the shift.
 
-        This result is taken if the sums of the first one are untrusted (:meth:`Totals.doubtful`).
+        The recomputed totals replace the first ones if the first sums are untrusted (:meth:`Totals.doubtful`).
         """
         exact = self._under_maxima(self.batches[0])
         flags_sbuf = self.totals.doubtful(self.launch)

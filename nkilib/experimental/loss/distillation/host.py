@@ -192,8 +192,8 @@ def divisor_of(temperature: Temperature) -> Array:
 def scale_units(temperature: Temperature) -> float:
     """Return the relative error of the scale 1 / T of a tensor of temperatures, in units u = 2^-23; 0 for a number.
 
-    A number is inverted on the host; the bounds count the rounding of that 1 / T elsewhere. The device's reciprocal and
-    a product are granted 4 u.
+    A number is inverted on the host; the bounds count the rounding of this 1 / T elsewhere. The device's reciprocal and
+    a product have an error of at most 4 u.
     """
     return 0.0 if np.ndim(temperature) == 0 else 4.0
 

@@ -40,8 +40,9 @@ _INT32 = 2**31
 
 
 def tile_dtype(dtype: nl.DType) -> nl.DType:
-    """Return the dtype of logits on chip; float16 becomes float32, because it has no room for the finite value that
-    replaces -inf.
+    """Return the dtype of logits on chip: bfloat16 stays, float16 becomes float32.
+
+    float16 has no room for the finite value that replaces -inf.
     """
     return nl.bfloat16 if dtype == nl.bfloat16 else nl.float32
 
@@ -69,7 +70,9 @@ class Part:
     end: int
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of a tensor [N] or [N, V] for these positions; the tensor itself if they are all of it."""
+        """Return the view of a tensor [N] or [N, V] for these positions; the tensor itself if the part has all
+        positions.
+        """
         if (self.start, self.end) == (0, int(tensor_hbm.shape[0])):
             return tensor_hbm
         return tensor_hbm.slice(0, self.start, self.end, 1)

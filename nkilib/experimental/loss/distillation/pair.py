@@ -61,7 +61,7 @@ def column(tile_sbuf: nl.NkiTensor, batch: int, rows: int) -> nl.NkiTensor:
 class Exponentials:
     """The shifts, and the sums of shifted exponentials, of the rows of one model (student or teacher).
 
-    The logits x of a row have a number c near their maximum subtracted before their exponentials are summed.
+    A number c near the maximum of a row is subtracted from its logits x before their exponentials are summed.
 
     Attributes:
         scale: 1 / T, of all rows or of each.

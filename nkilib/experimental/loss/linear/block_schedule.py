@@ -107,8 +107,8 @@ class Step:
 
     Attributes:
         block: the block to work on.
-        number: the number of the step within an iteration; the numbers continue after the loop. It selects the buffer
-            slot.
+        number: in the loop the number of the step within its iteration; after the loop the number of the block in the
+            schedule. It selects the buffer slot.
         loaded: the number of the block's first rows that are loaded already, by the previous step (:attr:`following`)
             or before the first step (:attr:`BlockSchedule.opening`).
         following: the first rows of the next block, whose loads this step issues; None if there are none. Within an
@@ -163,7 +163,7 @@ class BlockSchedule:
 
     @property
     def count(self) -> int:
-        """The number of blocks in one iteration and after the loop."""
+        """The number of blocks, in all iterations of the loop and after it."""
         return self.iterations * self.blocks_per_iteration + len(self.rest)
 
     @property
@@ -183,7 +183,7 @@ class BlockSchedule:
 
     @property
     def opening(self) -> Block | None:
-        """The rows that must be loaded before the first step; None if there are none."""
+        """The rows that must be loaded before the first step; None if the core has no rows."""
         return _block_or_none(self.first, self._loaded_of_rest(0)) if self.rest else None
 
     def run(self, body: Callable[[Step], None]) -> None:
@@ -286,7 +286,7 @@ class PositionSplit(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The number of blocks, with the rest."""
+        """The number of blocks, including the rest."""
         return self.whole + (self.rest > 0)
 
     @property

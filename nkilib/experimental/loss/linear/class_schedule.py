@@ -153,9 +153,7 @@ class ClassSchedule:
 
     @property
     def count(self) -> int:
-        """The number of blocks of :attr:`plan`, in one iteration and after the loop; shared blocks are numbered from
-        here on.
-        """
+        """The number of blocks of :attr:`plan`; the shared blocks are numbered from here on."""
         return self.plan.count
 
     def run(self, body: Callable[[Step], None]) -> None:
@@ -177,12 +175,14 @@ class ClassSchedule:
 
     @property
     def _single(self) -> tuple[Span, ...]:
-        """The blocks that are not part of the plan: the one before the loop, and the shared ones."""
+        """The block before the loop, if any, and the shared blocks."""
         return self.shared if self.head is None else (self.head, *self.shared)
 
 
 def tiles_of_core(tiles: int) -> range:
-    """Return which of the ``tiles`` tiles of positions this core processes in the shared classes."""
+    """Return the range of the tiles of positions, of ``tiles`` tiles, that this core processes in the shared
+    classes.
+    """
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 

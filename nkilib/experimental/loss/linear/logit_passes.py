@@ -238,7 +238,7 @@ class WaitingPasses:
         self.waiting.append(vector_pass)
 
     def share_of(self, parts: int) -> int:
-        """Return how many passes to issue in each of ``parts`` parts so that none is left at the end."""
+        """Return how many passes to issue per part of some work so that none is left after ``parts`` parts."""
         return div_ceil(len(self.waiting), parts)
 
     def take(self, count: int) -> None:

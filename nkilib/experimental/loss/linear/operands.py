@@ -200,7 +200,7 @@ class Matrix:
 def load_input(
     tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
 ) -> None:
-    """Load X^T of a block of positions into tiles [128, ceil(D / 128), 128], one for 128 positions.
+    """Load X^T of a block of positions into tiles [128, ceil(D / 128), 128], one tile for every 128 positions.
 
     Columns after the last position are set to 0, so that their logits are finite.
 

@@ -232,14 +232,14 @@ class _Pass:
     def make(
         cls, forward: _CoreForward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
-        """Return the pass of some tiles of positions.
+        """Return the forward of some tiles of positions, before any block of classes.
 
         Args:
             forward: the forward of the core.
             targets_sbuf: the targets of the block of positions.
             picked_sbuf: the tensor for the logits at these targets.
-            tiles: the tiles of positions of the pass.
-            first: the first class of the first block, counted in the weight.
+            tiles: the tiles of positions.
+            first: the first class of the first block, counted from the first class of the weight.
         """
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
@@ -274,8 +274,8 @@ class _BlockForward:
         block: the positions.
         input_sbuf: X^T of each tile of the block.
         statistics: the statistics so far.
-        own: the pass of all tiles through the core's own classes.
-        shared: the pass of ``part`` through the shared classes; None if there is none.
+        own: the forward of all tiles over the core's own classes.
+        shared: the forward of the tiles ``part`` over the shared classes; None if there is none.
         shared_picked_sbuf: the logits at targets among the shared classes, float32 [128, tiles]; None without shared
             classes.
         part: the tiles whose results this core computes at the end: its own tiles, or all tiles if no classes are
@@ -328,8 +328,8 @@ class _BlockForward:
     def finish(self, block: Block, results: Results | ScoreResults) -> None:
         """Compute and store the results over all classes.
 
-        If classes are shared, each core stores the results of its own tiles of positions. Otherwise each core stores
-        every second result vector.
+        If classes are shared, each core stores the results of its own tiles of positions. Otherwise the cores store
+        whole result vectors, alternately.
         """
         launch, statistics = self.forward.launch, self.statistics
         statistics.finish(self.shared_picked_sbuf)
@@ -354,7 +354,7 @@ class _BlockForward:
 
         Args:
             step: the step of the block.
-            through: the pass to extend by the block; with None the block is only loaded.
+            through: the tiles of positions to process; with None the block is only loaded.
             column: the column of the statistics.
             is_last: whether this is the last block of classes of these positions.
         """
@@ -519,7 +519,10 @@ def forward_of_core(
 ) -> None:
     """Compute the results of all positions; each core stores some of them.
 
-    ``keeping`` is given if gradients follow in the same launch.
+    Args:
+        launch, options, tiling: the operands, the options and the tiling of the kernel.
+        results: the tensors for the results.
+        keeping: the arguments for logits that are kept, if gradients follow in the same launch; else None.
     """
     _require_room(launch, options, tiling)
     sizes = _forward_sizes(launch, options)

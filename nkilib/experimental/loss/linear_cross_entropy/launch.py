@@ -114,8 +114,8 @@ class ForwardNeeds:
     def ranks_scores(self) -> bool:
         """Whether the argmax can compare blocks of classes by the maxima in the statistics.
 
-        These must be the maxima of z, or of logits that are only divided by a temperature per position, which keeps
-        their order.
+        The maxima must be those of z, or those of logits that are only divided by a temperature per position; the
+        division keeps their order.
         """
         return self.has_exact_maxima and (self.temperatures or not self.scale)
 
@@ -152,8 +152,8 @@ class ForwardNeeds:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions for a tile of logits besides its products, with its part of those for a whole
-        group.
+        """The number of instructions for a tile of logits besides its products, including its part of the instructions
+        for a group.
         """
         passes = self.vector_passes + self.scalar_passes + self.products + (self.entropy and self.bias)
         return passes + (1 if self == ForwardNeeds() else 2 + self.argmax)
@@ -286,7 +286,7 @@ def columns_of_ids(ids: int) -> int:
 
 
 def tiles_of_ids(ids: int) -> int:
-    """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
+    """Return the number of float32 tiles as large as a tile of logits that several target ids per position need.
 
     They hold the class numbers, with and without marks, and the gathered gradients.
     """
@@ -294,10 +294,10 @@ def tiles_of_ids(ids: int) -> int:
 
 
 def numbers_of_ids(ids: int) -> int:
-    """Return the number of values per partition that several ids need besides :func:`columns_of_ids` and
-    :func:`tiles_of_ids`.
+    """Return the number of further values per partition that several target ids per position need.
 
-    They are the ids that follow the class numbers, and a mask of the ids below a tile.
+    They are the ids that follow the class numbers, and a mask of the ids below a tile; :func:`columns_of_ids` and
+    :func:`tiles_of_ids` return the rest.
     """
     return 0 if ids == 1 else 3 * searched_ids(ids)
 

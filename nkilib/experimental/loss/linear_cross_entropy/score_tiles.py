@@ -52,7 +52,7 @@ _BANKS = 7
 
 @dataclass(frozen=True)
 class Ranking:
-    """The search for the argmax, in z if needed: it computes z of groups of tiles, and prepares the search.
+    """The search for the argmax, in z of groups of tiles, or in the scores if they have the same order.
 
     Attributes:
         needs: the options of the forward.
@@ -369,7 +369,7 @@ class ScoreTiles:
     ) -> None:
         """Compute all sums over the classes of a group whose maxima are known.
 
-        The passes of the sums for the entropy are added to the waiting ones. See :meth:`open` for the arguments.
+        Vector's passes for the entropy are added to the waiting passes. See :meth:`open` for the arguments.
         """
         row, moments = statistics.group.statistics, statistics.group.moments
         tiles = [_TilePlace(number, Place(group.start + number, column)) for number in range(group.tiles)]

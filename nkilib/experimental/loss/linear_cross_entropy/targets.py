@@ -149,7 +149,7 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
 def target_values(
     launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
 ) -> TargetValues:
-    """Return which targets are valid and in this shard, and their class weights.
+    """Return which targets are valid and which are in this shard, with their class weights and ``logits_sbuf``.
 
     Args:
         launch, options: the operands and options of the kernel.

@@ -281,7 +281,7 @@ class LabelTiles:
 
     @classmethod
     def make(cls, columns: LabelColumns, plan: BackwardPlan) -> LabelTiles:
-        """Allocate the tiles for the blocks and tiles of a plan."""
+        """Allocate the tensors, of the sizes that a plan gives."""
         block = plan.class_tiles * PARTITIONS
         count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
@@ -387,7 +387,7 @@ class PairGradientTiles:
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, columns: PairColumns, plan: BackwardPlan) -> PairGradientTiles:
-        """Allocate the tiles for the blocks and tiles of a plan."""
+        """Allocate the ring buffers, of the sizes that a plan gives."""
         classes, opened = plan.classes_of_tile, plan.buffers.opened
         return cls(
             launch,
@@ -415,13 +415,17 @@ class PairGradientTiles:
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether the buffer slot of a tile may hold the student's scores before; see :func:`spares_scores`."""
+        """Whether the student's scores of a tile may be stored in the slot in which its gradient is computed later.
+
+        See :func:`spares_scores`.
+        """
         return spares_scores(self.needs)
 
     @property
     def opens_groups(self) -> bool:
-        """Whether :meth:`open` is called for several tiles at a time: if Scalar needs another table, for tanh or
-        softplus.
+        """Whether :meth:`open` is called for several tiles at a time.
+
+        This is so if Scalar needs another table of activation functions, for tanh or softplus.
         """
         return opens_groups(self.needs)
 

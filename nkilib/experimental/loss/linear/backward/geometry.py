@@ -108,9 +108,9 @@ class TileNeeds:
         return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
 
     def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
-        """Return the bytes per partition that depend on the plan.
+        """Return the bytes per partition of the tiles that depend on the plan.
 
-        They hold a ring buffer of tiles and the class numbers, which every loss needs, the further opened tiles, and
+        These are a ring buffer of tiles and the class numbers, which every loss needs, further opened tiles, and
         ``place_bytes`` for each logit.
 
         Args:
@@ -154,7 +154,10 @@ class PairSizes:
 
     @classmethod
     def of_weight(cls, features: int, itemsize: int, has_classes_first: bool, weight_itemsize: int) -> PairSizes:
-        """Return the sizes of a pair with the staging memory of its W; none if the DMA transfer itself casts W."""
+        """Return the sizes of a pair, with the staging memory that its W needs.
+
+        W needs none if the DMA transfer itself casts W.
+        """
         staging = CastBytes(weight=weight_itemsize).backward_staging(has_classes_first) if has_classes_first else 0
         return cls(features, itemsize, has_classes_first, weight_itemsize, staging)
 
@@ -219,7 +222,9 @@ class BackwardSizes:
         return self.weight_itemsize or self.itemsize
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
-        """Return :meth:`TileNeeds.option_bytes` for all positions of the launch."""
+        """Return the bytes per partition for the options of the loss (:meth:`TileNeeds.option_bytes`), for all
+        positions.
+        """
         return self.needs.option_bytes(self.num_positions, class_block, classes_of_tile)
 
 
@@ -313,8 +318,8 @@ class BackwardGeometry:
 
     @property
     def weight_group(self) -> tuple[int, int]:
-        """The number of tiles of 128 rows, and the number of columns, of the tiles of dW that the banks of PSUM hold
-        together.
+        """The size of a group of tiles of dW that the banks of PSUM hold: the number of tiles of 128 rows, and the
+        number of columns.
         """
         if self.has_classes_first:
             return min(weight_tiles(), self.class_tiles), self.stripe
@@ -358,9 +363,9 @@ class BackwardGeometry:
 
     @property
     def has_room(self) -> bool:
-        """Whether the program has room for its copies of a block of classes.
+        """Whether the limit of instructions allows as many copies of a block of classes as the program needs.
 
-        It needs two copies, or one if a device loop is the whole program.
+        The program needs two copies, or one if a device loop is the whole program.
         """
         room = self.blocks_of_program(self.position_blocks * self.position_block)
         return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
@@ -402,7 +407,7 @@ class BackwardGeometry:
     def keeps_inputs(self) -> bool:
         """Whether X^T of all positions stays in SBUF.
 
-        This takes one block of positions, logits that are computed, and separate buffers for all tiles of X^T.
+        This requires one block of positions, logits that are computed, and separate buffers for all tiles of X^T.
         """
         keeps = self.position_blocks == 1 and not self.keeps_logits and not self.buffers.shares_memory
         return keeps and self.buffers.input_tiles >= self.position_tiles

@@ -30,7 +30,8 @@ _UNITS_UNTIL_SUMMED = 1
 
 @dataclass
 class StreamLoads:
-    """The loads during the products of a round: pieces of X, of which some are loaded ahead, and W^T of the next block.
+    """The loads that are issued while a round is multiplied: pieces of X, of which some are loaded ahead, and W^T of
+    the next block.
 
     Attributes:
         streams: the buffers.
@@ -109,9 +110,10 @@ class WeightGroups:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
     def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
-        """Add the product of a piece of X and G to the group of tiles of dW that ``unit`` names.
+        """Add the product of a piece of X and G to the group of tiles of dW that ``unit`` names; do nothing if dW is
+        not wanted.
 
-        The last piece of the block of positions finishes the group. If dW is not wanted, nothing is done.
+        The last piece of the block of positions finishes the group.
 
         Args:
             unit: the unit.
@@ -230,7 +232,7 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """Issue the share of unit number ``unit`` (of ``units``) of the sum over the cores of dX of one stripe.
+        """Add up dX of one stripe over the cores, for the rows that belong to unit number ``unit`` of ``units``.
 
         This is done for the last block of classes of a core, while the next stripe is computed.
         """
@@ -259,10 +261,10 @@ class GradientProducts:
 
     @staticmethod
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
-        """Load the first slices (:class:`.streams.WeightSlices`) of the next block of positions, or of the next block
-        of classes.
+        """Load the first slices (:class:`.streams.WeightSlices`) of the next block of positions.
 
-        Those of the next block of classes are loaded only if enough of its classes are known already.
+        After the last block of positions, the first slices of the next block of classes are loaded, if enough of its
+        classes are known already.
         """
         if round_.next_positions is None:
             return

@@ -36,10 +36,11 @@ class LogitGradient:
     parts: SharedBuffers
 
     def make(self, round_: Round) -> nl.NkiTensor | None:
-        """Compute the block of G of a round, and return the first stripe of W if the logits are kept; else None.
+        """Compute the block of G of a round.
 
-        If the scores are computed here, the last tiles of G are left untransposed. If the scores are kept from the
-        forward, Tensor is idle; then dX of the first stripe is computed too, some tiles behind G.
+        If the scores are computed here, the last tiles of G are left untransposed, and None is returned. If the scores
+        are kept from the forward, Tensor is idle; then dX of the first stripe is computed too, some tiles behind G, and
+        the first stripe of W is returned.
         """
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
@@ -191,7 +192,8 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """Compute a tile of G, except for its last product, which is returned to be issued later.
+        """Compute a tile of G except for its last product, and return this product to be issued later; None if there is
+        none.
 
         Args:
             tile: the number of the tile of positions in the block.

@@ -361,7 +361,8 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the fastest blocks of a core whose program is within its limit, else the blocks of the shortest program.
+    """Return the fastest blocks of a core whose program is within its limit of instructions, else the blocks of the
+    shortest program.
 
     All cores make the same choice, because the device requires the same loop on all of them.
 
@@ -380,7 +381,7 @@ def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positi
 
 
 def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
-    """Return the plan with blocks so short that the programs of all cores are within their limit.
+    """Return the plan with blocks so short that the programs of all cores are within their limit of instructions.
 
     If no blocks are short enough, it is the plan of the shortest program.
 

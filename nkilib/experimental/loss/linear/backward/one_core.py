@@ -105,7 +105,8 @@ class _CoreBackward:
     def run_cover(self, cover: ClassCover) -> None:
         """Process all classes of ``cover`` in a single device loop.
 
-        These are the core's own classes, and some of the other core's if its own classes do not fill the blocks.
+        These are the classes that belong to this core, and classes of the other core if this core's classes do not fill
+        the blocks.
         """
         self.shared.begin(cover.first)
         self.shared.streams.load_inputs_alone(self.shared.positions[0])

@@ -130,9 +130,9 @@ def _logit_tiles(
     """Return the tiles in which the logits of an operand pair are computed, in PSUM banks that other work uses at other
     times.
 
-    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time. To
-    save memory, logits plus bias may be stored in the tiles of ``shared``, the tile maker of G. With None they have
-    separate tiles.
+    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of scores as the plan opens at a time.
+    To save memory, logits plus bias may be stored in the tiles of ``shared``, the tile maker of G. If ``shared`` is
+    None, logits plus bias have separate tiles.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
 
@@ -288,15 +288,15 @@ class SharedBuffers:
 
         Args:
             round_: the round.
-            start, end: the tiles of positions that are computed meanwhile; the share of the preparation is
-                proportional.
+            start, end: the range of tiles of positions that are computed meanwhile; the same fraction of the remaining
+                tiles is prepared.
         """
         shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many further tiles are computed before a computed tile is transposed, so that Tensor need not wait
-        for it.
+        """Return how many further tiles are computed before a tile is transposed, so that Tensor need not wait for the
+        tile.
         """
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
@@ -330,8 +330,9 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W for the classes of a round, and return it; None if dX is not wanted, because only dX needs
-        it.
+        """Load a stripe of W for the classes of a round, and return its buffer.
+
+        Return None if dX is not wanted, because only dX needs this W.
         """
         if self.input_gradient is None:
             return None

@@ -124,7 +124,7 @@ class StreamMemory:
     def _ring(self, count: int, half: int, tiles: int, columns: int) -> Ring:
         """Return a ring buffer of ``count`` tiles [128, tiles, columns].
 
-        They have separate memory, or are side by side in half number ``half`` of the shared memory.
+        The tiles have separate memory, or are side by side in half number ``half`` of the shared memory.
         """
         if self.shared_sbuf is None:
             return Ring.of_sbuf(count, (PARTITIONS, tiles, columns), self.dtype)
@@ -198,7 +198,7 @@ class WeightSlices:
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
-        """Load a slice of W^T, and of X^T if X^T streams, into the next buffers, and return them.
+        """Load a slice of W^T, and of X^T if X^T streams, into the next buffers, and return the slice on chip.
 
         Args:
             classes: the classes of a tile of logits.
@@ -220,7 +220,7 @@ class WeightSlices:
     def is_loaded_ahead(self, classes: int) -> bool:
         """Return whether the first slices of a block of classes are loaded during the previous round.
 
-        They are if at least the classes of one tile of logits are known by then.
+        This is so if at least the classes of one tile of logits are known by then.
 
         Args:
             classes: the number of the block's first classes that are known during the previous round.
@@ -475,10 +475,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """Load all pieces of X if the plan keeps them in SBUF for all blocks.
-
-        Call this after the loads of X^T of the first block, which is needed earlier.
-        """
+        """Load all pieces of X if the plan keeps them in SBUF for all blocks; else do nothing."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
             for stripe in self.stripes_of_features:
@@ -516,7 +513,8 @@ class BackwardStreams:
             self._load_first_logits(classes, at, positions)
 
     def load_first_tile(self, classes: Block | None, positions: Span) -> None:
-        """Load the first tile of X^T of a block of positions, or with kept logits its first logits of ``classes``.
+        """Load the first tile of X^T of a block of positions, or with kept logits the first logits of the block for
+        ``classes``.
 
         Args:
             classes: the block of classes; with None no kept logits are loaded.
@@ -548,9 +546,9 @@ class BackwardStreams:
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """Load one tile of a block of positions into the next buffers, and return it.
+        """Load one tile of a block of positions into the next buffers, and return these buffers.
 
-        The result is X^T for each operand pair, or the kept logits.
+        There is one buffer of X^T for each operand pair, or one buffer of kept logits.
 
         Args:
             classes: the classes of the kept logits.

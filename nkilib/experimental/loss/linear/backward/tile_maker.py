@@ -131,7 +131,7 @@ class LastProduct:
 
 
 class TileMaker(Protocol):
-    """The computation of the tiles of G, one after another; each loss has its own."""
+    """The computation of the tiles of G, one after another; each loss implements this interface."""
 
     @property
     def power(self) -> PowerOfTwo | None:
@@ -197,7 +197,8 @@ class TileMaker(Protocol):
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether logits plus bias may be stored in the slot of ``float32_tiles`` that the same tile of G uses later.
+        """Whether logits plus bias of a tile may be stored in the slot of ``float32_tiles`` in which :meth:`make_tile`
+        computes the tile.
 
         This saves buffers.
         """

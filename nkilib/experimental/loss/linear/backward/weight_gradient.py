@@ -222,8 +222,8 @@ class WeightGradient:
         """Load the float32 values that are added to a group's sums over the last block of positions, and return their
         buffers.
 
-        They are the sums over the earlier blocks of positions, and the caller's sum; before the last block there are
-        none. Call this when the sums begin, so that the values arrive in time.
+        The values are the sums over the earlier blocks of positions, and the caller's sum; before the last block
+        nothing is loaded. Call this when the sums begin, so that the values arrive in time.
 
         Args:
             group: the group.
@@ -237,8 +237,8 @@ class WeightGradient:
     def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
         """Store the sums of a group over a block of positions.
 
-        Before the last block of positions, they are kept in the scratch memory. The sums of the last block are added to
-        the loaded values, rounded once and stored in dW.
+        Before the last block of positions, the sums are kept in the scratch memory. The sums of the last block are
+        added to the loaded values, rounded once and stored in dW.
 
         Args:
             group: the group.

@@ -149,7 +149,7 @@ def gradient_of_logits(
 def linear_backward_reference(
     problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """Return all gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
+    """Return all gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that the kernel received.
 
     PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
 

@@ -202,7 +202,7 @@ class ForwardSizes:
         statistics.
 
         The result is 0 if a block of these classes would be multiplied before the next block is loaded, or if they
-        would be too many. Both conditions are about time alone; a test may set the number
+        would be more than an eighth of all classes. A test may set the number, which affects only time
         (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
@@ -311,16 +311,17 @@ def form_bytes(
     scratch_bytes: int = SCRATCH_BYTES,
     cores: int = 2,
 ) -> FormBytes:
-    """Return the bytes of HBM beyond inputs and outputs, for two launches and for one.
+    """Return the bytes of HBM beyond inputs and outputs, of separate forward and backward launches and of a single
+    launch of both.
 
     - The forward takes none.
     - The backward keeps a float32 sum of dX for each core, and, if there are several blocks of positions, a float32 sum
       of dW of one class block for each core, of at most 64 MiB.
     - The backward of more than 65,536 positions processes them in parts: its sums of dX have the size of a part. It
       also keeps dX of a part, and a float32 sum of dW if dW is not float32.
-    - Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if
-      there are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they
-      take no more than the logits of a block and the sum of dW may take.
+    - A single launch keeps the float32 logits of a block of positions and the sums of dX, and if there are several
+      blocks a float32 sum of dW. The logits of all positions and classes are kept only where they take no more than the
+      logits of a block and the sum of dW may take.
     - With a ``compute_dtype``, gradients take a copy of an X of another dtype. W and the bias are never copied.
 
     See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.

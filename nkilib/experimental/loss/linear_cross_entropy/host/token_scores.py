@@ -252,7 +252,7 @@ class _Ids:
 def scores_backward_reference(
     problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
+    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that the kernel received.
 
     Args:
         problem: a problem with all classes and targets [N, K].

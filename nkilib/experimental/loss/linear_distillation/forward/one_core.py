@@ -57,14 +57,14 @@ class _Pass:
         tiles: range,
         first: int,
     ) -> _Pass:
-        """Return the pass of some tiles of positions.
+        """Return the forward of some tiles of positions, before any block of classes.
 
         Args:
             forward: the forward of the core.
             labels_sbuf: the labels of the block of positions; None if no score at a label is wanted.
             picked_sbuf: the tensor for the scores at these labels; None if there are no labels.
-            tiles: the tiles of positions of the pass.
-            first: the first class of the first block, counted in the weights.
+            tiles: the tiles of positions.
+            first: the first class of the first block, counted from the first class of the weights.
         """
         if labels_sbuf is None or picked_sbuf is None:
             return cls(tiles, None)
@@ -89,8 +89,8 @@ class _BlockForward:
         inputs: X^T of the tiles, of each model.
         positions: labels and row weights.
         statistics: the statistics so far.
-        own: the pass of all tiles over the core's own classes.
-        shared: the pass of ``part`` over the shared classes; None if there is none.
+        own: the forward of all tiles over the core's own classes.
+        shared: the forward of the tiles ``part`` over the shared classes; None if there is none.
         shared_picked_sbuf: the student's scores at labels among the shared classes, float32 [128, tiles]; None without
             such classes.
         part: the tiles whose results this core computes at the end: its own tiles, or all tiles if no classes are
@@ -145,8 +145,8 @@ class _BlockForward:
     def finish(self, results: PairResults) -> None:
         """Compute and store the results over all classes.
 
-        If classes are shared, each core stores the results of its own tiles of positions. Otherwise each core stores
-        every second result vector.
+        If classes are shared, each core stores the results of its own tiles of positions. Otherwise the cores store
+        whole result vectors, alternately.
         """
         forward, statistics, positions = self.forward, self.statistics, self.positions
         launch, second = forward.launch, forward.second
@@ -175,7 +175,7 @@ class _BlockForward:
 
         Args:
             step: the step of the block.
-            through: the pass to extend by the block; with None the block is only loaded.
+            through: the tiles of positions to process; with None the block is only loaded.
             column: the column of the statistics.
             is_last: whether this is the last block of classes of these positions.
         """

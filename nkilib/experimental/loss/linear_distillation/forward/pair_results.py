@@ -95,7 +95,7 @@ def add_nan_of_empty(
 ) -> None:
     """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
 
-    A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
+    A shard of the vocabulary may mask all of its classes; there nothing is added for masked classes.
 
     Args:
         launch: the launch of the kernel.
@@ -175,8 +175,8 @@ def divergence_results(
 ) -> list[GroupResult]:
     """Return the Kullback-Leibler divergence, times the row weights, and its moment.
 
-    The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). A shard of the
-    vocabulary cannot know the divergence from a mixture: both are 0 then.
+    The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). For a shard of
+    the vocabulary with 0 < beta < 1, both results are 0, because a shard cannot know the divergence from a mixture.
     """
     if launch.is_mixed:
         nothing_sbuf = constant(statistics.student.row_sum_sbuf, 0.0)

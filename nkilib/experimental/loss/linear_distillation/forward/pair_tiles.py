@@ -212,9 +212,7 @@ class ModelTiles:
             nisa.tensor_tensor(dst=scores_sbuf, data1=product_psum, data2=bias_sbuf, op=nl.add)
 
     def close(self, group: ModelGroup, column_sbuf: nl.NkiTensor) -> None:
-        """Compute the tanh of a softcap, and store the maxima of a group in ``column_sbuf``, as the statistics need
-        them.
-        """
+        """Compute the tanh of a softcap, and store minus the maxima of the scores of a group in ``column_sbuf``."""
         cap = self.model.score_cap
         if cap is not None and not self.has_bias:
             for place in range(group.tiles):
@@ -291,7 +289,7 @@ class PairGroup:
 
     @property
     def places(self) -> list[Place]:
-        """The column of the group's tiles in the statistics, one :class:`Place` for each tile of positions."""
+        """One :class:`Place` in the statistics for each tile of positions of the group."""
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
 

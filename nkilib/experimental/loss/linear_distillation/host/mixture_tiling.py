@@ -176,7 +176,9 @@ def kept_tiles(vocab_size: int, memory_limit: int) -> int:
 
 
 def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
-    """Return whether scores are kept: whether two blocks of 128 positions fit ``memory_limit``, or the only block."""
+    """Return whether scores are kept: whether ``memory_limit`` has room for two blocks of 128 positions, or for the
+    only block.
+    """
     return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, PARTITIONS))
 
 
@@ -291,7 +293,7 @@ class PairWork:
     class_block: int
 
     def times(self) -> BlockTimes:
-        """Return the times of a tile of positions."""
+        """Return the estimated times of this work for one tile of positions."""
         columns = self.columns
         between = div_ceil(columns, self.class_block) * _GAP_COLUMNS
         # Without products beside it the second pass takes tiles of several blocks of classes.
@@ -489,7 +491,10 @@ class KeptSizes:
         return max(2 * WINDOW, self._bodies_that_fit(blocks, class_block))
 
     def time_us(self, tiling: LinearTiling) -> float:
-        """Return the estimated time of the launch in us, extrapolated from the blocks whose code the program has."""
+        """Return the estimated time of the launch in us.
+
+        It is extrapolated to all positions from the blocks whose code the program contains.
+        """
         blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // PARTITIONS)
         time_us = blocks_us(blocks.copies, self._times(tiling.class_block))
         bodies = self.most_bodies(blocks, tiling.class_block)

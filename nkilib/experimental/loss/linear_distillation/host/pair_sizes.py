@@ -197,7 +197,7 @@ class PairNeeds:
 
 
 def opens_groups(needs: PairNeeds) -> bool:
-    """Return whether a group of tiles is opened before the first of them is computed.
+    """Return whether a group of tiles is opened before the gradient of the first of them is computed.
 
     This is so if Scalar computes tanh or softplus, which need another table than exp.
     """
@@ -205,7 +205,10 @@ def opens_groups(needs: PairNeeds) -> bool:
 
 
 def takes_differences(needs: PairNeeds) -> bool:
-    """Return whether the gradient needs the differences of both models' scores: unless it is KL(teacher || student)."""
+    """Return whether the gradient needs the differences of both models' scores.
+
+    Only the gradient of KL(teacher || student) does not.
+    """
     return needs.mixed or needs.reverse
 
 
@@ -232,8 +235,8 @@ def copies_teacher(needs: PairNeeds) -> bool:
 def spares_scores(needs: PairNeeds) -> bool:
     """Return whether the student's scores may be in the tile in which the gradient is computed.
 
-    They may not if several pairs are opened before the first of them is computed, nor if differences of scores are
-    needed: then the scores are needed for longer, and the next exponentials would wait for the tile.
+    This is not possible if several pairs are opened before the first of them is computed, or if differences of scores
+    are needed: then the scores are needed for longer, and the next exponentials would wait for the tile.
     """
     return not opens_groups(needs) and not takes_differences(needs)
 
@@ -402,7 +405,7 @@ class PairForwardSizes:
         of statistics.
 
         The result is 0 if a block of these classes would be multiplied before the next block is loaded, or if they
-        would be too many. A test may set the number, which affects only time
+        would be more than an eighth of all classes. A test may set the number, which affects only time
         (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:

@@ -346,7 +346,7 @@ def pair_forward_reference(problem: PairProblem) -> ExactResults:
 
 
 def mixture_reference(problem: PairProblem, statistics: Statistics) -> ExactMixtureSums:
-    """Return all results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
+    """Return all results of ``linear_distillation_mixture``, with the log-sum-exps that the kernel received.
 
     Args:
         problem: the problem with the classes of a shard.

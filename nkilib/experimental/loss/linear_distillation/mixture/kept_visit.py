@@ -303,7 +303,7 @@ class KeptVisit:
     def finish(self, totals: PairTotals) -> None:
         """End the first pass for a block of positions, which becomes the pending block.
 
-        Its per-row scalars are computed from ``totals``.
+        ``totals`` are the statistics from which the per-row scalars of the block are computed.
         """
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
@@ -320,7 +320,7 @@ class KeptVisit:
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
         """Run the blocks of positions from position ``first`` on, and return the first position after them.
 
-        ``blocks`` are their numbers of tiles.
+        ``blocks`` are the numbers of tiles of the blocks.
         """
         total = self.launch.num_positions
         for tiles in blocks:

@@ -233,7 +233,7 @@ class MixtureSums:
     def close(self, step: Step, is_last: bool) -> None:
         """Add the columns of a window to column 0, if the window ends with the block of ``step``.
 
-        The window ends where the block fills it, or is the core's last one (``is_last``).
+        A window ends with the block that fills it, and with the core's last block (``is_last``).
         """
         if _column(step) == WINDOW or is_last:
             columns = _column(step) + 1
@@ -285,12 +285,12 @@ class MixturePair:
 
     @property
     def student_logs_sbuf(self) -> nl.NkiTensor:
-        """The memory of softplus(x), for the student's divergence from the mixture; x is that of :class:`MixtureRows`."""
+        """The memory of softplus(x) of :class:`MixtureRows`, for the student's divergence from the mixture."""
         return self.logs[0]
 
     @property
     def teacher_logs_sbuf(self) -> nl.NkiTensor:
-        """The memory of softplus(-x), for the teacher's divergence from the mixture; x is that of :class:`MixtureRows`."""
+        """The memory of softplus(-x) of :class:`MixtureRows`, for the teacher's divergence from the mixture."""
         return self.logs[1]
 
 
@@ -544,7 +544,8 @@ class MixtureStore:
 
     Attributes:
         launch: the launch of the kernel.
-        divergence_hbm, moment_hbm: the divergences, and their KL(student || mixture), float32 [N] in HBM.
+        divergence_hbm, moment_hbm: the divergence and the moment KL(student || mixture) of each position, float32 [N]
+            in HBM.
     """
 
     launch: PairLaunch
