@@ -100,7 +100,6 @@ def coefficients_of(
     """Compute the coefficients of all rows of the core.
 
     Args:
-        launch: the launch of the kernel.
         batches: the batches of the core.
         totals: the shifts and sums of exponentials of both models, from the forward.
         moment_hbm: the moment of each row, from the forward: KL(student || mixture), or for a Kullback-Leibler
@@ -184,7 +183,6 @@ class MixtureBackward:
         """Compute the coefficients of all rows, and allocate the buffers.
 
         Args:
-            launch: the launch of the kernel.
             batches: the batches of the core.
             saved: the results of the forward.
             grad_loss_hbm: the upstream gradient of each row.
@@ -288,7 +286,6 @@ class KullbackLeiblerBackward:
         """Compute the coefficients of all rows, and allocate the buffers.
 
         Args:
-            launch: the launch of the kernel.
             batches: the batches of the core.
             saved: the results of the forward.
             grad_loss_hbm: the upstream gradient of each row.

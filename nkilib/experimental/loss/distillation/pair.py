@@ -261,7 +261,6 @@ class RowTemperatures:
         """Return the temperatures of rows, which are loaded if each position has a temperature.
 
         Args:
-            launch: the launch of the kernel.
             rows: a loader of values of these rows from a vector [N].
             shape: (rows, batches).
         """
@@ -321,7 +320,6 @@ class Buffers:
         """Allocate the buffers of a kernel.
 
         Args:
-            launch: the launch of the kernel.
             ahead: the number of chunks that are opened before the current one is processed.
             scratch: the number of tiles for each purpose, by name.
             piece_columns: the largest number of columns of a piece, of which PSUM holds two; 0 means no pieces.
@@ -422,10 +420,10 @@ class PairStream(Generic[Rows]):
     """A stream of the student's and the teacher's logits, in chunks of the same rows and columns.
 
     Attributes:
-        student, teacher: the chunks of each matrix.
+        student, teacher: the stream of each matrix of logits.
         buffers: the buffers on chip.
         is_reverse: whether differences are student - teacher.
-        has_differences: whether each pass needs differences.
+        has_differences: for each entry of the list of rows, whether its chunks need differences.
         at_opening: a function that is called with each chunk when the chunk is opened; or None.
         opened: the chunks that are on chip, or being loaded, by their numbers.
     """

@@ -5,7 +5,7 @@
 
 T is the temperature, *rows* are the positions, a *chunk* is some columns of a batch of rows, and a *piece* some columns
 of a chunk. The *shift* of a row is subtracted from its logits before exponentials are taken. P, Q and M = beta P + (1 -
-beta) Q are the distributions of teacher, student and mixture.
+beta) Q are the distributions of teacher, student and mixture, and L = log(M / Q).
 
 :class:`ChunkSums` holds the sums of the rows being visited. :class:`Totals` holds the shifts and sums of all rows, and
 tells which rows must be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
@@ -90,9 +90,9 @@ class Totals:
 
     Attributes:
         student, teacher: the shift of each row, and the sum of its shifted exponentials.
-        weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e and d as in
-            :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d = teacher - student and s = L
-            - log(1 - beta) of :class:`.mixture.MixtureForward`.
+        weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e, d and c as in
+            :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d the teacher's minus the
+            student's logit and s = L - log(1 - beta).
         logs_sbuf: for Jensen-Shannon the sum of e_s * s; e_s and e_t are the shifted exponentials of student and
             teacher.
         temperature: T, which divides the logits.

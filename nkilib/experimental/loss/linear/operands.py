@@ -85,7 +85,6 @@ def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
     Each core writes half of the copy.
 
     Args:
-        launch: the operands.
         prefix: a prefix of the name of the copy, which distinguishes the copies of several models.
     """
     if launch.input_hbm.dtype == launch.dtype:

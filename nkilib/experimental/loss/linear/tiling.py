@@ -188,7 +188,6 @@ class BackwardLaunch:
         """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own time.
 
         Args:
-            tiling: the tiling.
             plan: the plan of ``tiling``.
         """
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)

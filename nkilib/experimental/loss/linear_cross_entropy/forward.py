@@ -461,7 +461,7 @@ class _CoreForward:
             launch, options, tiling: the operands, the options and the tiling of the kernel.
             plan: the split of the positions.
             bodies: the largest number of copies of the code for a block of classes, for each block of positions.
-            keeping: the arguments for logits that are kept; None if logits are not kept.
+            keeping: the arguments of a forward that keeps its logits; else None.
         """
         tiles, sizes = plan.tiles, _forward_sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)

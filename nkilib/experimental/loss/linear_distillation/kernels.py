@@ -64,7 +64,6 @@ def _mixed_forward(
     """Compute the results of a launch over all classes, whose beta is strictly between 0 and 1.
 
     Args:
-        launch: the launch of the kernel.
         memory_limit: the bytes of HBM that kept scores may take.
         position_block, class_block: the blocks of the first pass; None for the chosen ones.
 

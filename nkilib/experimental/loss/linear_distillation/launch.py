@@ -387,8 +387,6 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
     """Check that the tiles of a tiling fit SBUF.
 
     Args:
-        launch: the launch of the kernel.
-        tiling: the tiling.
         bytes_of: a function that returns the bytes of a partition, from the number of tiles of positions of a block and
             the number of its classes.
         chooser: the name of the function that chooses a tiling, for the message.

@@ -56,8 +56,6 @@ class StreamLoads:
         """Return the loads of a round, after issuing loads of pieces of X into all buffers but one.
 
         Args:
-            streams: the buffers.
-            round_: the round.
             stripes: the stripes of features.
             units: the units of each stripe.
         """
@@ -116,7 +114,6 @@ class WeightGroups:
         The last piece of the block of positions finishes the group.
 
         Args:
-            unit: the unit.
             piece_sbuf: the piece of X; None if dW is not wanted.
         """
         gradient, round_ = self.parts.weight_gradient, self.round
@@ -148,7 +145,6 @@ class GradientProducts:
         """Compute dX, dW and db from the block of G of a round.
 
         Args:
-            round_: the round.
             first_stripe_sbuf: the first stripe of W if the logits are kept. Then :class:`.logit_gradient.LogitGradient`
                 has computed dX of this stripe already. Otherwise it is ignored.
         """
@@ -217,9 +213,7 @@ class GradientProducts:
         """Compute dX for the tiles of positions of a unit.
 
         Args:
-            round_: the round.
             stripe: the stripe of features.
-            unit: the unit.
             weight_sbuf: the stripe of W; None if dX is not wanted.
             pending: the tiles of G that are still to be transposed; the tiles that are transposed here are removed.
         """

@@ -72,7 +72,6 @@ class LogitGradient:
         """Load a later tile of X^T or of kept scores into the buffer of tile ``tile``, which is no longer needed.
 
         Args:
-            round_: the round.
             inputs: the loaded tiles by number; the new tile is entered. Nothing is loaded if the block has no later
                 tile.
             tile: the number of a tile of positions.
@@ -91,7 +90,6 @@ class LogitGradient:
         group has one tile less than there are buffers for opened tiles.
 
         Args:
-            round_: the round.
             inputs: the loaded tiles of X^T, or of kept scores, by number of the tile of positions.
             stripe, weight_sbuf: the first stripe of features and W of this stripe, for dX; see :meth:`make`.
         """

@@ -287,7 +287,6 @@ class SharedBuffers:
         """Prepare the tiles of G of this round that :meth:`prepare_ahead` has left.
 
         Args:
-            round_: the round.
             start, end: the range of tiles of positions that are computed meanwhile; the same fraction of the remaining
                 tiles is prepared.
         """
@@ -317,7 +316,6 @@ class SharedBuffers:
         In the core's first block of classes dX is stored, in later blocks it is added to the sum.
 
         Args:
-            round_: the round.
             stripe: the stripe of features.
             tile: the number of the tile of positions in the block.
             weight_sbuf: the stripe of W; None if dX is not wanted.

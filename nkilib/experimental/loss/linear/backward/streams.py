@@ -401,7 +401,6 @@ class BackwardStreams:
 
         Args:
             pairs: the operand pairs; the gradients are those of the first pair.
-            plan: the plan of the kernel.
             kept: the logits that the forward kept; None if logits are computed.
             rows: the vectors of one value per class besides the biases.
         """

@@ -140,8 +140,6 @@ class WeightGradient:
         """Allocate the memory that a plan gives to dW.
 
         Args:
-            launch: the operands.
-            plan: the plan.
             gradient_hbm, sum_hbm, banks_psum, power: see the class.
         """
         scratch_hbm = None
@@ -226,7 +224,6 @@ class WeightGradient:
         nothing is loaded. Call this when the sums begin, so that the values arrive in time.
 
         Args:
-            group: the group.
             is_first, is_last: whether the block of positions is the first or last one.
         """
         if not is_last:
@@ -241,7 +238,6 @@ class WeightGradient:
         added to the loaded values, rounded once and stored in dW.
 
         Args:
-            group: the group.
             loaded_sbuf: the values that :meth:`load_earlier` has loaded.
             is_first, is_last: whether the block of positions is the first or last one.
         """

@@ -340,7 +340,6 @@ def forward_of_core(
     """Compute the results of all positions; each core stores some of them.
 
     Args:
-        launch: the launch of the kernel.
         tiling: a tiling that fits SBUF.
         results: the results of all positions.
         sizes: the sizes of the launch.

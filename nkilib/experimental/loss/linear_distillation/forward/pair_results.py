@@ -98,7 +98,6 @@ def add_nan_of_empty(
     A shard of the vocabulary may mask all of its classes; there nothing is added for masked classes.
 
     Args:
-        launch: the launch of the kernel.
         values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """

@@ -419,7 +419,6 @@ class PairPositions:
         A masked class gets -inf.
 
         Args:
-            launch: the launch of the kernel.
             candidates: for each part of the classes, the scores found there, float32 [128, tiles].
         """
         if self.picked_sbuf is None:

@@ -367,7 +367,7 @@ class PairTiles:
             self.gaps.restart()
 
     def raise_biases(self, classes: PairClasses) -> None:
-        """Make the biases of a block of classes finite, once after they are loaded."""
+        """Raise biases of -inf of a block of classes to finite values; call this once after the biases are loaded."""
         for model, of_model in zip(self.models, classes, strict=True):
             model.raise_bias(of_model)
 

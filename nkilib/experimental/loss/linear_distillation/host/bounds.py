@@ -302,7 +302,11 @@ def _divergence_gradient_bound(
     of_teacher: Float64Array,
     of_moment: Float64Array,
 ) -> Float64Array:
-    """Return the bound of the gradient of an unweighted divergence, from the errors of log Q, log P and the moment."""
+    """Return the bound on the error of the gradient of an unweighted divergence with respect to the student's z, [R,
+    V].
+
+    ``of_student``, ``of_teacher`` and ``of_moment`` are the errors of log Q, log P and the moment.
+    """
     student, rounded = pair.student, 4.0 * UNIT
     if problem.beta == 0.0:
         teacher = pair.teacher

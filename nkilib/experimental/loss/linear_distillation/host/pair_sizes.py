@@ -101,7 +101,7 @@ class PairNeeds:
         target: whether the student's scores at labels are wanted.
         ratio: whether the teacher's scores must be converted to the unit of the student's, because logit scales or
             softcaps differ.
-        short: whether the products of a pair take little longer than the work on them.
+        short: whether the products of a pair take little longer than the work of the other engines on the pair.
         sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
         temperatures: whether each position has a temperature.
     """

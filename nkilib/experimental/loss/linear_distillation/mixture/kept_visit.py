@@ -353,10 +353,6 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """Issue the remaining work on a block of classes, and add up its sums.
-
-        ``is_last`` says whether the block is the core's last one.
-        """
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()

@@ -48,7 +48,7 @@ class _ModelScores:
     Attributes:
         model: the operands of the model.
         lowest: the score of a masked class.
-        products: the tiles of products.
+        products: the computation of the products, in banks of PSUM.
     """
 
     model: ModelOperands
@@ -126,7 +126,7 @@ class PairScores:
         )
 
     def raise_masked(self, classes: tuple[ClassTiles, ClassTiles]) -> None:
-        """Make the biases of a block of classes finite, after they are loaded."""
+        """Raise biases of -inf of a block of classes to finite values, after the biases are loaded."""
         self.student.raise_masked(classes[0])
         self.teacher.raise_masked(classes[1])
 
@@ -314,7 +314,6 @@ def mixture_of_core(
     """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
 
     Args:
-        launch: the launch of the kernel.
         vectors: maxima and log sums of all positions.
         sizes: the sizes of the launch.
         tiling: a tiling that fits SBUF.

@@ -345,7 +345,7 @@ class MixtureTerms:
         return replace(self, group=1, blocks=min(blocks, self.group), taken=[0])
 
     def restart(self) -> None:
-        """Start with the first memory again, where a device loop begins or ends."""
+        """Let :meth:`next_pair` start with the first memory again; call this where a device loop begins or ends."""
         self.taken[0] = 0
 
     def next_pair(self, tile: int, blocks: int, classes: int) -> MixturePair:
@@ -577,7 +577,8 @@ class MixtureStore:
         rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
-        """Store the results of a block of positions, with the largest scores derived from the per-row scalars.
+        """Store the results of a block of positions, as :meth:`store` does; the largest scores are computed from
+        ``rows``.
 
         ``log_sums``, which :meth:`MixtureResults.store` needs, is ignored.
         """
