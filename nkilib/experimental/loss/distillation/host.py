@@ -5,7 +5,8 @@
 error.
 
 N positions, V classes, T the temperature; P and Q are the distributions of teacher and student, M = beta P + (1 - beta)
-Q that of the mixture; KL is the Kullback-Leibler divergence.
+Q that of the mixture; KL is the Kullback-Leibler divergence. u = 2^-23 is the unit in the last place of 1, and a = 8 +
+2 max|x| / T the size of a row of logits x; a_p and a_q are the sizes for two distributions p and q.
 
 - The registry entry: ``distillation_forward`` and ``distillation_backward`` with guarantees and work. The work is that
   of any tiling: the minimum of HBM traffic, and activation functions.

@@ -180,7 +180,7 @@ def validate(launch: Launch) -> None:
     """Check the logits, labels and options of a forward or backward launch.
 
     Raises:
-        AssertionError: if one is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if an argument is not accepted; the message names function, requirement, value and remedy.
     """
     function, student_hbm, options = launch.function, launch.student_hbm, launch.options
     require_indirect_dma(function)

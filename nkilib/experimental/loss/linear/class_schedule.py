@@ -180,7 +180,7 @@ class ClassSchedule:
 
 
 def tiles_of_core(tiles: int) -> range:
-    """Return the range of the tiles of positions, of ``tiles`` tiles, that this core processes in the shared
+    """Return the numbers of the tiles of positions, out of ``tiles``, that this core processes in the shared
     classes.
     """
     core, cores = nl.program_id(), nl.num_programs()
@@ -260,9 +260,7 @@ class ClassStream:
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:
-        """Return the operands of a step's block, after loading those still missing and issuing the loads of the next
-        block.
-        """
+        """Return the operands of a step's block: load the rest of the block, and issue the loads of the next block."""
         block, tiles = step.block, self.buffers[step.number % BUFFERS]
         missing = block.size - step.loaded
         if missing > 0:

@@ -80,7 +80,7 @@ def linear_token_scores_forward(
         with_argmax, with_entropy, with_log_sum, with_log_sum_squares, with_mean_logit: further results, see
             ``linear_cross_entropy_forward``.
         first_class: the class of the first row of W, if W is a vocabulary shard. Ids count over all classes. The
-            log-probability of a shard is undefined: it takes lse and target_logit of all shards.
+            log-probability of a shard is undefined; compute it from lse and target_logit of all shards.
 
     Returns:
         Tuple of float32 tensors in HBM: logprob (nats), [N, K], 0 where the id is ignored, and lse,

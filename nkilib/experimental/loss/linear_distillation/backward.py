@@ -415,17 +415,15 @@ class PairGradientTiles:
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether the student's scores of a tile may be stored in the slot in which its gradient is computed later.
-
-        See :func:`spares_scores`.
+        """Whether the student's scores of a tile may be stored in the slot of its gradient; see
+        :func:`spares_scores`.
         """
         return spares_scores(self.needs)
 
     @property
     def opens_groups(self) -> bool:
-        """Whether :meth:`open` is called for several tiles at a time.
-
-        This is so if Scalar needs another table of activation functions, for tanh or softplus.
+        """Whether several tiles are opened at a time: if Scalar needs another table of functions, for tanh or
+        softplus.
         """
         return opens_groups(self.needs)
 

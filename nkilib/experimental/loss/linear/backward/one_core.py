@@ -317,7 +317,8 @@ def _write_in_parts(
     Args:
         operands, gradients: the operands and gradients of all positions.
         parts: the parts of the positions, several.
-        write: a function that stores the gradients of a part, and adds dW to the sum that it finds there.
+        write: a function that computes the gradients of a block of positions and stores them in the given tensors; dW
+            is added to the values there.
     """
     sums = _PartSums.make(operands, gradients, parts.size)
     sums.clear()

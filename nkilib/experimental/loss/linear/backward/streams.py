@@ -188,22 +188,14 @@ class WeightSlices:
         return cut(self.operands.num_features, TILES_OF_SLICE * PARTITIONS)
 
     def positions_of(self, positions: Span, tile: int) -> Span:
-        """Return the positions of the batch that begins with tile number ``tile`` of a block of positions.
-
-        Args:
-            positions: the block.
-            tile: the number of the batch's first tile in the block; a batch has at most ``plan.tiles_of_batch`` tiles.
-        """
+        """Return the positions of the batch that begins with tile number ``tile`` of the block ``positions``."""
         first = tile * PARTITIONS
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
         """Load a slice of W^T, and of X^T if X^T streams, into the next buffers, and return the slice on chip.
 
-        Args:
-            classes: the classes of a tile of logits.
-            positions: a batch of positions.
-            features: the features of the slice.
+        The slice is for the classes of a tile of logits and for a batch of positions.
         """
         weight_sbuf = self.ring.next_tile()
         has_classes_first = self.operands.has_classes_first
@@ -220,10 +212,8 @@ class WeightSlices:
     def is_loaded_ahead(self, classes: int) -> bool:
         """Return whether the first slices of a block of classes are loaded during the previous round.
 
-        This is so if at least the classes of one tile of logits are known by then.
-
-        Args:
-            classes: the number of the block's first classes that are known during the previous round.
+        This is so if the classes of one tile of logits are among the block's first ``classes`` classes, which are known
+        by then.
         """
         return classes >= self.plan.classes_of_tile
 
@@ -397,12 +387,8 @@ class BackwardStreams:
     def make(
         cls, pairs: list[OperandPair], plan: BackwardPlan, kept: LogitsInHbm | None, rows: list[ClassRow]
     ) -> BackwardStreams:
-        """Allocate the buffers; nothing is loaded yet.
-
-        Args:
-            pairs: the operand pairs; the gradients are those of the first pair.
-            kept: the logits that the forward kept; None if logits are computed.
-            rows: the vectors of one value per class besides the biases.
+        """Allocate the buffers; nothing is loaded yet. ``rows`` are the vectors of one value per class besides the
+        biases.
         """
         own, classes = pairs[0].operands, plan.class_tiles * PARTITIONS
         memory = StreamMemory.make(plan, own.dtype)
@@ -512,12 +498,9 @@ class BackwardStreams:
             self._load_first_logits(classes, at, positions)
 
     def load_first_tile(self, classes: Block | None, positions: Span) -> None:
-        """Load the first tile of X^T of a block of positions, or with kept logits the first logits of the block for
-        ``classes``.
+        """Load the first tile of X^T of a block of positions, or with kept logits the first logits of the block.
 
-        Args:
-            classes: the block of classes; with None no kept logits are loaded.
-            positions: the block of positions.
+        These are the logits of ``classes``; with None no kept logits are loaded.
         """
         if self.kept is not None:
             if classes is not None:
@@ -600,9 +583,7 @@ class BackwardStreams:
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
         """Return the parts in which W^T of ``classes`` is loaded, in the order in which the logits need them.
 
-        Args:
-            classes: the classes; None for none.
-            at: the index of the first of these classes in its block.
+        ``at`` is the index of the first of these classes in its block.
         """
         if classes is None or classes.size == 0:
             return []

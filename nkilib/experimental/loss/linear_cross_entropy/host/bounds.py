@@ -3,8 +3,8 @@
 
 """Bounds on the errors of the linear cross-entropy kernels against the float64 results of :mod:`.reference`.
 
-:func:`linear_forward_bounds` returns the bounds of all results of the forward, :func:`linear_gradients_and_bounds`
-those of the gradients. The latter follow from the gradients of the logits and their bounds
+:func:`linear_forward_bounds` returns the bounds of all results of the forward, :func:`linear_gradients_and_bounds` the
+bounds of the gradients. The bounds of the gradients follow from the gradients of the logits and their bounds
 (:func:`logit_gradient_blocks`), by :func:`bounded_gradients`, which token scores use too.
 
 N positions, V classes; z is the logit after cap and temperature, G the gradient of a logit, u = 2^-24, and dz the bound

@@ -190,7 +190,9 @@ class PairNeeds:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions for a pair besides its products, with its part of those for a whole group."""
+        """The number of instructions for a pair besides its products, including its part of the instructions for a
+        group.
+        """
         of_gap = 0 if self.mixed else 2 + 2 * self.ratio
         of_models = sum(model.scale + (model.bias or model.softcap) for model in self.models)
         return self.vector_passes + self.scalar_passes + of_gap + of_models + self.target

@@ -225,7 +225,7 @@ class ExactMixtureSums(NamedTuple):
 
 @dataclass(frozen=True)
 class PairUpstream:
-    """The inputs of the backward besides those of the forward.
+    """The inputs of the backward that the forward does not have.
 
     Attributes:
         statistics: the log-sum-exps over all classes, as the kernel received them.

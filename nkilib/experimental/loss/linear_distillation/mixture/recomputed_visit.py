@@ -311,7 +311,8 @@ class _RecomputedVisit:
 def mixture_of_core(
     launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
 ) -> None:
-    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
+    """Compute the mixture sums of all positions, and pass the sums of each block, over all cores' classes, to
+    ``store``.
 
     Args:
         vectors: maxima and log sums of all positions.

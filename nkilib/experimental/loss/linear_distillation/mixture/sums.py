@@ -298,11 +298,11 @@ class MixturePair:
 class MixtureTerms:
     """The memory in which the terms of the sums are computed, and the operations on it.
 
-    The softplus takes no pass of Vector: GpSimd computes the differences of scores, Scalar two softplus and two
-    exponentials, and Vector the sums of their products. Vector adds the constants before it multiplies, so that terms
-    of similar models cancel element by element. The sums of the exponentials, by which the means are divided, are a
-    by-product of Scalar's exponentials. Scalar loads a table for softplus and one for exp, so tiles are processed in
-    groups: first the logs of a group, then its exponentials.
+    *Logs* are the softplus terms, softplus(x) and softplus(-x). GpSimd computes the differences of scores, Scalar two
+    logs and two exponentials, and Vector the sums of their products. Vector adds the constants before it multiplies, so
+    that terms of similar models cancel element by element. The sums of the exponentials, by which the means are
+    divided, are a by-product of Scalar's exponentials. Scalar loads a table for softplus and one for exp, so tiles are
+    processed in groups: first the logs of a group, then its exponentials.
 
     Attributes:
         launch: the launch of the kernel.
