@@ -141,9 +141,9 @@ class BlockSchedule:
     - A loop takes 25 us to start and to end (``ModelParameters.loop_entry_us``).
     - All engines and queues synchronise between two iterations: nothing of the next iteration overlaps with the last
       results of this one, which costs 3 to 5 us. Iterations are therefore long; they have several blocks if a block is
-      short. The first loads of the next block are issued before that point, see :attr:`Step.following`.
+      short. The first loads of the next block are issued before the synchronisation, see :attr:`Step.following`.
     - A store to an address that is a loop variable waits for the earlier stores to the same tensor, 2 us each, because
-      in the model it may touch the whole tensor. One wide store for all classes of a block costs that once. Loads do
+      in the model it may touch the whole tensor. One wide store for all classes of a block waits only once. Loads do
       not wait, and the model computes addresses for free (``register_us``).
     - ``dma_compute`` does not accept an address that is a loop variable.
 

@@ -301,10 +301,7 @@ class LabelTiles:
     def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
         """Compute tile ``number`` of the gradient of the log-probabilities, float32 [rows, classes].
 
-        Args:
-            number: the number of the tile.
-            softmax_sbuf: e_s of the tile.
-            place: the positions and classes of the tile.
+        ``softmax_sbuf`` is e_s of the tile.
         """
         tile_sbuf = place.slot(self.tiles_sbuf, number)
         nisa.tensor_scalar(

@@ -256,7 +256,6 @@ class WeightSlices:
                 self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
 
     def _kept_inputs(self, inputs_sbuf: nl.NkiTensor, positions: Span, features: Span) -> nl.NkiTensor:
-        """Return X^T of some positions and of a slice's features, [128, tiles of features, positions]."""
         tiles = slice(features.first // PARTITIONS, div_ceil(features.end, PARTITIONS))
         return inputs_sbuf[:, tiles, positions.first : positions.end]
 
@@ -480,14 +479,10 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of the last classes of a block, which the previous round has not loaded.
+        """Load the operands of ``classes``, the last classes of a block from its class ``at`` on, which are not loaded
+        yet.
 
-        With kept logits, also load the first logits of ``positions``.
-
-        Args:
-            classes: the classes that are not loaded yet.
-            at: the index of the first of these classes in the block.
-            positions: the first block of positions.
+        With kept logits, also load the first logits of ``positions``, the first block of positions.
         """
         if classes.size == 0:
             return
