@@ -3,8 +3,10 @@
 
 """Distillation from logits, as kernels that are launched on their own.
 
-- ``kernels``: the kernels as plain functions; ``host``: registry entry, modelled times, float64 reference, bounds;
-- ``launch``: a launch and its checks; ``tiling``: the division of rows into chunks;
-- ``pair``: the logits of student and teacher on chip; ``totals``: sums over rows, and the results computed from them;
-- ``forward``: the divergences; ``mixture``: the Jensen-Shannon divergence; ``backward``: the gradient.
+- ``kernels`` has the kernels as plain functions; ``host`` has the registry entry, modelled times, float64 reference and
+  bounds.
+- ``launch`` has a launch and its checks; ``tiling`` divides rows into chunks.
+- ``pair`` has the logits of student and teacher on chip; ``totals`` has sums over rows, and the results computed from
+  them.
+- ``forward`` computes the divergences, ``mixture`` the Jensen-Shannon divergence, ``backward`` the gradient.
 """

@@ -3,6 +3,11 @@
 
 """The backward of distillation on one core: both logits are read once, and the student's gradient is written once.
 
+T is the temperature, *rows* are the positions, a *chunk* is some columns of a batch of rows, and a *piece* is the part
+of a chunk that one PSUM tile holds. The forward subtracts a *shift* near the maximum from the logits of a row; e_s and
+e_t are the exponentials of the shifted logits, divided by T, of student and teacher, and d is the student's logit minus
+the teacher's. L is the log of the ratio of the mixture to the student's probability (:mod:`.mixture`).
+
 :func:`backward_of_core` runs the gradient of a Kullback-Leibler divergence in either direction
 (:class:`KullbackLeiblerBackward`), or that of Jensen-Shannon (:class:`MixtureBackward`). Both multiply exponentials by
 coefficients of the rows (:func:`coefficients_of`), computed from results of the forward (:func:`loaded_totals`).
@@ -47,9 +52,6 @@ class Coefficients:
     - (e_t * ratio - e_s) * factor for KL(teacher || student),
     - (d - center) * e_s * factor for KL(student || teacher),
     - (L + moment) * e_s * factor for Jensen-Shannon.
-
-    e_s and e_t are the shifted exponentials of student and teacher, d is the student's logit minus the teacher's, and L
-    is the log of the ratio of the mixture to the student's probability (:mod:`.mixture`).
 
     Attributes:
         factor_sbuf: the factor of each row; 0 for ignored positions.
@@ -98,7 +100,6 @@ def coefficients_of(
     """Compute the coefficients of all rows of the core.
 
     Args:
-        launch: the launch of the kernel.
         batches: the batches of the core.
         totals: the shifts and sums of exponentials of both models, from the forward.
         moment_hbm: the moment of each row, from the forward: KL(student || mixture), or for a Kullback-Leibler
@@ -155,17 +156,17 @@ class MixtureBackward:
 
     The gradient is (L + moment) * e_s * factor, with the symbols of :class:`Coefficients`. The factor is a signed power
     of two times a number from 1 to 2. The logarithm of that number is added to the exponent of e_s. The multiplication
-    by the power of two rounds nothing, so Vector does it in the type of the logits.
+    by the power of two rounds nothing, so Vector does it in the dtype of the logits.
 
     Attributes:
         launch: the launch of the kernel.
         batches: the batches of the core.
-        buffers: the chunk buffers and scratch on chip.
+        buffers: the chunk buffers and scratch memory on chip.
         group: the number of chunks processed at a time.
         student: the exponentials e_s of the student, times the number from 1 to 2.
         bias_sbuf: the bias with which the logs are computed, see :meth:`.mixture.Mixture.bias`, [128, batches].
-        addend_sbuf: moment + log(1 - beta).
-        power_sbuf: the signed power of two of each row's factor.
+        addend_sbuf: moment + log(1 - beta), [128, batches].
+        power_sbuf: the signed power of two of each row's factor, [128, batches].
     """
 
     launch: Launch
@@ -179,8 +180,12 @@ class MixtureBackward:
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> MixtureBackward:
-        """Compute the coefficients of all rows from the results of the forward, ``saved``, and the upstream gradients,
-        and allocate the buffers.
+        """Compute the coefficients of all rows, and allocate the buffers.
+
+        Args:
+            batches: the batches of the core.
+            saved: the results of the forward.
+            grad_loss_hbm: the upstream gradient of each row.
         """
         totals = loaded_totals(launch, batches, saved)
         coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
@@ -218,13 +223,13 @@ class MixtureBackward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _take_logs(self, pair: PairChunk[Batch]) -> None:
-        """Compute L (:mod:`.mixture`) of a chunk in place of the differences of its logits."""
+        # L replaces the differences of the logits.
         number, rows = pair.visit, pair.student_sbuf.shape[0]
         scale, bias_sbuf = self.student.scale.of(number, rows), column(self.bias_sbuf, number, rows)
         take_logs(pair.difference, pair.difference, scale, bias_sbuf)
 
     def _take_gradient(self, pair: PairChunk[Batch]) -> None:
-        """Write the gradient of a chunk over the student's logits; it is rounded once."""
+        # The gradient replaces the student's logits; it is rounded once.
         rows = pair.student_sbuf.shape[0]
         weights_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         self.student.take(weights_sbuf, pair.student_sbuf, pair.visit)
@@ -245,16 +250,14 @@ class MixtureBackward:
 
 
 def _scale_by_vector(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Write the gradient of a piece, its float32 tile times the factors of the rows, over the student's logits, on
-    Vector.
-    """
+    """Write the gradient of a piece, its PSUM tile times the rows' factors, over the student's logits, on Vector."""
     nisa.tensor_scalar(
         dst=piece.of(pair.student_sbuf), data=piece.tile_psum, op0=nl.multiply, operand0=of_batch.factor_sbuf
     )
 
 
 def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Write the gradient of a piece over the student's logits as :func:`_scale_by_vector` does, but on Scalar."""
+    # As :func:`_scale_by_vector`, but on Scalar.
     nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
 
 
@@ -265,7 +268,7 @@ class KullbackLeiblerBackward:
     Attributes:
         launch: the launch of the kernel.
         batches: the batches of the core.
-        buffers: the chunk buffers and scratch on chip.
+        buffers: the chunk buffers and scratch memory on chip.
         totals: the exponentials of both models.
         coefficients: the coefficients of all rows.
     """
@@ -280,8 +283,12 @@ class KullbackLeiblerBackward:
     def make(
         cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
     ) -> KullbackLeiblerBackward:
-        """Compute the coefficients of all rows from the results of the forward, ``saved``, and the upstream gradients,
-        and allocate the buffers.
+        """Compute the coefficients of all rows, and allocate the buffers.
+
+        Args:
+            batches: the batches of the core.
+            saved: the results of the forward.
+            grad_loss_hbm: the upstream gradient of each row.
         """
         buffers = Buffers.make(launch, 1, {"difference": 2, "student": 2}, PIECE_COLUMNS)
         totals = loaded_totals(launch, batches, saved)
@@ -304,11 +311,11 @@ class KullbackLeiblerBackward:
     def _take_teacher_from_student(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
         """Compute (e_t * ratio - e_s) * factor for KL(teacher || student), with the symbols of :class:`Coefficients`.
 
-        If the distributions are equal, the terms cancel in float32, before anything is rounded to the type of the
+        If the distributions are equal, the terms cancel in float32, before anything is rounded to the dtype of the
         logits.
 
         Vector has two passes and is the busier engine. So Scalar multiplies by the factor in the first piece of every
-        second chunk of a row, once it has computed the exponentials of the next piece.
+        second chunk of a row, after it has computed the exponentials of the next piece.
         """
         student_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         pieces = self.buffers.pieces(pair.chunk.load, pair.student_sbuf)

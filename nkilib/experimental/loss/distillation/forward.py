@@ -4,10 +4,11 @@
 """The forward of distillation on one core: a row is read once for a Kullback-Leibler divergence, twice for
 Jensen-Shannon.
 
-:func:`forward_of_core` computes and stores the results of all rows. A Kullback-Leibler divergence is computed by
-:class:`KullbackLeiblerForward`, Jensen-Shannon by :class:`.mixture.MixtureForward`.
+*Rows* are the positions, a *chunk* is some columns of a batch of rows, and the *totals* of rows are their shifts and
+sums (:class:`.totals.Totals`). :func:`forward_of_core` computes and stores the results of all rows. A Kullback-Leibler
+divergence is computed by :class:`KullbackLeiblerForward`, Jensen-Shannon by :class:`.mixture.MixtureForward`.
 
-Logits are shifted before their exponentials are taken. The shift of a row is the maximum of its first columns, which
+Logits are shifted before their exponentials are taken. The *shift* of a row is the maximum of its first columns, which
 may be far from the maximum of the row; its sums of exponentials then show that. Such rows are recomputed with their
 maxima after all others (:mod:`nkilib.core.rows.recomputation`).
 """
@@ -51,7 +52,6 @@ _AHEAD, _WEIGHTS = 2, 2
 
 
 def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """Return the shift of ``first`` minus that of ``second``, for each row."""
     center_sbuf = nl.ndarray(first.neg_shift_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract)
     return center_sbuf
@@ -59,12 +59,11 @@ def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor
 
 @dataclass(frozen=True)
 class KullbackLeiblerForward:
-    """The forward of a Kullback-Leibler divergence in either direction. It passes once over the chunks of some rows at
-    a time.
+    """The forward of a Kullback-Leibler divergence in either direction, which reads the chunks of some rows once.
 
     Attributes:
         launch: the launch of the kernel.
-        buffers: the chunk buffers and scratch on chip.
+        buffers: the chunk buffers and scratch memory on chip.
         sums: the sums of exponentials of two batches, which batches use alternately.
     """
 
@@ -74,7 +73,7 @@ class KullbackLeiblerForward:
 
     @classmethod
     def make(cls, launch: Launch) -> KullbackLeiblerForward:
-        """Allocate the tiles of a launch whose beta is 0 or 1."""
+        """Allocate the memory of a launch whose beta is 0 or 1."""
         chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
         buffers = Buffers.make(launch, _AHEAD, {"difference": _AHEAD + 1, "weights": _WEIGHTS})
         return cls(launch, buffers, [ChunkSums.make(chunks) for _ in range(2)])
@@ -82,14 +81,14 @@ class KullbackLeiblerForward:
     def visit(
         self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
     ) -> Iterator[int]:
-        """Compute the totals of rows, and yield the index of each entry of ``rows`` when it is done.
+        """Compute the totals of rows, and yield the index of each entry of ``rows`` after its totals are computed.
 
         Args:
-            rows: the rows to visit.
+            rows: the rows, each entry a batch or some gathered rows.
             totals: the totals of each entry of ``rows``.
             has_maxima: whether the shift of a row is its maximum, from an additional pass before; else the maximum of
                 its first columns.
-            at_shifts: a function that is called with the index of an entry once the shifts of its rows are known.
+            at_shifts: a function that is called with the index of an entry after the shifts of its rows are computed.
         """
 
         def open_rows(pair: PairChunk[Rows]) -> None:
@@ -114,13 +113,13 @@ class KullbackLeiblerForward:
             yield number
 
     def _take_maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """Raise the shift of each row to the maximum of this chunk; after all chunks it is the maximum of the row."""
+        # After all chunks the shift is the maximum of the row.
         is_further = pair.chunk.number > 0
         totals.student.take_shift(pair.student_sbuf, 0, is_further)
         totals.teacher.take_shift(pair.teacher_sbuf, 0, is_further)
 
     def _take_shifts(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """Set the shifts of the rows to the maxima of their first columns, which this chunk holds."""
+        # The first chunk of the rows holds their first columns.
         columns = min(pair.chunk.columns, SAMPLE_COLUMNS)
         totals.student.take_shift(pair.student_sbuf[:, 0:columns], 0)
         totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], 0)
@@ -128,7 +127,8 @@ class KullbackLeiblerForward:
     def _take(self, pair: PairChunk[Rows], totals: Totals, center_sbuf: nl.NkiTensor) -> None:
         """Compute the sums of a chunk: of the exponentials of both distributions, and of e * (d - c).
 
-        e are the exponentials of the distribution that weights the logarithms, d are its logits minus the other one's.
+        e are the exponentials of the distribution that weights the logarithms, d are its logits minus the other
+        distribution's.
 
         Args:
             pair: the chunk.
@@ -148,9 +148,7 @@ class KullbackLeiblerForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        """Add up the sums of all ``chunks`` chunks of the rows with index ``visit``, into their totals: of the
-        exponentials of both distributions, and of e * (d - c), see :meth:`_take`.
-        """
+        # The sums are those of :meth:`_take`.
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
         sums.weighting.total(weighting.sums_sbuf, chunks)
@@ -203,7 +201,6 @@ class _CoreForward:
         return cls(launch, batches, walk, Totals.make(len(batches), temperatures), flagged)
 
     def run(self, vectors: Vectors) -> None:
-        """Process all rows, then the rows that have to be recomputed."""
         stores: list[nisa.NkiInstruction] = []
         for group, labels_sbuf in self._visited_groups(vectors, stores):
             stores += self._finish(group, labels_sbuf, vectors)
@@ -220,7 +217,7 @@ class _CoreForward:
     def _visited_groups(
         self, vectors: Vectors, stores: list[nisa.NkiInstruction]
     ) -> Iterator[tuple[BatchGroup, nl.NkiTensor | None]]:
-        """Yield each group of batches with its labels, once the totals of the group are computed.
+        """Yield each group of batches with its labels, after the totals of the group are computed.
 
         Shifts are the maxima of first columns. Shifts and sums are stored batch by batch, because a store of one value
         per row keeps a DMA engine as busy as a whole row, and loads would wait for many of them.
@@ -264,8 +261,9 @@ class _CoreForward:
         return stores
 
     def _replace_doubtful(self) -> None:
-        """Recompute the row of a launch of one position with its maximum as the shift, and take this result if the sums
-        of the first one are untrusted (:meth:`Totals.doubtful`).
+        """Recompute the row of a launch of one position with its maximum as the shift.
+
+        The recomputed totals replace the first ones if the first sums are untrusted (:meth:`Totals.doubtful`).
         """
         exact = self._under_maxima(self.batches[0])
         flags_sbuf = self.totals.doubtful(self.launch)
@@ -275,7 +273,7 @@ class _CoreForward:
             nisa.tensor_copy_predicated(dst=tile_sbuf, src=exact_sbuf, predicate=doubtful_sbuf)
 
     def _recompute(self, tile: GatheredRows, vectors: Vectors) -> None:
-        """Recompute and store the results of rows, with their maxima as shifts."""
+        # The shifts are the maxima of whole rows.
         totals = self._under_maxima(tile)
         divergences = self._divergences(totals)
         labels_hbm = self.launch.labels_hbm
@@ -298,7 +296,7 @@ class _CoreForward:
         return (jensen_shannon_of_totals if self.launch.is_mixed else kl_of_totals)(self.launch, totals)
 
     def _ignore(self, divergences: Divergences, labels_sbuf: nl.NkiTensor | None) -> None:
-        """Set the results of ignored positions to 0, whatever their logits are."""
+        # 0, whatever the logits of ignored positions are.
         if labels_sbuf is None:
             return
         counts_sbuf = valid_mask(labels_sbuf, self.launch.options.ignore_index)

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The host side of distillation from logits: the kernels to launch, their modelled times, float64 reference and
-bounds on the error.
+"""The host side of distillation from logits: kernels to launch, modelled times, float64 reference and bounds on the
+error.
+
+N positions, V classes, T the temperature; P and Q are the distributions of teacher and student, M = beta P + (1 - beta)
+Q that of the mixture; KL is the Kullback-Leibler divergence. u = 2^-23 is the unit in the last place of 1, and a = 8 +
+2 max|x| / T the size of a row of logits x; a_p and a_q are the sizes for two distributions p and q.
 
 - The registry entry: ``distillation_forward`` and ``distillation_backward`` with guarantees and work. The work is that
   of any tiling: the minimum of HBM traffic, and activation functions.
 - Modelled times: :func:`profile_distillation_launch`. The simulator is imported only when a profile asks for it: on
   hardware the kernels do not need it.
 - The reference: :func:`distillation_reference` and :func:`distillation_gradient_reference`.
-- The bounds: :func:`distillation_bound` and :func:`distillation_gradient_bound`, which
-  docs/explanation/distillation.md derives.
+- The bounds: :func:`distillation_bound` and :func:`distillation_gradient_bound`, which docs/explanation/distillation.md
+  derives.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """Return the work of ``distillation_forward``, whose parameters this function takes; each logit is read once.
+    """Return the work of ``distillation_forward``, from the kernel's parameters; each logit is read once.
 
     A KL takes two exponentials per element. Jensen-Shannon takes two for the log-sum-exps, and then both again and a
     softplus.
@@ -76,7 +80,7 @@ def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, bet
 
 
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """Return the work of ``distillation_backward``, whose parameters this function takes.
+    """Return the work of ``distillation_backward``, from the kernel's parameters.
 
     A KL takes two exponentials per element, except for KL(student || teacher), which takes only the student's. The
     gradient of Jensen-Shannon takes the student's exponential and a softplus.
@@ -86,10 +90,10 @@ def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, be
 
 
 def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the most iterations of the forward's loop over recomputed rows: those when every row of a core's part is
-    recomputed.
+    """Return the largest number of iterations of the forward's loop over recomputed rows.
 
-    Call this while the kernel runs, because the number of cores is known only then.
+    It is reached if every row of a core is recomputed. Call this while the kernel runs, because the number of cores is
+    known only then.
     """
     own = positions_of_core(student_hbm.shape[0], nl.num_programs(), 0)
     return {"recompute_rows": most_trips(min(own, BATCHES_MAX * ROWS_OF_TILE))}
@@ -152,14 +156,14 @@ def profile_distillation_launch(
     Args:
         num_positions: N.
         vocab_size: V.
-        dtype: the type of the student's logits, and of the teacher's unless ``teacher_dtype`` is passed.
+        dtype: the dtype of the student's logits, and of the teacher's unless ``teacher_dtype`` is passed.
         direction: ``"forward"`` or ``"backward"``.
-        teacher_dtype: the type of the teacher's logits.
+        teacher_dtype: the dtype of the teacher's logits.
         target: the generation of the device, such as ``"trn2"``.
         cores: the number of cores of the launch.
-        parameters: the assumptions of the model where nothing is published.
-        trips: the number of iterations of the forward's loop over recomputed positions, in the form that
-            ``profile`` accepts.
+        parameters: the assumptions of the performance model where nothing is published.
+        trips: the number of iterations of the forward's loop over recomputed positions, in the form that ``profile``
+            accepts.
         options: further keyword arguments of the kernel, such as ``beta`` and ``chunk_size``.
 
     Raises:
@@ -180,8 +184,8 @@ def profile_distillation_launch(
 
 
 def divisor_of(temperature: Temperature) -> Array:
-    """Return a temperature as a float64 array, [N] or [1], by which an array with a value for each of the N positions
-    can be divided.
+    """Return a temperature as a float64 array, [N] or [1], by which an array with a value for each position can be
+    divided.
     """
     return np.atleast_1d(np.asarray(temperature, np.float64))
 
@@ -189,8 +193,8 @@ def divisor_of(temperature: Temperature) -> Array:
 def scale_units(temperature: Temperature) -> float:
     """Return the relative error of the scale 1 / T of a tensor of temperatures, in units u = 2^-23; 0 for a number.
 
-    A number is inverted on the host; the bounds count the rounding of that 1 / T elsewhere. The device's reciprocal and
-    a product are granted 4 u.
+    A number is inverted on the host; the bounds count the rounding of this 1 / T elsewhere. The device's reciprocal and
+    a product have an error of at most 4 u.
     """
     return 0.0 if np.ndim(temperature) == 0 else 4.0
 
@@ -207,7 +211,7 @@ class Distributions:
     """The distributions of student and teacher, in float64.
 
     Attributes:
-        student_log, teacher_log: log-probabilities, [N, V].
+        student_log, teacher_log: the log-probabilities, [N, V].
     """
 
     student_log: Array
@@ -220,16 +224,16 @@ class Distributions:
 
     @cached_property
     def student(self) -> Array:
-        """The probabilities of the student, Q."""
+        """The probabilities of the student, Q, [N, V]."""
         return np.asarray(np.exp(self.student_log))
 
     @cached_property
     def teacher(self) -> Array:
-        """The probabilities of the teacher, P."""
+        """The probabilities of the teacher, P, [N, V]."""
         return np.asarray(np.exp(self.teacher_log))
 
     def mixture_log(self, beta: float) -> Array:
-        """Return log(beta * P + (1 - beta) * Q), for the teacher's P and the student's Q."""
+        """Return log(beta * P + (1 - beta) * Q), [N, V]."""
         if beta not in self._mixtures:
             with np.errstate(divide="ignore", invalid="ignore"):
                 terms = np.log(beta) + self.teacher_log, np.log1p(-beta) + self.student_log
@@ -238,7 +242,7 @@ class Distributions:
 
     @cached_property
     def _mixtures(self) -> dict[float, Array]:
-        """The logs of the mixtures that were asked for, by beta."""
+        # The logs of the mixtures that were asked for, by beta.
         return {}
 
 
@@ -257,8 +261,15 @@ def distillation_reference(
     temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> Array:
-    """Return the loss of every position in float64, [N]: the divergence that ``beta`` selects, and 0 where the label is
-    ``ignore_index``.
+    """Return the loss of every position in float64, [N]: the divergence that ``beta`` selects, 0 where the label is
+    ignored.
+
+    Args:
+        student, teacher: the logits, [N, V].
+        labels: [N] integers, or None; positions of ``ignore_index`` are ignored.
+        beta: 0 for KL(P || Q), 1 for KL(Q || P); between them the generalized Jensen-Shannon divergence.
+        temperature: T.
+        ignore_index: the label of ignored positions.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
     if beta == 0.0:
@@ -280,7 +291,11 @@ def distillation_gradient_reference(
     temperature: Temperature = 1.0,
     ignore_index: int = -100,
 ) -> Array:
-    """Return the gradient with respect to the student's logits in float64, for upstream gradients [N]."""
+    """Return the gradient with respect to the student's logits in float64, [N, V], for the upstream gradients
+    ``grad_loss``, [N].
+
+    See :func:`distillation_reference` for the other arguments.
+    """
     distributions = Distributions.of_logits(student, teacher, temperature)
     upstream = np.asarray(grad_loss, np.float64) / divisor_of(temperature)
     if labels is not None:
@@ -300,9 +315,7 @@ def distillation_gradient_reference(
 
 
 def _size(logits: Any, temperature: Temperature) -> Array:
-    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits x; for a tensor of T see
-    :func:`distillation_bound`.
-    """
+    # For a tensor of temperatures see :func:`distillation_bound`.
     values, units = np.asarray(logits, np.float64), scale_units(temperature)
     largest = np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / divisor_of(temperature)
     return np.asarray(8.0 + units + 2.0 * (1.0 + units) * largest)
@@ -315,20 +328,21 @@ def _mean_distance(log_p: Array, log_q: Array) -> Array:
 
 
 def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: Temperature = 1.0) -> Array:
-    """Return the accepted error of the loss of every position.
+    """Return the accepted error of the loss of every position, [N].
 
     The reference starts from the logits that a kernel receives. u is 2^-23, the unit in the last place of 1. An
     exponential of a row of logits x, minus a shift c of at most the size of its logits, has a relative error of u * a
     with a = 8 + 2 * max|x| / T: from the function itself, the rounding of its argument, and the sum that it is added
-    to. With p the weighting distribution and q the other one, r = log(p / q):
+    to. With p the weighting distribution and q the other one, r = log(p / q), E_p the mean under p and d the
+    differences of the logits:
 
     - KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
     - Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta)
       beta)| more in a: logs that are added to the mixture's and subtracted again.
 
     With a tensor of temperatures 1 / T has a relative error of at most 4 u, from the device's reciprocal and a product.
-    It changes x - c, which is at most 2 * max|x|, by 4 u of itself, and the mean of differences as well: a is 12 +
-    10 * max|x| / T.
+    It changes x - c, which is at most 2 * max|x|, by 4 u of itself, and the mean of differences as well: a is 12 + 10 *
+    max|x| / T.
 
     The error of sums is below u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the
     engine's accumulator in float32, which for terms of one sign is 8 u on average; tests check this at 262,144 classes.
@@ -353,15 +367,19 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
 def distillation_gradient_bound(
     student: Any, teacher: Any, grad_loss: Any, exact: Array, beta: float = 0.0, temperature: Temperature = 1.0
 ) -> Array:
-    """Return the accepted error of every element of the gradient.
+    """Return the accepted error of every element of the gradient, [N, V].
 
-    ``exact`` is the reference gradient. The result of the kernel has the type of ``student``.
+    The bound is u * (a_p + a_q) of each term of the gradient, see :func:`distillation_bound`, plus half a unit in the
+    last place of the dtype of ``student``, which the kernel's result has. A probability below 2^-126 is subnormal in
+    float32, has fewer digits, and may be flushed to 0. So the bound adds 2^-126 times the factors of the probability,
+    which are the distances and the upstream gradient. A tensor of temperatures adds 8 u of each term for the factors 1
+    / T, of which KL(student || teacher) has two.
 
-    It is u * (a_p + a_q) of each term of the gradient, see :func:`distillation_bound`, plus half a unit in the last
-    place of the result's type. A probability below 2^-126 is subnormal in float32, has fewer digits, and may be flushed
-    to 0. So the bound adds 2^-126 times the factors of the probability, which are the distances and the upstream
-    gradient. A tensor of temperatures adds 8 u of each term for the factors 1 / T, of which KL(student || teacher) has
-    two.
+    Args:
+        student, teacher: the logits, [N, V].
+        grad_loss: the upstream gradients, [N].
+        exact: the reference gradient, [N, V].
+        beta, temperature: see :func:`distillation_reference`.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
     upstream = np.abs(np.asarray(grad_loss, np.float64) / divisor_of(temperature))[:, None]

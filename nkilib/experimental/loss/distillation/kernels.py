@@ -58,43 +58,43 @@ def distillation_forward(
     chunk_size: int | None = None,
     temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Divergence between teacher and student at every position, from their logits.
+    """Compute the divergence of the student from the teacher at every position, from their logits.
 
-    With P = softmax(teacher / T), Q = softmax(student / T) and M = beta * P + (1 - beta) * Q it is
+    With P = softmax(teacher / T), Q = softmax(student / T) and M = beta * P + (1 - beta) * Q, the divergence is
 
     - beta = 0: KL(P || Q), ``F.kl_div(log_softmax(student / T), log_softmax(teacher / T), log_target=True,
       reduction="none").sum(1)``;
     - beta = 1: KL(Q || P);
-    - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
+    - beta between 0 and 1: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
-    The loss has no factor T^2. A KL reads both logits once. Jensen-Shannon also reads them once if a row of both fits
-    on chip between two passes, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712
-    of other types. Longer rows are read twice.
+    The loss has no factor T^2. A KL reads both logits once. Jensen-Shannon needs two passes over a row, because the
+    mixture needs both log-sum-exps. It also reads both logits once if a row of both fits on chip between the passes: up
+    to 40,832 classes of bfloat16 and 19,712 of other dtypes. Longer rows are read twice.
 
     Dimensions:
         N: positions; each core processes its positions in parts of 32,768.
         V: vocabulary size.
 
     Args:
-        student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. A logit of -inf
-            marks a masked class: if both have it, it adds nothing; if only the student has it, KL(P || Q) is
-            infinite if P there is 2^-68 or more.
-        labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None means that every position
-            is valid.
+        student_hbm, teacher_hbm: the logits, [N, V], bfloat16, float16 or float32, in HBM; their dtypes may differ. A
+            logit of -inf marks a masked class. A class that both models mask adds nothing. A class that only the
+            student masks makes KL(P || Q) infinite if P of the class is 2^-68 or more.
+        labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None means that every position is
+            valid.
         beta: from 0 to 1, selects the divergence as above.
         temperature: T, from 1e-3 to 1e6, a constant of the compiled kernel.
         ignore_index: the label of ignored positions, an int32.
-        chunk_size: the number of vocabulary entries processed at a time, at most 4,096; None:
+        chunk_size: the number of vocabulary entries processed at a time, at most 4,096; None for the choice of
             :func:`~nkilib.experimental.loss.distillation.tiling.choose_distillation_tiling`.
-        temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``, so
-            that no value compiles anew. Where one is not from 1e-3 to 1e6 (0, negative, infinite, NaN), loss and moment
-            of the position are NaN; at an ignored position it counts as 1.
+        temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``; no
+            value compiles the kernel again. Where a temperature is not from 1e-3 to 1e6 (0, negative, infinite, NaN),
+            loss and moment of the position are NaN; at an ignored position it counts as 1.
 
     Returns:
         float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss for
         beta 0 and 1; then minus the shift and the sum of exp((x - shift) / T), first of the student and then of the
         teacher. The shift of a row is the largest of some or all of its logits x. The loss of a valid position is NaN
-        if all logits of the student or of the teacher are -inf, or if one is +inf or NaN.
+        if all logits of the student or of the teacher are -inf, or if a logit is +inf or NaN.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -133,13 +133,14 @@ def distillation_backward(
     inplace: bool = False,
     temperature_hbm: HbmTensor | None = None,
 ) -> nl.NkiTensor:
-    """Gradient of :func:`distillation_forward` with respect to the student's logits; the teacher gets none.
+    """Compute the gradient of :func:`distillation_forward` with respect to the student's logits; the teacher gets none.
 
-    With r = log(P / Q) and L = log(beta * exp(r) + 1 - beta) it is, times the upstream gradient,
+    With P, Q and M of the forward, r = log(P / Q) and L = log(M / Q) = log(beta * exp(r) + 1 - beta), the gradient is
+    the upstream gradient times
 
     - beta = 0: (Q - P) / T;
     - beta = 1: -Q * (r + KL(Q || P)) / T;
-    - between them: -(1 - beta) * Q * (L + KL(Q || M)) / T, with M of the forward.
+    - beta between 0 and 1: -(1 - beta) * Q * (L + KL(Q || M)) / T.
 
     Both logits are read once, and the gradient is written once.
 
@@ -148,12 +149,12 @@ def distillation_backward(
         moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm: float32 [N], from the
             forward.
         grad_loss_hbm: the upstream gradient, float32 [N].
-        inplace: whether the gradient is written over ``student_hbm``; else into a new tensor of its type.
+        inplace: whether the gradient is written over ``student_hbm``; else into a new tensor of the same dtype.
         temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
             is NaN, unless the position is ignored.
 
     Returns:
-        grad_student_hbm: [N, V], of the student's type; 0 at ignored positions, unless a logit there is +inf or NaN.
+        grad_student_hbm: [N, V], in the student's dtype; 0 at ignored positions, unless a logit there is +inf or NaN.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of the distillation kernels: the logits and labels, the options, and their checks before the first
-instruction.
+"""A launch of the distillation kernels: logits, labels and options, and their checks before the first instruction.
 
-:class:`Launch` has logits, labels, :class:`DistillationOptions` and tiling, and divides the positions among cores
-(:class:`Part`). :func:`validate`, :func:`validate_tiling` and, for a backward, :func:`validate_vectors` check them.
+N positions, V classes; *rows* are the positions, and the *shift* of a row is subtracted from its logits before
+exponentials are taken. :class:`Launch` has logits, labels, :class:`DistillationOptions` and tiling, and divides the
+positions among cores and into parts (:class:`Part`). :func:`validate`, :func:`validate_tiling` and, for a backward,
+:func:`validate_vectors` check the arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _INT32 = 2**31
 
 
 def tile_dtype(dtype: nl.DType) -> nl.DType:
-    """Return the type of logits on chip: float16 has too little range for the finite value that replaces -inf."""
+    """Return the dtype of logits on chip: bfloat16 stays, float16 becomes float32.
+
+    float16 has no room for the finite value that replaces -inf.
+    """
     return nl.bfloat16 if dtype == nl.bfloat16 else nl.float32
 
 
@@ -48,7 +52,7 @@ class DistillationOptions:
     """Options of the loss; the names are those of the kernels' arguments.
 
     Attributes:
-        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them generalized Jensen-Shannon.
+        beta: 0 for KL(teacher || student), 1 for KL(student || teacher); between them generalized Jensen-Shannon.
         temperature: T, the divisor of all logits.
         ignore_index: the label of ignored positions.
     """
@@ -60,13 +64,15 @@ class DistillationOptions:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the positions of a launch from ``start`` to ``end``."""
+    """The positions of a launch from ``start`` to ``end``, ``end`` excluded."""
 
     start: int
     end: int
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a view of a tensor [N] or [N, V]; the tensor itself if the part is all of it."""
+        """Return the view of a tensor [N] or [N, V] for these positions; the tensor itself if the part has all
+        positions.
+        """
         if (self.start, self.end) == (0, int(tensor_hbm.shape[0])):
             return tensor_hbm
         return tensor_hbm.slice(0, self.start, self.end, 1)
@@ -83,7 +89,8 @@ class Launch:
         options: the options of the loss.
         tiling: the tiling of a row.
         is_backward: whether the launch computes the gradient.
-        temperature_hbm: temperatures of positions, float32 [N] or [1], in place of that of the options; or None.
+        temperature_hbm: the temperatures of positions, float32 [N] or [1], in place of the temperature of the options;
+            or None.
     """
 
     function: str
@@ -170,7 +177,11 @@ def _validate_options(launch: Launch) -> None:
 
 
 def validate(launch: Launch) -> None:
-    """Check the logits, labels and options of a forward or backward launch."""
+    """Check the logits, labels and options of a forward or backward launch.
+
+    Raises:
+        AssertionError: if an argument is not accepted; the message names function, requirement, value and remedy.
+    """
     function, student_hbm, options = launch.function, launch.student_hbm, launch.options
     require_indirect_dma(function)
     shape = tuple(student_hbm.shape)
@@ -201,7 +212,11 @@ def validate(launch: Launch) -> None:
 
 
 def validate_tiling(launch: Launch) -> None:
-    """Check that the chunks of the tiling, and the sums of these chunks, fit a partition."""
+    """Check that the chunks of the tiling, and the sums of these chunks, fit a partition.
+
+    Raises:
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
+    """
     chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
     largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
     require(
@@ -212,6 +227,10 @@ def validate_tiling(launch: Launch) -> None:
 
 
 def validate_vectors(launch: Launch, vectors: dict[str, nl.NkiTensor]) -> None:
-    """Check that each vector that a backward receives, given by its name, has one number for each position."""
+    """Check that each vector that a backward receives, given by its name, has one value for each position.
+
+    Raises:
+        AssertionError: if a vector does not; the message names function, requirement, value and remedy.
+    """
     for name, vector_hbm in vectors.items():
         require_vector(launch.function, name, vector_hbm, launch.num_positions, "the positions")

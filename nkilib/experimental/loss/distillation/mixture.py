@@ -8,8 +8,12 @@ With the teacher's probability P, the student's Q, M = beta P + (1 - beta) Q and
 L = log(M / Q) = log(beta e^r + 1 - beta) = softplus(r + log(beta / (1 - beta))) + log(1 - beta).
 
 The Scalar engine computes this in one activation function, for any size of r; the backward does the same
-(:class:`Mixture`). The forward (:class:`MixtureForward`) visits each row twice. Both logits of a row stay on chip
-between the passes if they fit (:class:`KeptLogits`), else they are read twice (:class:`LogitsReadTwice`).
+(:class:`Mixture`).
+
+T is the temperature. *Rows* are the positions; the *shift* of a row is subtracted from its logits before exponentials
+are taken; a *chunk* is some columns of a batch of rows. The *differences* of a chunk are the teacher's logits minus the
+student's. The forward (:class:`MixtureForward`) visits each row twice. Both logits of a row stay on chip between the
+passes if they fit (:class:`KeptLogits`), else they are read twice (:class:`LogitsReadTwice`).
 """
 
 from __future__ import annotations
@@ -55,15 +59,16 @@ class Mixture:
 
     @classmethod
     def of(cls, launch: Launch) -> Mixture:
-        """Return the constants of a launch whose beta is between 0 and 1."""
+        """Return the constants of a launch whose beta is strictly between 0 and 1."""
         beta = launch.options.beta
         return cls(log(beta) - log1p(-beta), log1p(-beta))
 
     def bias(self, center_sbuf: nl.NkiTensor, scale: Scale) -> nl.NkiTensor:
-        """Return the bias of :func:`take_logs`, log(beta / (1 - beta)) - c / T, for c in ``center_sbuf`` and 1 / T in
-        ``scale``.
+        """Return the bias of :func:`take_logs`, log(beta / (1 - beta)) - c / T.
 
-        c is chosen so that the differences of the logits, teacher - student, minus c are T * r, with r = log(P / Q).
+        Args:
+            center_sbuf: c, chosen so that the differences minus c are T * r.
+            scale: 1 / T.
         """
         bias_sbuf = float32_like(center_sbuf)
         scale.by(-1.0).take_sum(bias_sbuf, center_sbuf, self.log_odds)
@@ -73,15 +78,19 @@ class Mixture:
 def take_logs(
     dst: nl.NkiTensor, difference_sbuf: nl.NkiTensor, scale: float | nl.NkiTensor, bias_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute L - log(1 - beta) (see the module) of rows from their differences teacher - student.
+    """Compute L - log(1 - beta) of rows from their differences.
 
-    ``scale`` is 1 / T, a number or [rows, 1]; ``bias_sbuf`` is the result of :meth:`Mixture.bias`, [rows, 1].
+    Args:
+        dst: the result, in the shape of the differences.
+        difference_sbuf: the differences, [rows, columns].
+        scale: 1 / T, a number or [rows, 1].
+        bias_sbuf: the result of :meth:`Mixture.bias`, [rows, 1].
     """
     nisa.activation(dst=dst, op=nl.softplus, data=difference_sbuf, scale=scale, bias=bias_sbuf)
 
 
 def center_of(totals: Totals) -> nl.NkiTensor:
-    """Return T * (lse of the teacher - lse of the student), once the sums of exponentials of both are complete."""
+    """Return T * (lse of the teacher - lse of the student), after the sums of exponentials of both are complete."""
     return center(totals.teacher, totals.student, totals.temperature)
 
 
@@ -117,7 +126,7 @@ class PairRing:
         return cls(ring_of(count, columns, student), ring_of(count, columns, teacher))
 
     def at(self, number: int, span: Span[Rows]) -> Logits:
-        """Return the tiles that chunk ``number`` uses in the ring buffers, cut to the rows and columns of ``span``."""
+        """Return the slots of chunk ``number`` in the ring buffers, cut to the rows and columns of ``span``."""
         rows, columns, slot = span.rows.rows, span.end - span.start, number % len(self.student)
         return Logits(self.student[slot][0:rows, 0:columns], self.teacher[slot][0:rows, 0:columns])
 
@@ -129,8 +138,9 @@ class PairRing:
 
 
 class LogitSource(Protocol):
-    """A source of the chunks of some rows, which are used in a first and in a second pass. Chunks are numbered row
-    after row.
+    """A source of the chunks of some rows, which are used in a first and in a second pass.
+
+    Chunks are numbered row after row.
     """
 
     def first(self, number: int) -> Logits:
@@ -166,19 +176,17 @@ class KeptLogits(Generic[Rows]):
     loads: int = 0
 
     def __post_init__(self) -> None:
-        """Issue the loads of the first chunks, as many as the ring buffers hold."""
+        # The loads of the first chunks, as many as the ring buffers hold.
         self._load_to(len(self.ring.student))
 
     def first(self, number: int) -> Logits:
-        """Implement ``LogitSource.first``."""
         return self.ring.at(number, self.spans[number])
 
     def second(self, number: int) -> Logits:
-        """Implement ``LogitSource.second``."""
         return self.ring.at(number, self.spans[number])
 
     def release(self, number: int) -> None:
-        """Implement ``LogitSource.release``: another chunk is loaded into the released slot."""
+        # Another chunk is loaded into the released slot.
         self._load_to(number + 1 + len(self.ring.student))
 
     def _load_to(self, end: int) -> None:
@@ -209,7 +217,6 @@ class LogitsReadTwice(Generic[Rows]):
     loads: int = 0
 
     def first(self, number: int) -> Logits:
-        """Implement ``LogitSource.first``."""
         start = 0 if self.visited == 0 else self.visited + IN_FLIGHT - 1
         visits = self.before + len(self.spans)
         for visit in range(start, min(self.visited + IN_FLIGHT, visits)):
@@ -219,7 +226,6 @@ class LogitsReadTwice(Generic[Rows]):
         return logits
 
     def second(self, number: int) -> Logits:
-        """Implement ``LogitSource.second``."""
         for load in range(self.loads, min(number + IN_FLIGHT, len(self.spans))):
             self.of_second.load(self.launch, load, self.spans[load])
             self.loads = load + 1
@@ -271,11 +277,11 @@ class MixtureRings:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Float32 tiles of a chunk's size, in round-robin order for each purpose.
+    """Float32 tiles of a chunk's size, used round-robin for each purpose.
 
     Attributes:
-        differences_sbuf: differences of logits, for a group of chunks and one chunk of the next group.
-        logs_sbuf: softplus terms s of :class:`MixtureForward`, for a group of chunks.
+        differences_sbuf: the differences, for a group of chunks and one chunk of the next group.
+        logs_sbuf: the softplus terms s of :class:`MixtureForward`, for a group of chunks.
         weights: exponentials that are multiplied.
         unread_sbuf: exponentials that are only summed, bfloat16.
     """
@@ -306,7 +312,6 @@ class _Floors:
 
     @classmethod
     def of(cls, totals: Totals) -> _Floors:
-        """Compute the floors of rows (the lowest logits that are kept) from their shifts."""
         sides, far_below = (totals.student, totals.teacher), totals.temperature.by(_FAR_BELOW)
         floors = [float32_like(side.neg_shift_sbuf) for side in sides]
         for floor_sbuf, side in zip(floors, sides, strict=True):
@@ -322,10 +327,7 @@ class _Floors:
 
 
 def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
-    """Raise logits that are below ``floor_sbuf``, float32 [rows, 1], to it.
-
-    If the logits are float32, GpSimd processes half of the columns.
-    """
+    # If the logits are float32, GpSimd processes half of the columns.
     columns = logits_sbuf.shape[1]
     half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
     first_sbuf = logits_sbuf[:, 0 : columns - half]
@@ -343,7 +345,7 @@ def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> Non
 
 @dataclass(frozen=True)
 class Opened:
-    """A chunk of the second pass: its logits, and their differences teacher - student.
+    """A chunk of the second pass: its logits, and their differences.
 
     The differences are later replaced by w of :class:`MixtureForward`.
     """
@@ -357,7 +359,7 @@ class _BothVisits:
     """The processing of a list of rows, with both passes over each of them.
 
     Attributes:
-        walk: the forward, whose tiles all rows share.
+        walk: the forward, whose memory all rows share.
         source: the source of the logits.
         totals: the totals of each entry of the list.
         chunks: the number of chunks per row.
@@ -377,14 +379,13 @@ class _BothVisits:
     _floors: dict[int, _Floors] = field(default_factory=dict)
 
     def take_maxima(self) -> None:
-        """Set the shift of each row of the list's first entry to the maximum over all its chunks."""
         for chunk in range(self.chunks):
             logits = self.source.first(chunk)
             self.totals[0].student.take_shift(logits.student_sbuf, 0, chunk > 0)
             self.totals[0].teacher.take_shift(logits.teacher_sbuf, 0, chunk > 0)
 
     def sum_exponentials(self, number: int, chunk: int) -> None:
-        """Sum the exponentials of chunk ``chunk`` of the rows with index ``number`` (the first pass)."""
+        """Sum the exponentials of chunk ``chunk`` of entry ``number`` of the list (the first pass)."""
         if number >= len(self.totals) or chunk < 0:
             return
         logits, totals = self.source.first(number * self.chunks + chunk), self.totals[number]
@@ -400,13 +401,12 @@ class _BothVisits:
         self.summed += 1
 
     def close_exponentials(self, number: int) -> None:
-        """Compute the sums of exponentials of both distributions for the rows with index ``number``."""
         if number < len(self.totals):
             self._sums(number).weighting.total(self.totals[number].teacher.sums_sbuf, self.chunks)
             self._sums(number).other.total(self.totals[number].student.sums_sbuf, self.chunks)
 
     def take_terms(self, number: int) -> None:
-        """Do the second pass for the rows with index ``number``, and the first pass for the rows that follow."""
+        """Do the second pass for entry ``number`` of the list, and the first pass for the entry that follows."""
         plan, totals = self.walk.plan, self.totals[number]
         bias_sbuf = self.walk.mixture.bias(center_of(totals), totals.student.scale)
         for first in range(0, self.chunks, plan.group):
@@ -489,8 +489,8 @@ class _BothVisits:
 class MixtureForward:
     """The forward of Jensen-Shannon: the second pass for each row is done during the first pass for the next rows.
 
-    The first pass sums exponentials. With both log-sum-exps, the second pass computes for each element (L, r, log
-    odds: see the module)
+    The first pass sums exponentials. With both log-sum-exps, the second pass computes for each element, with log odds =
+    log(beta / (1 - beta)),
 
         s = softplus(r + log odds) = L - log(1 - beta)        w = (x_t - x_s) / T - s
 
@@ -503,7 +503,7 @@ class MixtureForward:
         launch: the launch of the kernel.
         plan: the way in which chunks are processed.
         rings: the ring buffers into which logits are loaded.
-        tiles: the scratch tiles.
+        tiles: the scratch memory.
         sums: the sums of the rows in flight.
         mixture: the constants of beta.
     """
@@ -517,7 +517,7 @@ class MixtureForward:
 
     @classmethod
     def make(cls, launch: Launch) -> MixtureForward:
-        """Allocate the tiles of a launch whose beta is between 0 and 1."""
+        """Allocate the memory of a launch whose beta is strictly between 0 and 1."""
         chunk_size = launch.tiling.chunk_size
         plan = mixture_plan(launch.vocab_size, chunk_size, launch.bytes_of_pair)
         chunks = div_ceil(launch.vocab_size, chunk_size)
@@ -533,14 +533,14 @@ class MixtureForward:
     def visit(
         self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
     ) -> Iterator[int]:
-        """Compute the totals of rows, and yield the index of each entry of ``rows`` when it is done.
+        """Compute the totals of rows, and yield the index of each entry of ``rows`` after its totals are computed.
 
         Args:
-            rows: the rows to visit.
+            rows: the rows, each entry a batch or some gathered rows.
             totals: the totals of each entry of ``rows``.
             has_maxima: whether the shift of a row is its maximum, from an additional pass before; else the maximum of
                 its first columns.
-            at_shifts: a function that is called with the index of an entry once the shifts of its rows are known.
+            at_shifts: a function that is called with the index of an entry after the shifts of its rows are computed.
         """
         columns = div_ceil(self.launch.vocab_size, self.launch.tiling.chunk_size)
         source = self.rings.source(rows, has_maxima)

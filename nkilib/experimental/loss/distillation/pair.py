@@ -3,12 +3,16 @@
 
 """The rows of student and teacher on chip: values of the rows of a core, and chunks of the logits of both models.
 
+N positions, V classes, T the temperature. *Rows* are the positions; the *shift* of a row is subtracted from its logits
+before exponentials are taken; a *chunk* is some columns of a batch of rows, and a *piece* some columns of a chunk, as
+many as a PSUM tile holds. A chunk is *opened* when its loads are issued.
+
 Values are float32 tiles [128, batches], one number per row: the shifts and sums of one model's exponentials
-(:class:`Exponentials`), vectors from HBM (:func:`loaded_rows`, :func:`valid_mask` of labels), and the results that go
-there (:class:`Vectors`). The temperatures of rows are factors of such values (:class:`RowTemperatures`). Chunks of both
-logits are loaded side by side (:class:`PairStream`, which yields :class:`PairChunk`), into :class:`Buffers`, which also
-hold the scratch tiles. :func:`raise_lowest` replaces -inf, and :func:`add_nan_of_empty` marks rows that have no
-distribution.
+(:class:`Exponentials`), vectors from HBM (:func:`loaded_rows`, :func:`valid_mask` of labels), and the results that are
+stored in HBM (:class:`Vectors`). The temperatures of rows are factors of such values (:class:`RowTemperatures`). Chunks
+of both logits are loaded side by side (:class:`PairStream`, which yields :class:`PairChunk`), into :class:`Buffers`,
+which also hold the scratch memory. :func:`raise_lowest` replaces -inf, and :func:`add_nan_of_empty` marks rows that
+have no distribution.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ _PSUM_SLOTS = 2
 
 
 def row_tile(count: int, value: float = 0.0) -> nl.NkiTensor:
-    """Allocate a tile with one number for each row of ``count`` batches, set to ``value``."""
+    """Allocate a float32 tile with one number for each row of ``count`` batches, set to ``value``."""
     tile_sbuf = nl.ndarray((POSITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=value)
     return tile_sbuf
@@ -57,7 +61,7 @@ def column(tile_sbuf: nl.NkiTensor, batch: int, rows: int) -> nl.NkiTensor:
 class Exponentials:
     """The shifts, and the sums of shifted exponentials, of the rows of one model (student or teacher).
 
-    The logits x of a row have a number c near their maximum subtracted before their exponentials are summed.
+    A number c near the maximum of a row is subtracted from its logits x before their exponentials are summed.
 
     Attributes:
         scale: 1 / T, of all rows or of each.
@@ -103,9 +107,13 @@ class Exponentials:
     def take(
         self, dst: nl.NkiTensor, logits_sbuf: nl.NkiTensor, batch: int, sum_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """Compute exp((x - c) / T) of a range of columns and, if requested, their sum, [rows, 1].
+        """Compute exp((x - c) / T) of a range of columns, and their sum if ``sum_sbuf`` is given.
 
-        x are the logits and c the shift of their row.
+        Args:
+            dst: the exponentials, in the shape of the logits.
+            logits_sbuf: the logits x, [rows, columns].
+            batch: the number of the batch.
+            sum_sbuf: the sum, [rows, 1]; None for none.
         """
         rows = logits_sbuf.shape[0]
         bias_sbuf, scale = column(self.bias_sbuf, batch, rows), self.scale.of(batch, rows)
@@ -172,14 +180,14 @@ class Vectors:
 
     @classmethod
     def make(cls, positions: int) -> Vectors:
-        """Allocate the vectors; their contents are not initialised."""
+        """Allocate the vectors, uninitialized."""
         vectors = [
             nl.ndarray((positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=vector.name) for vector in fields(cls)
         ]
         return cls(*vectors)
 
     def of_part(self, part: Part) -> Vectors:
-        """Return views of the vectors that hold the positions of a part."""
+        """Return views of the vectors for the positions of a part."""
         return Vectors(*(part.of(vector_hbm) for vector_hbm in self.returned()))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
@@ -200,8 +208,13 @@ def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
 def loaded_rows(
     vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32, fill: int = 0
 ) -> nl.NkiTensor:
-    """Load the values of a core's rows from a vector [N] into a tile [128, batches]; ``fill`` in unused rows of a
-    batch.
+    """Load the values of a core's rows from a vector [N] into a tile [128, batches].
+
+    Args:
+        vector_hbm: the vector.
+        batches: the batches of the core.
+        dtype: the dtype of the tile.
+        fill: the value of unused rows of a batch.
     """
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=fill)
@@ -232,7 +245,7 @@ class CoreRows:
     batches: Sequence[Batch]
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load a vector [N], into a tile [128, batches]."""
+        """Load a vector [N] into a tile [128, batches]."""
         return loaded_rows(vector_hbm, self.batches, dtype, fill=1)
 
 
@@ -245,8 +258,11 @@ class RowTemperatures:
 
     @classmethod
     def of(cls, launch: Launch, rows: LoadedRows, shape: tuple[int, int]) -> RowTemperatures:
-        """Load the temperatures of rows, if each position has one. ``rows`` loads values of these rows from a vector
-        [N], and ``shape`` is (rows, batches).
+        """Return the temperatures of rows, which are loaded if each position has a temperature.
+
+        Args:
+            rows: a loader of values of these rows from a vector [N].
+            shape: (rows, batches).
         """
         if launch.temperature_hbm is None:
             temperature = launch.options.temperature
@@ -284,10 +300,10 @@ class Buffers:
 
     Attributes:
         student, teacher: the tiles into which logits are loaded.
-        pairs: one view of both tiles of each chunk, [128, 2, columns]; empty if their types differ.
-        scratch: float32 tiles by their purpose, in round-robin order.
+        pairs: one view of both tiles of each chunk, [128, 2, columns]; empty if their dtypes differ.
+        scratch: float32 tiles by their purpose, used round-robin.
         unread_sbuf: a tile for values that are only summed; nothing reads it.
-        pieces_psum: the PSUM tiles of pieces, in round-robin order.
+        pieces_psum: the PSUM tiles of pieces, used round-robin.
         lowest_sbuf: ``LOWEST``, [128, 1].
     """
 
@@ -304,10 +320,9 @@ class Buffers:
         """Allocate the buffers of a kernel.
 
         Args:
-            launch: the launch of the kernel.
-            ahead: the number of chunks that are opened before the current one is done.
+            ahead: the number of chunks that are opened before the current one is processed.
             scratch: the number of tiles for each purpose, by name.
-            piece_columns: the maximum columns of a piece, of which PSUM holds two; 0 means no pieces.
+            piece_columns: the largest number of columns of a piece, of which PSUM holds two; 0 means no pieces.
         """
         size = launch.tiling.chunk_size
 
@@ -331,7 +346,7 @@ class Buffers:
 
     @property
     def ahead(self) -> int:
-        """The number of chunks whose loads are issued (opened) before the current chunk is done."""
+        """The number of chunks that are opened before the current chunk is processed."""
         return len(self.student) - IN_FLIGHT
 
     def raise_lowest(self, load: int, student_sbuf: nl.NkiTensor, teacher_sbuf: nl.NkiTensor) -> None:
@@ -348,16 +363,14 @@ class Buffers:
         _raise_lowest_on_both(teacher_sbuf, self.lowest_sbuf)
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scratch tile for purpose ``name`` and chunk number ``load``, in the shape of ``like_sbuf``,
-        another tile of that chunk.
-        """
+        """Return the scratch tile for purpose ``name`` and chunk number ``load``, in the shape of ``like_sbuf``."""
         rows, columns = like_sbuf.shape
         tiles = self.scratch[name]
         return tiles[load % len(tiles)][0:rows, 0:columns]
 
     def pieces(self, load: int, like_sbuf: nl.NkiTensor) -> list[Piece]:
-        """Return the pieces into which chunk number ``load`` is cut; ``like_sbuf`` is a tile of that chunk, which gives
-        the rows and columns.
+        """Return the pieces into which chunk number ``load`` is cut; ``like_sbuf`` is a tile of the shape of that
+        chunk.
         """
         rows, columns = like_sbuf.shape
         size, slots = self.pieces_psum[0].shape[1], len(self.pieces_psum)
@@ -380,7 +393,7 @@ class PairChunk(Generic[Rows]):
     Attributes:
         chunk: the chunk of the stream.
         visit: the index of its rows in the list of rows that the stream visits.
-        student_sbuf, teacher_sbuf: logits, [rows, columns]; -inf is replaced if the pass needs differences.
+        student_sbuf, teacher_sbuf: the logits, [rows, columns]; -inf is replaced if the pass needs differences.
         difference_sbuf: teacher - student, or the reverse, float32; None if the pass needs no differences.
     """
 
@@ -392,7 +405,11 @@ class PairChunk(Generic[Rows]):
 
     @property
     def difference(self) -> nl.NkiTensor:
-        """The difference of the logits; raises AssertionError if this pass over the chunk computes none."""
+        """The difference of the logits.
+
+        Raises:
+            AssertionError: if this pass over the chunk computes none.
+        """
         if self.difference_sbuf is None:
             raise AssertionError("this visit takes no differences")
         return self.difference_sbuf
@@ -403,12 +420,11 @@ class PairStream(Generic[Rows]):
     """A stream of the student's and the teacher's logits, in chunks of the same rows and columns.
 
     Attributes:
-        student, teacher: the chunks of each matrix.
+        student, teacher: the stream of each matrix of logits.
         buffers: the buffers on chip.
         is_reverse: whether differences are student - teacher.
-        has_differences: whether each pass needs differences.
-        at_opening: the function to call with each chunk when it is opened (its loads issued), before the previous one
-            is taken; or None.
+        has_differences: for each entry of the list of rows, whether its chunks need differences.
+        at_opening: a function that is called with each chunk when the chunk is opened; or None.
         opened: the chunks that are on chip, or being loaded, by their numbers.
     """
 
@@ -429,8 +445,9 @@ class PairStream(Generic[Rows]):
         has_differences: list[bool],
         at_opening: Callable[[PairChunk[Rows]], None] | None = None,
     ) -> PairStream[Rows]:
-        """Create a stream of the rows ``visits``, which are visited in this order; see the class for the other
-        arguments.
+        """Return a stream of the rows ``visits``, which are visited in this order.
+
+        See the class for the other arguments.
         """
         return cls(
             Stream.make(launch.student_hbm, visits, buffers.student),
@@ -455,7 +472,7 @@ class PairStream(Generic[Rows]):
         return self.opened.pop(load)
 
     def opened_chunk(self, load: int) -> PairChunk[Rows]:
-        """Return chunk number ``load``, whose loads have been issued ahead, before :meth:`taken` returns it."""
+        """Return chunk number ``load``, opened ahead, before :meth:`taken` returns it."""
         self._open_all(load, load)
         return self.opened[load]
 
@@ -465,10 +482,11 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue the loads that are due when chunk ``load`` is opened: with the first chunk those of ``IN_FLIGHT``
-        chunks, later those of one more chunk; the student's and the teacher's alternately.
+        """Issue the loads that are due when chunk ``load`` is opened, of the student's and the teacher's logits
+        alternately.
 
-        By then the buffer of that chunk is free, because the chunk that was in it has been taken.
+        With the first chunk these are ``IN_FLIGHT`` chunks, later one more chunk. By then the buffer of that chunk is
+        free, because the chunk that was in it has been taken.
         """
         for number in range(0 if load == 0 else load + IN_FLIGHT - 1, min(load + IN_FLIGHT, self.student.loads)):
             for side in (self.student, self.teacher):

@@ -3,8 +3,9 @@
 
 """The division of rows into chunks, and of chunks into groups: arithmetic only, for host code and kernels.
 
-:func:`choose_distillation_tiling` chooses the size of chunks. For Jensen-Shannon, :func:`mixture_plan` tells how the
-forward keeps or reloads its chunks, and :func:`gradient_group` how many of them the backward processes at a time.
+V classes; *rows* are the positions, a *chunk* is some columns of a row. :func:`choose_distillation_tiling` chooses the
+size of chunks. For Jensen-Shannon, :func:`mixture_plan` tells how the forward keeps or reloads its chunks, and
+:func:`gradient_group` how many of them the backward processes at a time.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class DistillationTiling(NamedTuple):
 
 
 class Form(Enum):
-    """The forms of the kernels, which differ in the number of tiles that they keep on chip besides the logits:
-    ``DIVERGENCE`` for both kernels of a Kullback-Leibler divergence, ``MIXTURE`` and ``MIXTURE_GRADIENT`` for forward
-    and backward of Jensen-Shannon.
+    """The forms of the kernels, which differ in the number of tiles that they keep on chip besides the logits.
+
+    ``DIVERGENCE`` is the form of both kernels of a Kullback-Leibler divergence, ``MIXTURE`` and ``MIXTURE_GRADIENT``
+    those of forward and backward of Jensen-Shannon.
     """
 
     DIVERGENCE = "a Kullback-Leibler divergence or its gradient"
@@ -61,10 +63,7 @@ class Form(Enum):
 
 
 def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
-    """Return the bytes per column that a group of chunks takes.
-
-    It counts logits, differences of group + 2 chunks, two tiles of weights, and 16-bit numbers.
-    """
+    # Logits, differences of group + 2 chunks, two tiles of weights, and 16-bit numbers.
     return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
 
 
@@ -111,14 +110,21 @@ class MixturePlan(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """The number of tiles for the exponentials that are multiplied. If rows are kept, only PSUM has room for
-        them.
+        """The number of tiles for the exponentials that are multiplied.
+
+        If rows are kept, only PSUM has room for these tiles.
         """
         return 2 if self.keeps_rows else 3
 
 
 def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> MixturePlan:
-    """Return the plan of the forward: rows are kept on chip if they fit together with groups of at least two chunks."""
+    """Return the plan of the forward: rows are kept on chip if they fit together with groups of at least two chunks.
+
+    Args:
+        vocab_size: V.
+        chunk_size: the number of columns of a chunk.
+        bytes_of_pair: the bytes of a logit of the student and one of the teacher, on chip.
+    """
     chunks, kept_bytes = div_ceil(vocab_size, chunk_size), limited_sbuf_bytes(_KEPT_BYTES)
 
     def fits(keeps_rows: bool, group: int) -> bool:
@@ -141,7 +147,7 @@ def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> Mixtur
 def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
     """Return the number of chunks that Jensen-Shannon's gradient processes at a time.
 
-    As many as fit are taken, because a change of the activation function costs time.
+    It is the largest number that fits, because a change of the activation function costs time.
     """
     fitting = [
         group

@@ -3,8 +3,12 @@
 
 """Sums over rows of logits, gathered chunk by chunk, and the divergences computed from them.
 
-:class:`ChunkSums` holds the sums of the rows being visited. :class:`Totals` holds those of all rows, and tells which
-rows must be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
+T is the temperature, *rows* are the positions, a *chunk* is some columns of a batch of rows, and a *piece* some columns
+of a chunk. The *shift* of a row is subtracted from its logits before exponentials are taken. P, Q and M = beta P + (1 -
+beta) Q are the distributions of teacher, student and mixture, and L = log(M / Q).
+
+:class:`ChunkSums` holds the sums of the rows being visited. :class:`Totals` holds the shifts and sums of all rows, and
+tells which rows must be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
 (:class:`Divergences`), with :func:`log_ratio` and :func:`center` of both models' sums.
 """
 
@@ -86,9 +90,9 @@ class Totals:
 
     Attributes:
         student, teacher: the shift of each row, and the sum of its shifted exponentials.
-        weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e and d as in
-            :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d = teacher - student and
-            s = L - log(1 - beta) of :class:`.mixture.MixtureForward`.
+        weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e, d and c as in
+            :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d the teacher's minus the
+            student's logit and s = L - log(1 - beta).
         logs_sbuf: for Jensen-Shannon the sum of e_s * s; e_s and e_t are the shifted exponentials of student and
             teacher.
         temperature: T, which divides the logits.
@@ -165,7 +169,7 @@ class Divergences:
 def sum_of_products(
     data: nl.NkiTensor, operand0: nl.NkiTensor | float, op0: Operator, factors: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute the sum of (data op0 operand0) * factors over each row; the products replace ``data``."""
+    """Compute the sum of (data op0 operand0) * factors of each row in ``sum_sbuf``; the products replace ``data``."""
     nisa.scalar_tensor_tensor(
         dst=data,
         data=data,
@@ -214,7 +218,8 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
     """Return the Kullback-Leibler divergence E[d - c] / T - log(S / S').
 
     E is the mean under the first distribution, whose shifted exponentials are e. d are its logits minus the second
-    one's, c is the difference of their shifts, and S and S' are their sums of exponentials.
+    one's, c is the difference of their shifts, and S and S' are their sums of exponentials. The first distribution is
+    the one whose probabilities weight the logarithms.
     """
     weighting, other = totals.weighting(launch)
     mean_sbuf = _mean(totals.weighted_sbuf, weighting.sums_sbuf, 1.0)
@@ -225,10 +230,11 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
 
 
 def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
-    """Return beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the latter divergence.
+    """Return the loss beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the moment KL(student ||
+    mixture).
 
     KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L], with r = log(P / Q) and L =
-    log(M / Q) of :mod:`.mixture`.
+    log(M / Q).
     """
     beta = launch.options.beta
     log_rest = log1p(-beta)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of positions and classes into parts and blocks, which the body of a loop processes one after another.
+"""The division of positions and classes into blocks and parts, which the body of a loop processes one after another.
 
-:func:`plan_blocks` divides the rows of a core (classes or positions) into the blocks of a device loop and the blocks
-after it (:class:`BlockSchedule`). The body of the loop is called with a :class:`Step`, whose :class:`Block` may start
-at a loop variable. Rows that are known when the kernel is built are a :class:`Span`. The positions of a forward are
-split into blocks (:class:`PositionSplit`, :func:`unrolled_positions`, :func:`looped_positions`), those of a backward
-into parts if there are very many (:class:`PositionParts`, :func:`position_parts`). :func:`cut`, :func:`balanced_spans`
-and :func:`shares_of_cores` divide rows into spans; an iteration of a loop has whole windows of :data:`WINDOW` blocks.
+*Rows* are the classes or positions that a core works on, N positions, D features, X [N, D]. Rows that are known when
+the kernel is built are a :class:`Span`; a :class:`Block` may start at a loop variable.
+
+:func:`plan_blocks` divides the rows of a core into the blocks of a device loop and the blocks after it
+(:class:`BlockSchedule`). The body of the loop is called with a :class:`Step`. The positions of a forward are split into
+blocks (:class:`PositionSplit`, :func:`unrolled_positions`, :func:`looped_positions`); very many positions of a backward
+are split into parts (:class:`PositionParts`, :func:`position_parts`). :func:`cut`, :func:`balanced_spans` and
+:func:`shares_of_cores` divide rows into spans. The number of blocks of an iteration is a multiple of :data:`WINDOW`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ FEWEST_ITERATIONS = 2
 
 
 class Span(NamedTuple):
-    """A span of ``size`` rows from ``first`` on, both known when the kernel is built."""
+    """A range of ``size`` rows that starts at row ``first``, both known when the kernel is built."""
 
     first: int
     size: int
@@ -48,25 +50,25 @@ class Span(NamedTuple):
 
 
 def cut(size: int, most: int) -> list[Span]:
-    """Split ``size`` rows into pieces of ``most`` rows; the last one may be smaller."""
+    """Return spans of ``most`` rows that cover ``size`` rows; the last span may be smaller."""
     return [Span(first, min(most, size - first)) for first in range(0, size, most)]
 
 
 def shares_of_cores(size: int, cores: int) -> list[Span]:
-    """Split ``size`` rows over the cores in tiles of 128, as evenly as possible; the last cores may have none."""
+    """Return the rows of each core: ``size`` rows in tiles of 128, divided evenly; the last cores may have none."""
     tiles = div_ceil(size, PARTITIONS)
     edges = [min(size, div_ceil(tiles * core, cores) * PARTITIONS) for core in range(cores + 1)]
     return [Span(first, last - first) for first, last in pairwise(edges)]
 
 
 def balanced_spans(whole: Span, most: int) -> list[Span]:
-    """Split ``whole`` into the fewest pieces of at most ``most`` rows, as equal as whole tiles of 128 allow.
+    """Split ``whole`` into the fewest spans of at most ``most`` rows, as equal as whole tiles of 128 allow.
 
-    Equal pieces are best, because a short last piece would cost as much traffic as a long one.
+    Equal spans are best, because a short last span would cost as much traffic as a long one.
 
     Args:
         whole: the rows to split.
-        most: the largest number of rows of a piece, a multiple of 128.
+        most: the largest number of rows of a span, a multiple of 128.
     """
     tiles = div_ceil(whole.size, PARTITIONS)
     count = div_ceil(tiles, most // PARTITIONS)
@@ -77,7 +79,7 @@ def balanced_spans(whole: Span, most: int) -> list[Span]:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of rows, classes or positions, that the body of a loop works on at a time.
+    """Some consecutive rows, classes or positions, that the body of a loop works on at a time.
 
     Attributes:
         first: the first row, a number or a variable of a device loop.
@@ -101,16 +103,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """One call of the body of a loop: a block, whose first loads the previous step has issued.
+    """One call of the body of a loop: a block, and the state of the loads.
 
     Attributes:
         block: the block to work on.
-        number: the number of the step within an iteration, which continues after the loop; it selects the buffer slot.
-        loaded: how many of the block's first rows are loaded already: by the previous step (:attr:`following`), or as
-            :attr:`BlockSchedule.opening`.
-        following: the first rows of the next block, whose loads this step issues. Within an iteration they are the
-            whole block; at its end they are as many whole tiles of 128 as the block after the loop also has. None if
-            there are none.
+        number: in the loop the number of the step within its iteration; after the loop the number of the block in the
+            schedule. It selects the buffer slot.
+        loaded: the number of the block's first rows that are loaded already, by the previous step (:attr:`following`)
+            or before the first step (:attr:`BlockSchedule.opening`).
+        following: the first rows of the next block, whose loads this step issues; None if there are none. Within an
+            iteration they are the whole block; at its end they are as many whole tiles of 128 as the block after the
+            loop also has.
     """
 
     block: Block
@@ -136,12 +139,12 @@ class BlockSchedule:
     The cost of a loop, modelled, not measured (docs/explanation/performance_model.md):
 
     - A loop takes 25 us to start and to end (``ModelParameters.loop_entry_us``).
-    - All engines and queues synchronise between two iterations: nothing of the next one overlaps with the last results
-      of this one, which costs 3 to 5 us. Iterations are therefore long; they have several blocks if a block is short.
-      The first loads of the next block are issued before that point, see :attr:`Step.following`.
-    - A store to an address that is a loop variable waits for the earlier ones to the same tensor, 2 us each, because in
-      the model it may touch the whole tensor. One wide store for all classes of a block costs that once. Loads do not
-      wait, and the model computes addresses for free (``register_us``).
+    - All engines and queues synchronise between two iterations: nothing of the next iteration overlaps with the last
+      results of this one, which costs 3 to 5 us. Iterations are therefore long; they have several blocks if a block is
+      short. The first loads of the next block are issued before the synchronisation, see :attr:`Step.following`.
+    - A store to an address that is a loop variable waits for the earlier stores to the same tensor, 2 us each, because
+      in the model it may touch the whole tensor. One wide store for all classes of a block waits only once. Loads do
+      not wait, and the model computes addresses for free (``register_us``).
     - ``dma_compute`` does not accept an address that is a loop variable.
 
     Attributes:
@@ -160,7 +163,7 @@ class BlockSchedule:
 
     @property
     def count(self) -> int:
-        """The number of blocks, in the loop and after it."""
+        """The number of blocks, in all iterations of the loop and after it."""
         return self.iterations * self.blocks_per_iteration + len(self.rest)
 
     @property
@@ -170,7 +173,7 @@ class BlockSchedule:
 
     @property
     def largest(self) -> int:
-        """The number of rows of the largest block; 0 without any."""
+        """The number of rows of the largest block; 0 if there are no blocks."""
         return max(self.size if self.iterations else 0, *(span.size for span in self.rest), 0)
 
     @property
@@ -180,7 +183,7 @@ class BlockSchedule:
 
     @property
     def opening(self) -> Block | None:
-        """The rows that must be loaded before the first step (its :attr:`Step.loaded`); None if there are none."""
+        """The rows that must be loaded before the first step; None if the core has no rows."""
         return _block_or_none(self.first, self._loaded_of_rest(0)) if self.rest else None
 
     def run(self, body: Callable[[Step], None]) -> None:
@@ -193,7 +196,6 @@ class BlockSchedule:
             body(Step(Block(*span), done + number, self._loaded_of_rest(number), following))
 
     def _iteration(self, body: Callable[[Step], None]) -> Callable[[nisa.NkiScalar], None]:
-        """Return the body of the device loop, which calls ``body`` for ``blocks_per_iteration`` blocks."""
         over_an_edge = self._loaded_of_rest(0)
 
         def iteration(first: nisa.NkiScalar) -> None:
@@ -229,10 +231,10 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
         shares: the rows of each core; every first row except that of the first core is a multiple of 128.
         core: the number of the core.
         most: the largest number of rows of a block, a multiple of 128.
-        most_bodies: how many copies of the body the program may have, at least ``2 * slots``; at this minimum, unequal
-            shares may add one more. If there are no more blocks than this, they are unrolled. From ``1 + 2 * slots``
-            on, at least half a block remains after the loop, so that half a block is loaded ahead at the end of each
-            iteration.
+        most_bodies: the largest number of copies of the body in the program, at least ``2 * slots``; at this minimum,
+            unequal shares may add one more. If there are no more blocks than this, they are unrolled. From ``1 + 2 *
+            slots`` on, at least half a block remains after the loop, so that half a block is loaded ahead at the end of
+            each iteration.
         slots: the number of buffer slots that the body uses round-robin, by :attr:`Step.number`; the number of blocks
             of an iteration is a multiple of it.
     """
@@ -263,12 +265,12 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
 
 
 class PositionSplit(NamedTuple):
-    """The split of the positions into ``whole`` blocks of ``size`` positions, and a rest.
+    """The split of the positions of a forward into ``whole`` blocks of ``size`` positions, and a rest.
 
     Attributes:
-        size: positions of a block, whole tiles.
+        size: the number of positions of a block, whole tiles of 128.
         whole: the number of blocks of that size.
-        rest: positions of a further block; may be 0.
+        rest: the number of positions of a further block; may be 0.
         is_loop: whether the whole blocks are iterations of a device loop.
     """
 
@@ -279,12 +281,12 @@ class PositionSplit(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """The number of tiles of a block."""
+        """The number of tiles of 128 positions in a block."""
         return self.size // PARTITIONS
 
     @property
     def blocks(self) -> int:
-        """The number of blocks."""
+        """The number of blocks, including the rest."""
         return self.whole + (self.rest > 0)
 
     @property
@@ -294,7 +296,9 @@ class PositionSplit(NamedTuple):
 
 
 def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit:
-    """Return blocks of about equal size of at most ``position_block`` positions, in whole tiles, without a loop."""
+    """Return the split into nearly equal blocks of at most ``position_block`` positions, whole tiles, without a
+    loop.
+    """
     tiles = div_ceil(num_positions, PARTITIONS)
     count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))
     size = div_ceil(tiles, count) * PARTITIONS
@@ -302,8 +306,12 @@ def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit
 
 
 def looped_positions(unrolled: PositionSplit, num_positions: int, is_long: bool) -> PositionSplit:
-    """Return the split as a device loop if its unrolled program is too long or there are very many positions, else as
-    it is.
+    """Return ``unrolled`` as a device loop if its program is too long or there are very many positions, else unchanged.
+
+    Args:
+        unrolled: the split without a loop.
+        num_positions: N.
+        is_long: whether the unrolled program is too long.
     """
     has_many = num_positions > limited_positions(POSITIONS_UNSPLIT)
     return unrolled._replace(is_loop=unrolled.whole > 1 and (is_long or has_many))
@@ -320,9 +328,9 @@ class PositionParts(NamedTuple):
     The gradients are computed one part after another.
 
     Attributes:
-        size: positions of a part; whole tiles if there are several parts.
+        size: the number of positions of a part; whole tiles if there are several parts.
         whole: the number of parts of that size.
-        rest: positions of a further part; may be 0.
+        rest: the number of positions of a further part; may be 0.
     """
 
     size: int
@@ -343,10 +351,15 @@ class PositionParts(NamedTuple):
 def position_parts(
     num_positions: int, num_features: int, ids: int = 1, unsplit: int = POSITIONS_UNSPLIT
 ) -> PositionParts:
-    """Return the parts that the positions are split into: one, or for many positions the fewest short enough.
+    """Return the parts that the positions of a backward are split into, as equal as tiles of 128 positions allow.
 
-    Parts are as equal as tiles of 128 positions can be. With several target ids per position a part has fewer
-    positions. At most ``unsplit`` positions are one part.
+    There is one part for at most ``unsplit`` positions, else the fewest parts that are short enough.
+
+    Args:
+        num_positions: N.
+        num_features: D.
+        ids: the number of target ids of a position; with several ids a part has fewer positions.
+        unsplit: the largest number of positions that are not split.
     """
     limit = limited_positions(unsplit)
     if ids > 1:

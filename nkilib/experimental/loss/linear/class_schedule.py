@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The classes of a core in a forward: their blocks in the order of the work, and the operands that are streamed in.
+"""The classes of a core in a forward: their blocks in the order of the work, and the loads of their operands.
 
-:func:`divide_classes` divides the vocabulary among the cores (:class:`ClassDivision`), and :class:`ClassSchedule` has
-the blocks of a core. X^T of a block of positions stays on chip. W^T is streamed in, one block of classes after another,
-with the bias and the class weights (:class:`ClassStream`, which loads :class:`ClassTiles`). The last classes may be
-shared: both cores process them, each for its own tiles of positions (:func:`tiles_of_core`).
+D features; X and W are the operands, X^T and W^T have features on partitions. :func:`divide_classes` divides the
+vocabulary among the cores (:class:`ClassDivision`), and :class:`ClassSchedule` has the blocks of a core. X^T of a block
+of positions stays on chip. W^T streams, one block of classes after another, with the bias and the class weights
+(:class:`ClassStream`, which loads :class:`ClassTiles`). The last classes may be *shared*: both cores process them, each
+core for its own tiles of positions (:func:`tiles_of_core`).
 """
 
 from __future__ import annotations
@@ -52,10 +53,13 @@ class ClassDivision(NamedTuple):
 
 
 def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
-    """Divide the classes into one range per core, as equal as units of 32 classes allow, and the classes that all cores
-    share.
+    """Divide the classes into one range per core, as equal as units of 32 classes allow, and the shared classes.
 
-    If ``shared`` is 0, no classes are shared. Otherwise at least ``shared`` are, and up to 127 more.
+    Args:
+        vocab_size: the number of classes.
+        shared: the least number of shared classes, of which there may be up to 127 more; 0 for none.
+        cores: the number of cores.
+        class_block: the largest number of classes of a shared block.
     """
     own = vocab_size if shared == 0 else (vocab_size - shared) // PARTITIONS * PARTITIONS
     last = Span(own, vocab_size - own)
@@ -66,8 +70,8 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
 
 
 def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the value of ``most_bodies`` with which :func:`plan_blocks` needs the fewest iterations, and not more than
-    ``bodies`` copies of the body.
+    """Return the ``most_bodies`` of :func:`plan_blocks` that gives the fewest iterations with at most ``bodies`` copies
+    of the body.
 
     A plan reserves room for blocks after the loop; if there are fewer of these, its iterations can be longer.
     """
@@ -88,12 +92,12 @@ class ClassSchedule:
     - A device loop does not start before all issued loads have ended, including X of all positions. So one block comes
       before the loop; its products take as long as these loads.
     - At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both cores work
-      on the last classes, which they share: each computes all of them for its part of the positions.
+      on the shared last classes: each core computes all of them for its tiles of positions.
 
     Attributes:
         head: the block before the loop; None without a loop.
         plan: all other blocks of the core's own classes.
-        shared: the blocks that all cores work on at the end, each for its part of the positions.
+        shared: the blocks that all cores work on at the end.
     """
 
     head: Span | None
@@ -104,7 +108,11 @@ class ClassSchedule:
     def make(cls, division: ClassDivision, core: int, class_block: int, bodies: int) -> ClassSchedule:
         """Return the schedule of a core.
 
-        It has blocks of at most ``class_block`` classes, and at most ``bodies`` blocks in the program.
+        Args:
+            division: the classes of each core.
+            core: the number of the core.
+            class_block: the largest number of classes of a block.
+            bodies: the largest number of blocks in the program.
         """
         shares, shared = division
         bodies -= len(shared)
@@ -123,18 +131,19 @@ class ClassSchedule:
 
     @property
     def largest(self) -> int:
-        """The number of classes of the largest block; 0 without any."""
+        """The number of classes of the largest block; 0 if there are no blocks."""
         return max((self.plan.largest, *(span.size for span in self._single)), default=0)
 
     @property
     def sizes(self) -> set[int]:
-        """The sizes of the blocks."""
+        """The different numbers of classes of the blocks."""
         return self.plan.sizes | {span.size for span in self._single}
 
     @property
     def opening(self) -> Step | None:
-        """The step whose loads are issued before the schedule runs: the block before the loop, or without a loop the
-        first block of the plan; None without classes.
+        """The first step, whose loads are issued before the schedule runs; None without classes.
+
+        Its block is the block before the loop, or without a loop the first block of the plan.
         """
         if self.head is not None:
             # The last number of a window, so that the loop begins with a window of its own.
@@ -144,7 +153,7 @@ class ClassSchedule:
 
     @property
     def count(self) -> int:
-        """The number of blocks of the plan, which are numbered from 0."""
+        """The number of blocks of :attr:`plan`; the shared blocks are numbered from here on."""
         return self.plan.count
 
     def run(self, body: Callable[[Step], None]) -> None:
@@ -159,19 +168,21 @@ class ClassSchedule:
         self.plan.run(with_following)
 
     def run_shared(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block that the cores share; the numbers continue those of the plan."""
+        """Call ``body`` for each shared block; the numbers of the steps continue those of the plan."""
         for number, span in enumerate(self.shared):
             following = Block(*self.shared[number + 1]) if number + 1 < len(self.shared) else None
             body(Step(Block(*span), self.count + number, span.size, following))
 
     @property
     def _single(self) -> tuple[Span, ...]:
-        """The blocks that are not part of the plan: the one before the loop, and the shared ones."""
+        """The block before the loop, if any, and the shared blocks."""
         return self.shared if self.head is None else (self.head, *self.shared)
 
 
 def tiles_of_core(tiles: int) -> range:
-    """Return which of the ``tiles`` tiles of positions this core processes in the classes that the cores share."""
+    """Return the numbers of the tiles of positions, out of ``tiles``, that this core processes in the shared
+    classes.
+    """
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 
@@ -192,8 +203,12 @@ class ClassTiles:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool) -> ClassTiles:
-        """Allocate the tiles for blocks of ``classes`` classes; nothing is written yet. ``has_factors`` says whether
-        the launch needs class weights.
+        """Allocate the tiles for a block of ``classes`` classes, uninitialized.
+
+        Args:
+            launch: the operands of the kernel.
+            classes: the number of classes.
+            has_factors: whether the launch needs class weights.
         """
         shape = (PARTITIONS, div_ceil(launch.num_features, PARTITIONS), classes)
 
@@ -214,13 +229,12 @@ class ClassTiles:
 
 @dataclass(frozen=True)
 class ClassStream:
-    """The buffers into which W^T, biases and class weights are streamed by blocks of classes, and the methods that load
-    them.
+    """The buffers into which W^T, biases and class weights of one block of classes after another are loaded.
 
     Attributes:
         launch: the operands of the kernel.
         buffers: the buffer slots, which the blocks use round-robin.
-        staging: the memory in which a W of another type than the products' is cast.
+        staging: the memory in which W is cast if its dtype is not the dtype of the products.
     """
 
     launch: LinearOperands
@@ -229,8 +243,8 @@ class ClassStream:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
-        """Allocate buffers for blocks of at most ``classes`` classes. ``has_factors`` says whether the launch needs
-        class weights.
+        """Allocate buffers for blocks of at most ``classes`` classes; ``has_factors`` says whether there are class
+        weights.
         """
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
@@ -242,13 +256,11 @@ class ClassStream:
 
     @staticmethod
     def share_a_buffer(step: Step, other: Step | None) -> bool:
-        """Return whether the blocks of two steps use the same buffer; False if there is no other step."""
+        """Return whether the blocks of two steps use the same buffer; False if ``other`` is None."""
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:
-        """Load the missing rest of a step's block, begin to load the next block, and return the tiles of the step's
-        block.
-        """
+        """Return the operands of a step's block: load the rest of the block, and issue the loads of the next block."""
         block, tiles = step.block, self.buffers[step.number % BUFFERS]
         missing = block.size - step.loaded
         if missing > 0:

@@ -3,13 +3,15 @@
 
 """The tensors of a launch of an output layer: the operands of a kernel, the gradients that it returns, and its tiling.
 
+N positions, D features, V classes; X [N, D] is the input, W ([V, D] or [D, V]) the weight; dX, dW and db are the
+gradients of X, W and the bias.
+
 A kernel is traced with the operands (:class:`LinearOperands`) and the gradients (:class:`Gradients`) that are requested
-(:class:`WantedGradients`). :class:`CastBytes` tells which operands are rounded to another type. The tiling
+(:class:`WantedGradients`). :class:`CastBytes` tells which operands are rounded to another dtype. The tiling
 (:class:`LinearTiling`) says how many positions and classes are on chip at a time; :mod:`.block_schedule` divides them
-into blocks. The limits of sizes (``FEATURES_MIN`` to ``CLASSES_MAX``, ``IDS_MAX``), of the logit scale
-(:func:`check_logit_scale`, since torch and jax use it) and of memory (``SBUF_BYTES``, ``SCRATCH_BYTES``,
-``STAGED_ELEMENTS``, ``STAGES``) are here too, and the names of the layouts of a weight (``WEIGHT_LAYOUTS``:
-``CLASSES_FIRST``, ``FEATURES_FIRST``).
+into blocks. The module also has the limits of sizes (``FEATURES_MIN`` to ``CLASSES_MAX``, ``IDS_MAX``), of the logit
+scale (:func:`check_logit_scale`) and of memory (``SBUF_BYTES``, ``SCRATCH_BYTES``, ``STAGED_ELEMENTS``, ``STAGES``),
+and the names of the layouts of a weight (``WEIGHT_LAYOUTS``: ``CLASSES_FIRST``, ``FEATURES_FIRST``).
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class LinearTiling(NamedTuple):
     """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        position_block: positions whose operands are on chip at a time, whole tiles of 128.
-        class_block: classes of a core that are worked on at a time, whole tiles of 128; at most 512 in the forward.
+        position_block: the number of positions whose operands are on chip at a time, whole tiles of 128.
+        class_block: the number of classes that a core works on at a time, whole tiles of 128; at most 512 in the
+            forward.
     """
 
     position_block: int
@@ -77,13 +80,13 @@ def _staging_bytes(itemsize: int) -> int:
 
 
 class CastBytes(NamedTuple):
-    """The bytes of an element of each operand that is rounded to the type of the products while it is loaded; 0 for
+    """The bytes of an element in HBM of each operand that is rounded to the dtype of the products on loading; 0 for
     others.
 
-    DMA can cast data that it copies, but not data that it transposes; for the latter, staging memory in SBUF is needed.
+    DMA can cast data that it copies, but not data that it transposes, which needs staging memory in SBUF.
 
     Attributes:
-        input, weight: the bytes of X and of W.
+        input, weight: the bytes of an element of X and of W.
     """
 
     input: int = 0
@@ -94,10 +97,9 @@ class CastBytes(NamedTuple):
         return _staging_bytes(max(self.input, self.weight if has_classes_first else 0))
 
     def backward_staging(self, has_classes_first: bool, keeps_logits: bool = False) -> int:
-        """Return the bytes per partition to stage W.
+        """Return the bytes per partition to stage W in a backward, in which X is already rounded.
 
         W is staged on its way to W^T if it is [V, D] and the logits are not kept, and on its way to W if it is [D, V].
-        X is rounded beforehand.
         """
         return 0 if has_classes_first and keeps_logits else _staging_bytes(self.weight)
 
@@ -110,10 +112,10 @@ class LinearOperands:
         function: the name of the function in error messages.
         input_hbm: X, [N, D].
         weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
-        bias_hbm: [V], or None.
-        class_weight_hbm: [V], or None.
+        bias_hbm: the bias, [V], or None.
+        class_weight_hbm: the class weights, [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
-        compute_dtype: the dtype to which X and W are rounded for the products; None: the dtype of X.
+        compute_dtype: the dtype to which X and W are rounded for the products; None for the dtype of X.
     """
 
     function: str
@@ -145,23 +147,23 @@ class LinearOperands:
 
     @property
     def vocab_size(self) -> int:
-        """The number of classes of W, V."""
+        """The number of classes V of W."""
         return self.weight_hbm.shape[0 if self.has_classes_first else 1]
 
     @property
     def dtype(self) -> nl.DType:
-        """The dtype of the products: X, W and the gradient of the logits that multiplies them are rounded to it."""
+        """The dtype of the products; X, W and the gradient of the logits are rounded to it."""
         return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
 
     @property
     def rounds_more_than_bias(self) -> bool:
-        """Whether the products have a 16-bit type and the bias has another type."""
+        """Whether the products have a 16-bit dtype and the bias has another dtype."""
         bias_hbm = self.bias_hbm
         return bias_hbm is not None and self.dtype != nl.float32 and bias_hbm.dtype != self.dtype
 
     @property
     def casts(self) -> CastBytes:
-        """The bytes of an element of X and of W, each 0 if it needs no rounding to the type of the products."""
+        """The bytes of an element of X and of W in HBM, each 0 if the operand has the dtype of the products."""
         itemsizes = [
             dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
             for tensor_hbm in (self.input_hbm, self.weight_hbm)
@@ -197,10 +199,7 @@ class WantedGradients:
         bias_hbm: nl.NkiTensor | None,
         input_float32: bool = False,
     ) -> WantedGradients:
-        """Return the gradients that a kernel's arguments request.
-
-        ``bias_wanted`` None requests db if there is a bias.
-        """
+        """Return the gradients that a kernel's arguments request; ``bias_wanted`` None means db if there is a bias."""
         of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
         return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
@@ -235,7 +234,7 @@ class Gradients:
     def of_launch(
         cls, operands: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
     ) -> Gradients:
-        """Allocate the gradient tensors, except for a sum that the caller passes."""
+        """Allocate the wanted gradient tensors; if the caller passes a sum for dW, the sum is used as dW."""
 
         def like(name: str, tensor_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
             return nl.ndarray(tuple(tensor_hbm.shape), dtype=dtype, buffer=nl.shared_hbm, name=name)

@@ -3,13 +3,16 @@
 
 """The logits at the targets, and the work for entropy and argmax, that a forward does for each of its tiles of logits.
 
+A *group* is the tiles of logits that are processed together, and a *pass* is the instructions of Vector for one tile.
+*Scores* are the logits, or under a cap tanh(logit / cap).
+
 Target logits are picked from the tiles without rounding (:class:`TargetLogits`). In each tile of logits, each position
 has one element that would be its target's logit if the target were among the classes of the tile. GpSimd gathers this
 element in any case. If it is not the target's, it is replaced by the lowest float32, and the largest over all blocks of
 classes is kept. A logit of -inf of a masked class is therefore found as the lowest float32 too. All of this runs on
 GpSimd, which has nothing else to do. The time of a gather is not published; one gather serves up to four tiles.
 
-Entropy and argmax take passes of Vector (:class:`EntropyPass`, :class:`SearchPass`) that must wait for another engine
+Entropy and argmax take passes (:class:`EntropyPass`, :class:`SearchPass`) that must wait for another engine
 (:class:`WaitingPasses`). Meanwhile Vector computes the maxima of the next group of tiles. Passes for one group
 alternate with maxima of the next one, so that neither products nor exponentials wait for Vector, nor Vector for Scalar
 and GpSimd.
@@ -37,9 +40,7 @@ _GPSIMD = nisa.engine.gpsimd
 
 
 def _constants(size: int) -> nl.NkiTensor:
-    """Return constants of a block of ``size`` classes as a tile [128, 4]: the size, the size minus 1, 0 and the lowest
-    float32. They are a tile because operands of GpSimd are tiles, not numbers.
-    """
+    # A tile [128, 4], because operands of GpSimd are tiles, not numbers.
     constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
     for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
         nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)
@@ -47,7 +48,7 @@ def _constants(size: int) -> nl.NkiTensor:
 
 
 def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """Return a tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
+    """Return a tile [rows, tiles] as a view [rows, tiles, ids] with the same value for all target ids of a position."""
     return values_sbuf.expand_dim(2).broadcast(2, ids)
 
 
@@ -73,11 +74,11 @@ def multiply_by_column(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_s
 class TargetLogits:
     """The target logits of a block of positions.
 
-    The tiles are [128, tiles], or [128, tiles, ids] if each position has several targets.
+    The tensors are [128, tiles], or [128, tiles, ids] if each position has several targets.
 
     Attributes:
         distance_sbuf: the target minus the first class of the next block of classes, float32.
-        picked_sbuf: the logits found so far, float32.
+        picked_sbuf: the largest element kept so far, which is the target's logit once its block was processed, float32.
         starts_sbuf: the index of the first element of each tile of logits among the elements that one gather reads,
             float32.
         index_sbuf: the indices of the elements to gather, uint32.
@@ -105,12 +106,12 @@ class TargetLogits:
         side_by_side: int,
         sizes: set[int],
     ) -> TargetLogits:
-        """Allocate the tiles; no logit is picked yet.
+        """Allocate the tensors; no logit is picked yet.
 
         Args:
             targets_sbuf: the targets, float32 [128, tiles], or [128, tiles, ids].
             first_class: the first class of the core.
-            picked_sbuf: the result, float32, in the same shape.
+            picked_sbuf: the tensor that gets the target logits, float32, in the shape of ``targets_sbuf``.
             stride: the number of elements from one tile of logits to the next, in the tiles that one gather reads.
             side_by_side: the number of tiles that one gather reads.
             sizes: the sizes of the blocks of classes.
@@ -144,17 +145,17 @@ class TargetLogits:
         self._combine(self.distance_sbuf, self.distance_sbuf, size_sbuf, nl.subtract)
 
     def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
-        """Gather one element per target from adjacent tiles of logits, float32 [128, tiles, stride].
+        """Gather one element per target from adjacent tiles of logits.
 
-        ``start`` is the number of the first tile.
+        Args:
+            logits_sbuf: the tiles, float32 [128, tiles, stride].
+            start: the number of the first tile.
         """
         end = start + logits_sbuf.shape[1]
         nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 
     def keep(self) -> None:
-        """Merge the elements that :meth:`gather` has found in this block of classes into the target logits found so
-        far.
-        """
+        """Merge the elements that :meth:`gather` has found in this block of classes into ``picked_sbuf``."""
         self._combine(self.gathered_sbuf, self.gathered_sbuf, self.penalty_sbuf, nl.add)
         self._combine(self.picked_sbuf, self.picked_sbuf, self.gathered_sbuf, nl.maximum)
 
@@ -172,24 +173,24 @@ def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
 
 
 class VectorPass(Protocol):
-    """A pass of the Vector engine over one tile, which may be issued later than the tile."""
+    """The instructions of Vector for one tile, which may be issued later than the other instructions of the tile."""
 
     def take(self) -> None:
-        """Issue the instructions of the pass."""
+        """Issue the instructions."""
 
 
 @dataclass(frozen=True)
 class EntropyPass:
-    """The pass that adds one tile to the sums for the entropy, once Scalar has its exponentials.
+    """The pass that adds one tile to the sums for the entropy, once Scalar has computed the exponentials of the tile.
 
     Attributes:
         moment: the sums for the entropies.
         statistics: the maxima and the sums of the exponentials.
-        scores_sbuf: the tile, float32 [128, classes].
+        scores_sbuf: the scores of the tile, float32 [128, classes].
         exponentials_sbuf: the exponentials of the tile, float32 [128, classes].
-        terms_sbuf: scratch memory, of any float type.
+        terms_sbuf: scratch memory, of any float dtype.
         place: the column of the tile in the statistics.
-        is_masked: whether the scores may hold -inf; then they are first raised in place (:func:`raise_negligible`).
+        is_masked: whether the scores may hold -inf; these are first raised in place (:func:`raise_negligible`).
     """
 
     moment: EntropyMoment
@@ -201,7 +202,6 @@ class EntropyPass:
     is_masked: bool
 
     def take(self) -> None:
-        """Issue the instructions that add the tile to the sums for the entropy."""
         if self.is_masked:
             raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale.least)
         self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)
@@ -220,13 +220,12 @@ class SearchPass:
     number: int
 
     def take(self) -> None:
-        """Issue the instructions that search for the largest z of the tile."""
         self.search.take(self.number)
 
 
 @dataclass(frozen=True)
 class WaitingPasses:
-    """The passes of Vector that are still to be issued, in their order.
+    """The passes that are still to be issued, in their order.
 
     The tiles of a group are overwritten two groups later, so no pass may wait longer than that. No pass may wait across
     the begin or end of a device loop, whose body is traced once.
@@ -239,11 +238,11 @@ class WaitingPasses:
         self.waiting.append(vector_pass)
 
     def share_of(self, parts: int) -> int:
-        """Return how many passes to issue in each of ``parts`` parts so that none is left at the end."""
+        """Return how many passes to issue per part of some work so that none is left after ``parts`` parts."""
         return div_ceil(len(self.waiting), parts)
 
     def take(self, count: int) -> None:
-        """Issue up to ``count`` passes; those that have waited longest come first."""
+        """Issue up to ``count`` passes; the passes that have waited longest come first."""
         for _ in range(min(count, len(self.waiting))):
             self.waiting.popleft().take()
 

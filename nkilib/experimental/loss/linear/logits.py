@@ -3,10 +3,13 @@
 
 """Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
 
-:class:`LogitTiles` computes them. A tile of the product fills a bank of PSUM. Without bias and cap nothing else is
-computed: code that needs the logits reads the bank. A bias is added on the way into SBUF. Under a cap, ``tanh(logit /
-cap)`` (called tangent) stands for the logit, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the scale
-that turns such a score into z (the logit after cap and temperature) then contains the cap.
+D features; X and W are the operands, X^T and W^T have features on partitions. *Scores* are the logits, or under a cap
+``tanh(logit / cap)`` (called tangents). z is the logit after cap and temperature.
+
+:class:`LogitTiles` computes tiles of scores. A tile of the product fills a bank of PSUM. Without bias and cap nothing
+else is computed: code that needs the logits reads the bank. A bias is added on the way into SBUF. Under a cap, the
+tangent stands for the logit, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the scale that turns a score
+into z then contains the cap.
 
 A single launch of loss and gradients keeps the float32 logits of a block of positions in HBM (:class:`LogitsInHbm`), so
 the gradients equal those from recomputed logits. Under a cap it keeps the tangents, which the gradient needs too.
@@ -57,16 +60,16 @@ def _slot(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) 
 
 @dataclass(frozen=True)
 class LogitTiles:
-    """The computation of tiles of logits, one after another.
+    """The computation of tiles of scores, one after another.
 
     Attributes:
         num_features: D.
         softcap: the cap of the logits; None for none.
         products_psum: banks, float32 [128, 512], which the tiles use round-robin.
-        biased_sbuf, tangents_sbuf: buffer slots of that shape, which the tiles use round-robin; empty without a bias,
-            or without a cap.
-        masked_score: the value that replaces the tangent (``tanh(logit / cap)``) of a masked class, whose bias is twice
-            this value; None if it stays -1.
+        biased_sbuf, tangents_sbuf: buffer slots of that shape for the logits with bias and for the tangents, which the
+            tiles use round-robin; empty without a bias, or without a cap.
+        masked_score: the value that replaces the tangent of a masked class, whose bias is twice this value; None if the
+            tangent stays -1.
     """
 
     num_features: int
@@ -97,14 +100,12 @@ class LogitTiles:
 
     @property
     def scale(self) -> float:
-        """The factor that turns the scores of :meth:`scores` into logits, before the temperature: the cap if the scores
-        are tanh(logit / cap), else 1.
-        """
+        """The factor that turns scores into logits, before the temperature: the cap, or 1 without a cap."""
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return only the product X W^T of tile ``number``, in its bank of PSUM; see :meth:`scores` for the
-        arguments.
+        """Return only the product X W^T of tile ``number``, in its bank of PSUM; for the arguments see
+        :meth:`scores`.
         """
         product_psum = _slot(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
         multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
@@ -117,16 +118,16 @@ class LogitTiles:
         classes_sbuf: nl.NkiTensor,
         bias_sbuf: nl.NkiTensor | None,
     ) -> nl.NkiTensor:
-        """Return tile ``number`` of the scores: the logits, or under a cap ``tanh(logit / cap)``.
+        """Return tile ``number`` of the scores, float32 [positions, classes], in PSUM or in SBUF.
 
-        It is float32 [positions, classes], in PSUM or in SBUF, and is valid until its buffer slot is used again.
+        The result is valid until its buffer slot is used again.
 
         Args:
             number: the number of the tile, which selects the buffer slots.
             positions_sbuf: X^T, [128, ceil(D / 128), positions].
             classes_sbuf: W^T, [128, ceil(D / 128), classes].
-            bias_sbuf: the bias, float32 [128, classes], the same on all partitions. A bias of -inf masks a class; under
-                a cap its score is -1, where the gradient through the cap is 0. None for no bias.
+            bias_sbuf: the bias, float32 [128, classes], the same on all partitions; None for no bias. A bias of -inf
+                masks a class; under a cap its score is -1, where the gradient through the cap is 0.
         """
         return self.scores_of_product(number, self.product(number, positions_sbuf, classes_sbuf), bias_sbuf)
 
@@ -158,7 +159,7 @@ class LogitTiles:
 
 @dataclass(frozen=True)
 class LogitsInHbm:
-    """The scratch memory in HBM in which one core keeps its logits.
+    """The scratch memory in HBM in which one core keeps its logits, or tangents.
 
     Attributes:
         first_class: the first class of the core.
@@ -170,7 +171,7 @@ class LogitsInHbm:
 
     @classmethod
     def make(cls, positions: int, share: Span) -> LogitsInHbm:
-        """Allocate memory for ``positions`` positions and the classes of a core; nothing is stored yet."""
+        """Allocate memory for ``positions`` positions and the classes ``share`` of a core; nothing is stored yet."""
         shape = (positions, share.size)
         scratch_hbm = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="kept_logits_hbm")
         return cls(share.first, scratch_hbm)
@@ -178,7 +179,7 @@ class LogitsInHbm:
     def store(self, tiles_sbuf: nl.NkiTensor, start: int, classes: Block) -> None:
         """Store the logits of tiles ``start``, ``start + 1``, ... of 128 positions.
 
-        All of them are one store, because in a device loop over the classes, stores wait for each other.
+        All whole tiles are one store, because in a device loop over the classes, stores wait for each other.
 
         Args:
             tiles_sbuf: the logits, float32 [128, tiles, at least classes]; values beyond the last position are left
@@ -209,5 +210,4 @@ class LogitsInHbm:
         nisa.dma_copy(dst=dst_sbuf, src=self._of(classes).slice(0, first, first + dst_sbuf.shape[0]))
 
     def _of(self, classes: Block) -> nl.NkiTensor:
-        """Return the view of the kept logits of some classes, [positions, classes]."""
         return Block(classes.first - self.first_class, classes.size).of(self.scratch_hbm, 1)

@@ -3,23 +3,25 @@
 
 """Loads of operands from HBM, and stores of results: matrices in tiles of 128 partitions, and vectors.
 
+N positions, D features, V classes; X [N, D] is the input, W the weight. A vector with one value per position is on chip
+as [128, tiles of 128 positions].
+
 - Matrices: :class:`Matrix` loads X or W as it is or transposed, :func:`load_input` X^T of a block of positions.
-  :class:`Staging` and :func:`with_rounded_input` round operands of another type.
-- Per-position values, one number per partition: :func:`load_positions`, :func:`store_positions` and
-  :class:`StoredPositions`.
+  :class:`Staging` and :func:`with_rounded_input` round operands of another dtype.
+- Per-position values: :func:`load_positions`, :func:`store_positions` and :class:`StoredPositions`.
 - Per-class values of a block, a bias or a class weight, the same on all partitions: :func:`load_broadcast` and
-  :class:`ClassRow`. A bias is added in float32 and never rounded to the type of the products.
+  :class:`ClassRow`. A bias is added in float32 and never rounded to the dtype of the products.
 
 Tensor contracts over partitions. So the product over the features D needs X and W with features on partitions, ``[128,
 ceil(D / 128), rows]``, and the products of the backward need them with rows on partitions. One of the two is the layout
 in HBM, which ``dma_copy`` loads. The other one needs ``dma_transpose``, which moves elements of 2 and of 4 bytes and
 does not cast (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
 
-A matrix of another type than the products is rounded to their type while it is loaded. ``dma_copy`` casts by itself,
-through float32 (nki/api/nki/isa/__init__.py). A matrix that is transposed comes on chip in its own type, in small tiles
-that are used round-robin (:class:`Staging`), and GpSimd, which has little else to do, casts it from there. So there is
-no copy of W in HBM. The backward loads X for each block of classes, as it is and transposed: there a copy of X in HBM,
-which is rounded once, saves more than it costs (:func:`with_rounded_input`).
+A matrix of another dtype than the products is rounded to their dtype while it is loaded. ``dma_copy`` casts by itself,
+through float32 (nki/api/nki/isa/__init__.py). A matrix that is transposed comes on chip in its own dtype, in small
+tiles that are used round-robin (:class:`Staging`), and GpSimd, which has little else to do, casts it from there. So
+there is no copy of W in HBM. The backward loads X for each block of classes, as it is and transposed: there a copy of X
+in HBM, which is rounded once, saves more than it costs (:func:`with_rounded_input`).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Staging:
         return cls(Ring.of_sbuf(STAGES, (PARTITIONS, columns), nl.float32))
 
     def transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
-        """Transpose and cast: ``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``.
+        """Transpose and cast: ``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the dtype of ``dst``.
 
         Args:
             dst_sbuf: the destination, [partitions, tiles, rows], of at most 1,024 rows; each transfer has as many tiles
@@ -78,9 +80,12 @@ class Staging:
 
 
 def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
-    """Return the operands with X in the type of the products: X itself, or a rounded copy in HBM that the cores share.
+    """Return the operands with X in the dtype of the products: X itself, or a rounded copy in HBM that the cores share.
 
-    Each core writes half of the copy. ``prefix`` distinguishes the copies of several models.
+    Each core writes half of the copy.
+
+    Args:
+        prefix: a prefix of the name of the copy, which distinguishes the copies of several models.
     """
     if launch.input_hbm.dtype == launch.dtype:
         return launch
@@ -105,8 +110,7 @@ class Matrix:
         stored_hbm: the tensor, ``[rows, columns]``, or ``[columns, rows]`` if it is transposed. A view may start at a
             variable of a device loop.
         is_transposed: whether the matrix is stored transposed.
-        staging: the staging tiles for a matrix whose type differs from that of the tiles it is loaded into; None for
-            none.
+        staging: the staging tiles, needed if the matrix is transposed into tiles of another dtype; None for none.
     """
 
     stored_hbm: nl.NkiTensor
@@ -140,7 +144,7 @@ class Matrix:
         """Load the matrix with rows on partitions: ``dst[p, j, c]`` becomes element ``[128 * j + p, c]``.
 
         Args:
-            dst_sbuf: the destination, [128, at least ceil(rows / 128), at least columns], of the type of the matrix or
+            dst_sbuf: the destination, [128, at least ceil(rows / 128), at least columns], of the dtype of the matrix or
                 of another one that it is rounded to. Elements beyond the matrix are not written.
         """
         self._load(dst_sbuf, self.is_transposed)
@@ -157,8 +161,8 @@ class Matrix:
         return Matrix(self.stored_hbm.slice(dimension, start, start + count), self.is_transposed, self.staging)
 
     def _load(self, dst_sbuf: nl.NkiTensor, by_transpose: bool) -> None:
-        """Load the matrix in two transfers, split along the dimension that goes on partitions: the whole tiles of 128
-        rows or columns, and the rest.
+        """Load the matrix in two transfers, split along the dimension that goes on partitions: whole tiles of 128, and
+        the rest.
 
         ``by_transpose`` says whether DMA has to transpose, because the matrix is stored with the other dimension first.
         """
@@ -182,7 +186,6 @@ class Matrix:
                 nisa.dma_copy(dst=dst_sbuf[0:rest, tiles, 0:free], src=rest_hbm)
 
     def _transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
-        """Transpose: ``dst[p, k, r]`` becomes ``src[r, k, p]``."""
         if dst_sbuf.dtype == src_hbm.dtype:
             nisa.dma_transpose(dst=dst_sbuf, src=src_hbm)
             return
@@ -196,9 +199,15 @@ class Matrix:
 def load_input(
     tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
 ) -> None:
-    """Load X^T of a block, into tiles [128, ceil(D / 128), 128].
+    """Load X^T of a block of positions into tiles [128, ceil(D / 128), 128], one tile for every 128 positions.
 
-    Places after the last position are set to 0, so that their logits are finite.
+    Columns after the last position are set to 0, so that their logits are finite.
+
+    Args:
+        tiles_sbuf: the tiles.
+        input_hbm: X, [N, D].
+        block: the positions.
+        staging: the staging tiles if X has another dtype than the tiles; else None.
     """
     for number, tile_sbuf in enumerate(tiles_sbuf):
         count = min(PARTITIONS, block.size - number * PARTITIONS)
@@ -209,10 +218,10 @@ def load_input(
 
 
 def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
-    """Load a number for each class, the same on all partitions: ``dst[p, c]`` becomes element ``c``.
+    """Load a value for each class, the same on all partitions: ``dst[p, c]`` becomes element ``c``.
 
     Args:
-        dst_sbuf: the destination, [partitions, classes], float32 or the type of the vector.
+        dst_sbuf: the destination, [partitions, classes], float32 or the dtype of the vector.
         vector_hbm: the vector, [classes].
     """
     nisa.dma_copy(dst=dst_sbuf, src=vector_hbm.expand_dim(0).broadcast(0, dst_sbuf.shape[0]))
@@ -232,9 +241,7 @@ class _Rows(NamedTuple):
 
 
 def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
-    """Return the positions of a vector as two views: the whole tiles as rows of 128, and the last tile if it is
-    shorter; a view without positions is left out.
-    """
+    """Return the positions of a vector as up to two views: the whole tiles as rows of 128, and a shorter last tile."""
     positions = vector_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
     views: list[_Rows] = []
@@ -248,13 +255,13 @@ def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
 
 
 def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
-    """Load a number for each position, as float32 ``[128, tiles]``; ``[p, t]`` is that of position ``128 * t + p``.
+    """Load a value for each position, as float32 ``[128, tiles]``; ``[p, t]`` is the value of position ``128 * t + p``.
 
-    DMA loads rows of 128 positions and transposes them. If it loaded numbers one by one, a DMA engine would take as
-    long for each of them as for a row.
+    DMA loads rows of 128 positions and transposes them. If it loaded values one by one, a DMA engine would take as long
+    for each value as for a row.
 
     Args:
-        vector_hbm: the vector, [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
+        vector_hbm: the vector, [positions], of 2 or 4 bytes each; a value that float32 cannot hold is rounded.
         fill: the value beyond the last position.
     """
     positions = vector_hbm.shape[0]
@@ -278,33 +285,32 @@ class AllPositions:
     fill: float = 0.0
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Return the values of a vector [N] as float32 [128, tiles]. ``dtype``, which other loaders of the same
-        interface use, is ignored.
+        """Return the values of a vector [N] as float32 [128, tiles].
+
+        ``dtype`` is ignored; other loaders of the same interface use it.
         """
         return load_positions(vector_hbm, self.fill)
 
 
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
-    """Transpose ``float32_sbuf`` into ``dst_sbuf`` on Tensor, through PSUM; the copy out of PSUM casts to the type of
-    ``dst_sbuf``.
-    """
+    # The copy out of PSUM casts to the dtype of ``dst_sbuf``.
     transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=float32_sbuf)
     nisa.tensor_copy(dst=dst_sbuf, src=transposed_psum)
 
 
 def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
-    """Store a number for each position, the reverse of :func:`load_positions`.
+    """Store a value for each position, the reverse of :func:`load_positions`.
 
     Tensor transposes the tiles, because DMA transposes into SBUF only.
 
     Args:
-        vector_hbm: the destination, [positions], of any type; a float32 value is cast to an integer type before it is
+        vector_hbm: the destination, [positions], of any dtype; a float32 value is cast to an integer dtype before it is
             stored.
         values_sbuf: the values, float32 [128, tiles], written everywhere.
 
     Returns:
-        The stores.
+        The instructions that store.
     """
     stores: list[nisa.NkiInstruction] = []
     for rows_hbm, start, end in _rows_of_positions(vector_hbm):
@@ -329,13 +335,17 @@ class StoredPositions:
 
     @property
     def start(self) -> int:
-        """The number of the first batch: always 0, because the vector view begins with these positions."""
+        """The number of the first tile: always 0, because the view that :meth:`stored` writes begins with these
+        positions.
+        """
         return 0
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store ``values_sbuf``, float32 [128, tiles], at the positions of the block in ``vector_hbm``, [N].
+        """Store values at the positions of the block, and return the last instruction that stores.
 
-        Returns the last store.
+        Args:
+            vector_hbm: the destination, [N].
+            values_sbuf: the values, float32 [128, tiles].
         """
         return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
 
@@ -347,7 +357,7 @@ class ClassRow:
     Attributes:
         vector_hbm: the values of all classes, [V].
         row_sbuf: the values of a block, float32 [128, classes of a block], the same on all partitions.
-        lowest: the value that lower numbers are raised to; None if they stay as they are.
+        lowest: the value that lower values are raised to; None if they stay as they are.
     """
 
     vector_hbm: nl.NkiTensor

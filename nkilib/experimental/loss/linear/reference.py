@@ -78,8 +78,11 @@ class GradientRows(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """The key of a product that :class:`OutputLayer` keeps: its name, ``"logits"`` or ``"magnitudes"``, and the first
-    position and the one after the last.
+    """The key of a product that :class:`OutputLayer` keeps.
+
+    Attributes:
+        name: ``"logits"`` or ``"magnitudes"``.
+        first, last: the first position, and the position after the last one.
     """
 
     name: str
@@ -91,13 +94,13 @@ class _Product(NamedTuple):
 class OutputLayer:
     """Hidden states, output weights and bias of a model.
 
-    The products of a small layer are computed once for reference and bounds: nothing may change its arrays after the
-    first use.
+    A small layer computes its products once, for the reference and for the bounds: nothing may change its arrays after
+    the first use.
 
     Attributes:
-        input: X, [N, D], of any float type.
+        input: X, [N, D], of any float dtype.
         weight: W, [V, D], or [D, V] by ``weight_layout``.
-        bias: [V], or None.
+        bias: the bias, [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
     """
 
@@ -108,7 +111,7 @@ class OutputLayer:
 
     @property
     def classes_first(self) -> Float64Array:
-        """The weight W as [V, D]."""
+        """The weight W as float64 [V, D]."""
         weight = self.weight.astype(np.float64)
         return weight if self.weight_layout == "vd" else weight.T
 
@@ -124,7 +127,7 @@ class OutputLayer:
             yield slice(start, min(start + step, len(self.input)))
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """Return y = X W^T + b of some positions, read-only; ``weight`` is ``classes_first``."""
+        """Return X W^T + b of the positions ``rows``, read-only float64; ``weight`` is ``classes_first``."""
 
         def computed() -> Float64Array:
             logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
@@ -133,12 +136,12 @@ class OutputLayer:
         return self._once("logits", rows, computed)
 
     def magnitudes_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """Return |X| |W|^T of some positions, read-only; ``weight`` is ``classes_first``."""
+        """Return |X| |W|^T of the positions ``rows``, read-only float64; ``weight`` is ``classes_first``."""
         return self._once("magnitudes", rows, lambda: np.abs(self.input[rows].astype(np.float64)) @ np.abs(weight).T)
 
     def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
-        """Return ``compute()``, the product ``name`` of positions ``rows``; for a small layer the result is kept, and
-        returned again by later calls.
+        """Return ``compute()``, the product ``name`` of positions ``rows``; a small layer keeps the result for later
+        calls.
         """
         first, last, _ = rows.indices(len(self.input))
         key = _Product(name, first, last)
@@ -152,7 +155,6 @@ class OutputLayer:
 
     @cached_property
     def _kept(self) -> dict[_Product, Float64Array]:
-        """The products that a small layer has computed and keeps."""
         return {}
 
     def gradients(
@@ -164,7 +166,7 @@ class OutputLayer:
         """Return dX = G W, dW = G^T X and db = sum G, from the gradient G of the logits in blocks of positions.
 
         Args:
-            blocks: blocks of R positions and their G, [R, V]; together they cover all positions.
+            blocks: the R positions of each block and their G, [R, V]; together the blocks cover all positions.
             weight: the weight, ``classes_first``.
             classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
         """
@@ -180,7 +182,7 @@ class OutputLayer:
 
 
 class Roundoff(NamedTuple):
-    """The error of rounding to a type, relative and absolute.
+    """The error of rounding to a dtype, relative and absolute.
 
     Attributes:
         relative: the error relative to the value.
@@ -219,11 +221,11 @@ OF_PRODUCTS: Final = ResultTypes()
 
 
 def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float64Array:
-    """Return the bound dz, [R, V], on the error of the logits of R positions before the cap; 0 where the bias is
+    """Return the bound dz on the error of the logits of R positions before the cap, [R, V]; 0 where the bias is
     infinite.
 
     Args:
-        layer: the layer, with X and W of the products' type.
+        layer: the layer, with X and W in the dtype of the products.
         rows: the positions.
         weight: ``layer.classes_first``.
     """
@@ -246,11 +248,11 @@ def gradients_and_bounds(
     """Return dX, dW and db in float64, computed from gradients of logits, and the bounds on their errors.
 
     Args:
-        layer: the layer, with all classes, and X and W of the products' type.
+        layer: the layer, with all classes, and X and W in the dtype of the products.
         blocks: gradients of logits, in blocks that cover all positions.
         largest: the largest coefficient of a gradient of logits; the power of two of float16 depends on it.
         classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
-        types: the types of the results.
+        types: the dtypes of the results.
     """
     weight, roundoff = layer.classes_first, ROUNDOFF_OF_DTYPE[layer.input.dtype]
     of_dx, of_dw = types.roundoffs(roundoff)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of the tilings of both linear losses, and the bytes of HBM that a backward takes: arithmetic only.
+"""The choice of the tilings of both fused linear losses, and the bytes of HBM that a backward takes: arithmetic only.
+
+N positions, D features, V classes; X [N, D] and W are the operands; dX, dW and db are the gradients of X, W and the
+bias. A *tile* is 128 positions, classes or features; a *block* is some tiles of positions or of classes.
 
 For a forward, :func:`fastest_tiling` chooses, of the blocks of positions and classes that fit SBUF, those with the
 least time. Each loss estimates this time from its sizes (:class:`TiledSizes`). :func:`shared_classes` tells how many of
 the last classes both cores work on, so that they swap their statistics meanwhile.
 
 For a backward, :func:`choose_backward_tiling` chooses from the sizes of a :class:`BackwardLaunch`. Tensor takes the
-same time with every tiling. But DMA traffic and missing buffers delay it, and the blocks with the least estimated delay
-are chosen. :func:`backward_bytes` counts the bytes of HBM beyond inputs and outputs, and :func:`split_backward_bytes`
-does so for very many positions, which are split into parts.
+same time with every tiling. But DMA traffic and missing buffers delay Tensor, and the blocks with the least estimated
+delay are chosen. :func:`backward_bytes` counts the bytes of HBM beyond inputs and outputs, and
+:func:`split_backward_bytes` does so for very many positions, which are split into parts.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ _AS_GOOD = 0.002
 
 
 class TiledSizes(Protocol):
-    """The sizes of a forward that :func:`fastest_tiling` searches a tiling for: the memory and the time of each
+    """The sizes of a forward for which :func:`fastest_tiling` searches a tiling, with the memory and the time of each
     tiling.
     """
 
@@ -80,11 +83,13 @@ class TiledSizes(Protocol):
         """The number of tiles of positions."""
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
+        """
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us, with blocks of ``tiles`` position tiles and ``class_block``
-        classes.
+        """Return the approximate time of the launch in us, for blocks of ``tiles`` tiles of positions and
+        ``class_block`` classes.
         """
 
 
@@ -102,7 +107,12 @@ def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
 
 
 class SwapTimes(NamedTuple):
-    """The modelled time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
+    """Modelled times in us.
+
+    Attributes:
+        swap: the time in which the cores swap their statistics.
+        load: the time of a load until its first byte arrives.
+    """
 
     swap: float
     load: float
@@ -112,8 +122,8 @@ def shared_classes(of_class: float, load: float, class_block: int, vocab_size: i
     """Return how many of the last classes both cores process, so that their products take longer than a swap of
     statistics.
 
-    It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be more than an
-    eighth of the classes.
+    The result is 0 if a block of these classes would be multiplied before the next block is loaded, or if they would be
+    more than an eighth of the classes.
 
     Args:
         of_class: the time of the products of a class, in us, for half the positions of a block.
@@ -133,7 +143,7 @@ def shared_by_override(function: str, override: int, class_block: int, vocab_siz
     shared.
 
     Raises:
-        ValueError: if the statistics have no columns for so many.
+        ValueError: if the statistics have no columns for so many classes.
     """
     most = SHARED_BLOCKS_MAX * class_block
     if override > most:
@@ -151,8 +161,8 @@ class BackwardLaunch:
     Attributes:
         sizes: N, D, V and the options.
         cores: the number of cores of the launch.
-        target: the generation of the device.
-        available_bytes: bytes of a partition of SBUF that may be used.
+        target: the generation of the device, ``"trn2"`` or ``"trn3"``.
+        available_bytes: the usable bytes of a partition of SBUF.
     """
 
     sizes: BackwardSizes
@@ -175,8 +185,10 @@ class BackwardLaunch:
         return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
-        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own time;
-        ``plan`` is the plan of ``tiling``.
+        """Return the approximate delay of Tensor by transfers and missing buffers, as a fraction of Tensor's own time.
+
+        Args:
+            plan: the plan of ``tiling``.
         """
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
         tiles_per_block = div_ceil(self.class_tiles, class_blocks)
@@ -228,9 +240,7 @@ class BackwardLaunch:
 
     @property
     def _is_deep(self) -> bool:
-        """Whether the features are so many that X^T of some thousand positions fills SBUF: one of
-        ``_FEATURES_IN_TURNS``, with 16-bit products.
-        """
+        # With so many features, in 16 bits, X^T of some thousand positions fills SBUF.
         return self.sizes.itemsize == 2 and self.sizes.num_features in _FEATURES_IN_TURNS
 
     @property
@@ -243,11 +253,11 @@ class BackwardLaunch:
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
     def _delay_of_halves(self, plan: BackwardPlan, block_tiles: int) -> float:
-        """Return the estimated delay of Tensor by the transfers of a round, as a fraction of its time.
+        """Return the estimated delay of Tensor by the transfers of a round, as a fraction of Tensor's own time.
 
         A round (a block of classes with a block of positions) has two halves: the logits, and the products for dX and
-        dW. This is for plans that stream in X^T and W^T in the first half. There a slice of X^T is loaded for each tile
-        of classes, and a slice of W^T for each batch of positions.
+        dW. This is for plans whose X^T and W^T stream in the first half, with a slice of X^T for each tile of classes,
+        and a slice of W^T for each batch of positions.
         """
         sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, block_tiles * PARTITIONS
         of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles
@@ -275,12 +285,12 @@ class BackwardLaunch:
         return _OF_COVER + _CLASSES_OF_COVER / (self.class_tiles * PARTITIONS) + covered / self.class_tiles - 1.0
 
     def _transfers_us(self, position_block: int, class_blocks: int, block_tiles: int, keeps_inputs: bool) -> float:
-        """Return the time in us of the transfers of a launch, whose classes are ``class_blocks`` blocks of
-        ``block_tiles`` tiles. ``keeps_inputs`` says that X^T is loaded only once.
+        """Return the time in us of the transfers of a launch with ``class_blocks`` blocks of ``block_tiles`` tiles of
+        classes.
 
-        They are X^T, X and dX for each block of classes; W and dW for each block of positions; and W^T once. Kept
-        logits are loaded in place of X^T and W^T. X^T is loaded once if W^T is streamed in. Further operand pairs load
-        only X^T and W^T.
+        The transfers are X^T, X and dX for each block of classes; W and dW for each block of positions; and W^T once.
+        Kept logits are loaded in place of X^T and W^T. X^T is loaded only once if ``keeps_inputs``. Further operand
+        pairs load only X^T and W^T.
         """
         sizes = self.sizes
         of_input = 0.0 if keeps_inputs or sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
@@ -300,9 +310,7 @@ class BackwardLaunch:
 
 
 def _position_tiles(tiles: int) -> set[int]:
-    """Return the possible numbers of tiles of a block, if ``tiles`` tiles are divided into blocks of nearly equal
-    size.
-    """
+    """Return the possible numbers of tiles of a block, for ``tiles`` tiles divided into nearly equal blocks."""
     return {div_ceil(tiles, blocks) for blocks in range(1, min(tiles, _POSITION_BLOCKS_MAX) + 1)}
 
 
@@ -334,7 +342,7 @@ def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
 def backward_bytes(
     num_positions: int, num_features: int, position_block: int, class_block: int, *, cores: int = 2
 ) -> int:
-    """Return the bytes of HBM that a backward takes at most for positions that are not split into parts.
+    """Return the largest number of bytes of HBM that a backward takes, for positions that are not split into parts.
 
     Args:
         num_positions: N.
@@ -356,14 +364,14 @@ def split_backward_bytes(
     has_weight_sum: bool,
     cores: int = 2,
 ) -> int:
-    """Return the bytes of HBM that a backward takes at most for positions that are split into parts.
+    """Return the largest number of bytes of HBM that a backward takes, for positions that are split into parts.
 
     Args:
         parts: the parts of the positions.
         num_features: D.
         vocab_size: V.
         tiling: the tiling of a part.
-        input_itemsize: bytes of an element of dX.
+        input_itemsize: the bytes of an element of dX.
         has_weight_sum: whether dW is float32, or added to a float32 sum.
         cores: the number of cores of the launch.
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Validation of the operands of output-layer kernels, under the names of their arguments.
+"""Validation of the operands of output-layer kernels, with messages that name the arguments of the kernel.
 
 :func:`validate_operands` checks input and weight, :func:`validate_bias` the bias, :func:`validate_wanted_gradients` the
-gradients that are asked for; :func:`validated_blocks` checks a tiling. A kernel of two models has arguments with
-prefixes, such as ``student_input_hbm``.
+requested gradients; :func:`validated_blocks` checks a tiling. A kernel of two models has arguments with prefixes, such
+as ``student_input_hbm``. dW is the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _TYPES = (nl.bfloat16, nl.float32, nl.float16)
 
 
 def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None:
-    """Check that the input is [N, D], with sizes that fit the chip."""
     shape, who = input_hbm.shape, f"{function}: {prefix}input_hbm"
     require(
         len(shape) == 2,
@@ -52,9 +51,6 @@ def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None
 
 
 def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
-    """Check that ``compute_dtype`` is None, bfloat16, float16 or float32, the types of products; raise AssertionError
-    otherwise.
-    """
     require(
         operands.compute_dtype is None or operands.compute_dtype in _TYPES,
         f"{operands.function}: compute_dtype must be bfloat16, float32, float16 or None, got {operands.compute_dtype}; "
@@ -63,7 +59,6 @@ def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
 
 
 def _validate_weight(operands: LinearOperands, prefix: str) -> None:
-    """Check the dtype of the weight, and that it has as many features as the input."""
     function, features = operands.function, operands.num_features
     who, input_name = f"{function}: {prefix}weight_hbm", f"{prefix}input_hbm"
     layout_name = f"{prefix}weight_layout"
@@ -108,10 +103,10 @@ def validate_operands(operands: LinearOperands, prefix: str = "") -> None:
 
     Args:
         operands: the operands of a kernel.
-        prefix: the prefix of the names of its arguments.
+        prefix: the prefix of the kernel's argument names, such as ``"student_"``, for messages.
 
     Raises:
-        AssertionError: if they do not; the message names function, requirement, value and remedy.
+        AssertionError: if the operands are not accepted; the message names function, requirement, value and remedy.
     """
     _validate_input(operands.function, prefix, operands.input_hbm)
     _validate_compute_dtype(operands, prefix)
@@ -167,8 +162,8 @@ def validate_wanted_gradients(
     Args:
         operands: the operands whose gradients are wanted.
         wanted: the wanted gradients.
-        weight_sum_hbm: the sum; None for none.
-        prefix: the prefix of the names of the operands.
+        weight_sum_hbm: the caller's float32 sum, to which dW is added; None for none.
+        prefix: the prefix of the kernel's argument names, for messages.
 
     Raises:
         AssertionError: if a wanted gradient does not exist, if none is wanted, or if dW cannot be added to the sum; the
@@ -209,7 +204,7 @@ def validate_num_classes(function: str, num_classes: int | None) -> None:
     """Check that the number of classes of all shards is at most 2^24, up to which float32 counts them exactly.
 
     Raises:
-        AssertionError: if they have more; the message names function, requirement, value and remedy.
+        AssertionError: if there are more; the message names function, requirement, value and remedy.
     """
     require(
         num_classes is None or (is_integer(num_classes) and num_classes <= CLASSES_MAX),
@@ -219,14 +214,14 @@ def validate_num_classes(function: str, num_classes: int | None) -> None:
 
 
 def validate_bias(operands: LinearOperands, prefix: str = "") -> None:
-    """Check that a bias has one number for each class.
+    """Check that the bias, if there is one, has one value for each class and an accepted dtype.
 
     Args:
         operands: the operands of a kernel, with or without a bias.
-        prefix: the prefix of the names of its arguments.
+        prefix: the prefix of the kernel's argument names, for messages.
 
     Raises:
-        AssertionError: if it does not; the message names function, requirement, value and remedy.
+        AssertionError: if the bias is not accepted; the message names function, requirement, value and remedy.
     """
     bias_hbm = operands.bias_hbm
     if bias_hbm is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Linear cross-entropy: kernels to launch on their own, and the modules that they consist of.
+"""Linear cross-entropy: kernels to launch on their own, and the modules that implement them.
 
 Launch the kernels like this::
 
@@ -11,7 +11,9 @@ Launch the kernels like this::
 
 :mod:`nkilib.experimental.loss.inline` has the same functions, to be called from NKI code.
 
-A launch goes through these steps, in this order; ``linear.`` stands for :mod:`nkilib.experimental.loss.linear`:
+X and W are input and weight, dX, dW and db the gradients of X, W and the bias, and K is the number of target ids per
+position. A launch goes through these steps, in this order; ``linear.`` stands for
+:mod:`nkilib.experimental.loss.linear`:
 
 1. ``kernels``, or ``token_scores_kernels`` for K target ids per position, have the signatures. They put the arguments
    into a ``LinearLaunch`` (``launch``).
@@ -22,24 +24,24 @@ A launch goes through these steps, in this order; ``linear.`` stands for :mod:`n
 4. ``forward`` computes the forward, for each block of positions:
 
    a. X^T and the targets of the block are loaded (``linear.operands``, ``targets``);
-   b. the core's blocks of classes are streamed in (``linear.class_schedule``): logits, maxima, exponentials and the
-      argmax (``score_tiles``, with ``linear.logits``), and the logits at the targets (``linear.logit_passes``);
+   b. the core's blocks of classes stream (``linear.class_schedule``): logits, maxima, exponentials and the argmax
+   (``score_tiles``, with ``linear.logits``), and the logits at the targets (``linear.logit_passes``);
    c. the statistics go into ``position_statistics``: windows of blocks are combined, then the statistics of both cores;
-   d. the results are stored, those of K ids too.
+   d. the results are stored, including those of K ids.
 
 5. ``backward`` hands the loss to ``linear.backward.one_core``, which has the loop of the backward:
 
-   a. ``gradient_columns`` computes the per-position scalars of the gradient, once per launch. For K ids
-      ``id_gradient`` does so; it sorts the ids and adds up the gradients of equal ones;
+   a. ``gradient_columns`` computes the per-position scalars of the gradient, once per launch. For K ids ``id_gradient``
+   does so; it sorts the ids and adds up the gradients of equal ones;
    b. ``backward`` computes, for each tile of logits, the gradient in float32 and rounds it once. ``id_gradient`` adds
-      the gradients of K ids to it;
+   the gradients of K ids to it;
    c. ``linear.backward.gradient_products`` multiplies: dX, dW and db of a block.
 
 6. ``one_launch`` computes loss and gradients in a single launch: for each block of positions step 4, with the logits
    kept in HBM (``linear.logits``), then step 5 from the kept logits.
 
-Token scores are the same launch with K ids instead of the target. K = 1 takes the path of linear cross-entropy; K > 1
-additionally uses what has ``id`` in its name.
+Token scores are the same launch with K ids instead of the target. For K = 1 the code of linear cross-entropy runs; K >
+1 additionally uses the modules and functions with ``id`` in their names.
 
 ``host`` has the numpy and arithmetic around the kernels, and ``registry_entry`` the kernels to launch with their
 guarantees and work, and their entry in the list of losses.

@@ -4,15 +4,17 @@
 """The backward of linear cross-entropy on one core: the gradient of the logits, handed to the shared backward.
 
 The shared backward (:mod:`nkilib.experimental.loss.linear.backward.one_core`) keeps blocks of the gradient in SBUF
-while W and X are streamed in; both linear losses use it. :func:`backward_of_core` runs it on the problem of a launch
+while X and W stream; both fused linear losses use it. :func:`backward_of_core` runs it on the problem of a launch
 (:func:`problem_of_launch`).
 
-A tile of the gradient (:class:`GradientTiles`) is computed in float32 and rounded once, to the type of the products.
+A tile of the gradient (:class:`GradientTiles`) is computed in float32 and rounded once, to the dtype of the products.
 Let z be the logit after cap and temperature, p the softmax, w the class weights, and r = p - onehot, in which large
 terms cancel where a target is confident. The gradient of z is (A - D) * r + D * p - spread * w, with per-position
 scalars A, D and spread (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`). Under a cap the gradient of the
-logits is that times 1 - tanh^2. An upstream gradient h of the entropy H adds -h * (log p + H) to D, which is a slope
-times the logit plus an offset. Terms that are 0 take no instructions.
+logits is the gradient of z times 1 - tanh^2. An upstream gradient h of the entropy H adds -h * (log p + H) to D, which
+is a slope times the logit plus an offset. Terms that are 0 take no instructions.
+
+In this file *scores* are the logits, or tanh(logit / cap) under a cap, and K is the number of target ids of a position.
 """
 
 from __future__ import annotations
@@ -47,28 +49,26 @@ _LOWEST_BIAS = -(2.0**100)
 
 
 def _whole(count: float) -> int:
-    """Return ``count`` rounded up to a whole number. An excess of up to 1e-6 over a whole number is taken for rounding
-    error, and not rounded up.
-    """
+    # An excess of up to 1e-6 over a whole number is rounding error, and is not rounded up.
     return ceil(count - 1e-6)
 
 
 @dataclass(frozen=True)
 class GradientTiles:
-    """The computation of the tiles of the logits' gradient, one after another.
+    """The computation of the tiles of the gradient of the logits, one after another; a :class:`.tile_maker.TileMaker`.
 
     Attributes:
         columns: the per-position scalars.
         softcap: the cap of the logits; None for none.
-        is_kept: whether the scores (logits, or tanh(logit / cap)) come from HBM. GpSimd then computes the last
-            products; otherwise it computes the squares for a cap.
-        masks: whether kept scores may be -inf, for masked classes under a cap; they then count as -1.
-        targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; for several target
-            ids K per tile.
+        is_kept: whether the scores come from HBM. GpSimd then computes the last products; otherwise it computes the
+            squares for a cap.
+        masks: whether kept scores may be -inf, for masked classes under a cap; these scores then count as -1.
+        targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; [128, tiles, ids]
+            for several target ids.
         class_weights: the class weights of a block; None for 1.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
-        errors_sbuf, others_sbuf: buffer slots, float32 [128, classes of a tile], which the tiles use round-robin: for p
-            - onehot, and for the terms that are added to it.
+        errors_sbuf, others_sbuf: buffer slots, float32 [128, classes of a tile], which the tiles use round-robin: for
+            r, and for the terms that are added to it.
         ids: the tiles of several target ids per position; None for one id.
     """
 
@@ -116,23 +116,23 @@ class GradientTiles:
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """The power of two by which the gradient is scaled; None for 1."""
         return self.columns.power
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The class weights as a row of one value per class, in a list; an empty list if there are none."""
+        """The class weights, in a list; an empty list without class weights."""
         return [] if self.class_weights is None else [self.class_weights]
 
     @property
     def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which tiles of the gradient are computed, see :attr:`TileMaker.float32_tiles`."""
         return self.errors_sbuf
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether the scores of a tile may be stored in the slot in which the tile is computed: they may unless tiles
-        are opened in groups, where :meth:`open` is called before earlier tiles are computed.
+        """Whether the scores of a tile may be stored in the slot in which the gradient of the tile is computed later.
+
+        They may not if tiles are opened in groups, because then :meth:`open` is called before earlier tiles are
+        computed.
         """
         return not self.opens_groups
 
@@ -155,8 +155,9 @@ class GradientTiles:
         nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Compute the table entries (:class:`IdTiles`) of several target ids; do nothing for one id. See
-        :meth:`TileMaker.prepare` for the arguments.
+        """Compute the table entries (:class:`IdTiles`) of several target ids; do nothing for one id.
+
+        The arguments are those of :meth:`TileMaker.prepare`.
         """
         if self.ids is None:
             return
@@ -173,12 +174,12 @@ class GradientTiles:
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Compute tile ``number``, except for its last product, which is returned to be issued later.
+        """Compute tile ``number``, and return its last product, which the caller issues later; None if there is none.
 
         Args:
             number: the number of the tile.
-            dst_sbuf: the result, [rows, classes], in the type of the products.
-            opened: the scores, float32 [rows, classes]: the logits, or tanh(logit / cap); overwritten.
+            dst_sbuf: the result, [rows, classes], in the dtype of the products.
+            opened: the scores, float32 [rows, classes]; overwritten.
             place: the positions and classes of the tile.
         """
         (scores,) = opened
@@ -233,8 +234,7 @@ class GradientTiles:
     def _slopes(
         self, number: int, error_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace
     ) -> nl.NkiTensor | None:
-        """Return D (see the module), in a tile of its own, if it depends on the logits; None if it is the same for all
-        classes.
+        """Return D, in a slot of ``others_sbuf``, if D depends on the logits; None if D is the same for all classes.
 
         If the maximum is subtracted first, the exponents without their bias are written to ``error_sbuf`` too.
         """
@@ -263,7 +263,6 @@ class GradientTiles:
         scores: nl.NkiTensor,
         ids_sbuf: nl.NkiTensor | None,
     ) -> None:
-        """Compute D * p, plus the gradients of several target ids, with D and the softmax p of the module."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
         if ids_sbuf is None:
             arithmetic.product(gradient_sbuf, slopes_sbuf, softmax_sbuf)
@@ -277,10 +276,7 @@ class GradientTiles:
             through_cap(dst_sbuf, softmax_sbuf, scores)
 
     def _square(self, tangents: nl.NkiTensor) -> None:
-        """Square the scores tanh(logit / cap) in place.
-
-        They are raised to -1 first: the square of -inf would make the gradient NaN, where it is 0.
-        """
+        # Scores are raised to -1 first: the square of -inf would make the gradient NaN, where it is 0.
         if self.masks:
             nisa.tensor_scalar(dst=tangents, data=tangents, op0=nl.maximum, operand0=-1.0)
         if self.is_kept:
@@ -289,10 +285,7 @@ class GradientTiles:
             arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the softmax p from the scores, which stay unchanged.
-
-        If the maximum is subtracted first, ``dst_sbuf`` holds the exponents without their bias.
-        """
+        # If the maximum is subtracted first, ``dst_sbuf`` holds the exponents without their bias.
         bias_sbuf = place.of(self.columns.bias_sbuf)
         if self.columns.neg_maximum_sbuf is None:
             scale = self.columns.scale.of(place.column, place.rows)
@@ -307,7 +300,7 @@ class GradientTiles:
         slopes_sbuf: nl.NkiTensor | None,
         place: TilePlace,
     ) -> nl.NkiTensor | None:
-        """Return D * p - spread * w (see the module), in a tile of its own; None if it is 0."""
+        """Return D * p - spread * w, in a slot of ``others_sbuf``; None if it is 0."""
         rest_sbuf, spread_sbuf = self.columns.rest_sbuf, self.columns.spread_sbuf
         if rest_sbuf is None:
             return None
@@ -333,7 +326,6 @@ class GradientTiles:
         return other_sbuf
 
     def _subtract_spread(self, other_sbuf: nl.NkiTensor, place: TilePlace) -> None:
-        """Subtract spread * w in place, for the class weights w (see the module)."""
         if self.columns.spread_sbuf is None:
             return
         spread_sbuf = place.of(self.columns.spread_sbuf)
@@ -352,7 +344,7 @@ class GradientTiles:
 
 
 def problem_of_launch(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> BackwardProblem:
-    """Return the problem of a launch that the shared backward solves: its operands and tiles of the gradient."""
+    """Return the problem of a launch that the shared backward solves: its operands and its tiles of the gradient."""
     lowest_bias = None
     # The gradient of the entropy multiplies p with its logit, of which none may be -inf.
     if upstream.grad_entropy_hbm is not None and options.softcap is None:

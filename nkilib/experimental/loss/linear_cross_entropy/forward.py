@@ -3,9 +3,12 @@
 
 """The forward of linear cross-entropy on one core.
 
-:func:`forward_of_core` goes through the blocks of positions. X^T of a block stays on chip, and W^T of the core's
-classes is streamed in. Each core has its own classes; at the end of a block the cores swap their statistics of the
-positions.
+N positions, D features, K target ids per position; X and W are the operands, z is the logit after cap and temperature,
+*scores* are the logits, or tanh(logit / cap) under a cap.
+
+:func:`forward_of_core` loops over the blocks of positions. X^T of a block stays on chip, and W^T of the core's classes
+streams. Each core has its own classes; at the end of a block the cores swap their statistics of the positions. The last
+classes may be *shared*: both cores process them, each for its own tiles of positions.
 
 :class:`Keeping` keeps the logits for gradients in the same launch. For several target ids per position the results are
 log-probabilities [N, K] instead of a loss (:class:`ScoreResults`, :func:`score_results`).
@@ -59,7 +62,7 @@ class ScoreResults:
     Attributes:
         logprob_hbm, target_logit_hbm: tensors [N, K].
         lse_hbm: log-sum-exp, [N].
-        others: further vectors [N], as for one target; their field for the loss is not used.
+        others: further vectors [N], as for one target; the loss among them is not used.
     """
 
     logprob_hbm: nl.NkiTensor
@@ -111,7 +114,7 @@ class ScoreResults:
 
 
 def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
-    """Return the scores at the targets (logits, or tanh(logit / cap)), of which z is a multiple."""
+    """Return the scores at the targets, of which z is a multiple."""
     if options.softcap is None:
         return targets.logits_sbuf
     tangents_sbuf = float32_like(targets.logits_sbuf)
@@ -121,9 +124,7 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
 
 
 def _of_ids(values_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a tile of per-position scalars as a view in the shape of ``like_sbuf``, which has one value for each
-    target id.
-    """
+    # A view in the shape of ``like_sbuf``, which has one value for each target id.
     return values_sbuf if len(like_sbuf.shape) == 2 else over_ids(values_sbuf, like_sbuf.shape[2])
 
 
@@ -131,8 +132,8 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
     """Return the log-probabilities z[t] - m - log d of the target ids t; 0 where the id is ignored, NaN where lse is
     infinite.
 
-    z are the logits after cap and temperature, m is their maximum, and d the sum of exponentials relative to it. The
-    result is not computed as z[t] - lse: where logits are large, rounding lse loses a part of log d.
+    m is the maximum of z, and d the sum of exponentials relative to m. The result is not computed as z[t] - lse: where
+    logits are large, rounding lse loses a part of log d.
     """
     statistics = group.statistics
     distance_sbuf = float32_like(scores_sbuf)
@@ -156,8 +157,12 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
 
 
 def score_results(group: Group, results: ScoreResults, options: Options) -> list[GroupResult]:
-    """Return the results of a block of positions, each with its place in HBM, once log d, the log of the sum of
-    exponentials, is known.
+    """Return the results of a block of positions, each with its tensor in HBM.
+
+    Args:
+        group: the statistics of the positions over all classes, including the log of the sum of exponentials.
+        results: the result tensors.
+        options: the options of the launch.
     """
     statistics, targets = group.statistics, group.targets
     if targets is None or targets.masks is None:
@@ -216,7 +221,7 @@ class _Pass:
         tiles: the tiles of positions, at least one.
         targets: the logits at the targets of these positions.
         first_classes_sbuf: buffer slots for the class of the first column of a block, float32 [128, 1]; for the argmax,
-            whose last passes over a block run during the next block.
+            whose last instructions for a block run during the next block.
     """
 
     tiles: range
@@ -227,14 +232,14 @@ class _Pass:
     def make(
         cls, forward: _CoreForward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
-        """Return the pass of some tiles of positions over blocks of classes.
+        """Return the forward of some tiles of positions, before any block of classes.
 
         Args:
             forward: the forward of the core.
             targets_sbuf: the targets of the block of positions.
-            picked_sbuf: the tile for the logits at these targets.
-            tiles: the tiles of positions of the pass.
-            first: the first class of the first block, counted in the weight.
+            picked_sbuf: the tensor for the logits at these targets.
+            tiles: the tiles of positions.
+            first: the first class of the first block, counted from the first class of the weight.
         """
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
@@ -253,11 +258,9 @@ class _Pass:
         return cls(tiles, targets, ring)
 
     def first_class_of(self, step: Step) -> nl.NkiTensor:
-        """Return the first class of the block of a step, float32 [128, 1]."""
         return self.first_classes_sbuf[step.number % len(self.first_classes_sbuf)]
 
     def advance(self, step: Step) -> None:
-        """Set the first class of the next block: that of the step's block plus its number of classes."""
         next_sbuf = self.first_classes_sbuf[(step.number + 1) % len(self.first_classes_sbuf)]
         nisa.tensor_scalar(dst=next_sbuf, data=self.first_class_of(step), op0=nl.add, operand0=float(step.block.size))
 
@@ -269,13 +272,13 @@ class _BlockForward:
     Attributes:
         forward: the forward of the core.
         block: the positions.
-        input_sbuf: X^T of the tiles of the block.
+        input_sbuf: X^T of each tile of the block.
         statistics: the statistics so far.
-        own: the pass of all tiles through the core's own classes.
-        shared: the pass of the core's part of the tiles through the shared classes; None if there is none.
-        shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None if
-            there are no shared classes.
-        part: the tiles whose results this core computes at the end: its part of the tiles, or all if no classes are
+        own: the forward of all tiles over the core's own classes.
+        shared: the forward of the tiles ``part`` over the shared classes; None if there is none.
+        shared_picked_sbuf: the logits at targets among the shared classes, float32 [128, tiles]; None without shared
+            classes.
+        part: the tiles whose results this core computes at the end: its own tiles, or all tiles if no classes are
             shared.
         reopens: whether the last step loads the first classes again, for the next block of positions.
     """
@@ -308,9 +311,6 @@ class _BlockForward:
         return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes; if it fills a window of blocks, combine the window's
-        statistics.
-        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -319,7 +319,6 @@ class _BlockForward:
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
-        """Process one block of the classes that the cores share."""
         schedule = self.forward.schedule
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
@@ -329,8 +328,8 @@ class _BlockForward:
     def finish(self, block: Block, results: Results | ScoreResults) -> None:
         """Compute and store the results over all classes.
 
-        If classes are shared, each core stores the results of its part of the positions; else the cores store whole
-        result vectors, one core one vector, alternately.
+        If classes are shared, each core stores the results of its own tiles of positions. Otherwise the cores store
+        whole result vectors, alternately.
         """
         launch, statistics = self.forward.launch, self.statistics
         statistics.finish(self.shared_picked_sbuf)
@@ -355,7 +354,7 @@ class _BlockForward:
 
         Args:
             step: the step of the block.
-            through: the pass to extend by the block; None: the block is only loaded.
+            through: the tiles of positions to process; with None the block is only loaded.
             column: the column of the statistics.
             is_last: whether this is the last block of classes of these positions.
         """
@@ -397,9 +396,7 @@ class _BlockForward:
             self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
-        """Store the sum of the class weights of a block of classes, which is the same for all positions, in column
-        ``column`` of the statistics. Do nothing if the statistics have no such sum.
-        """
+        # The sum of the class weights of a block is the same for all positions.
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return
@@ -435,8 +432,8 @@ class _CoreForward:
         launch, options: the operands and options of the kernel.
         schedule: the schedule of the core's classes.
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
-        classes: the buffers into which W^T is streamed.
-        scores: the tiles of logits.
+        classes: the buffers of W^T.
+        scores: the tiles of scores.
         kept: the memory that the logits are kept in; None if they are not kept.
     """
 
@@ -458,11 +455,13 @@ class _CoreForward:
         bodies: int,
         keeping: Keeping | None,
     ) -> _CoreForward:
-        """Allocate the memory of a core. ``plan`` is the split of the positions, and ``keeping`` is given if the logits
-        are kept.
+        """Allocate the memory of a core.
 
-        ``bodies`` is the largest number of copies of the code for a block of classes that the program may have, for
-        each block of positions.
+        Args:
+            launch, options, tiling: the operands, the options and the tiling of the kernel.
+            plan: the split of the positions.
+            bodies: the largest number of copies of the code for a block of classes, for each block of positions.
+            keeping: the arguments of a forward that keeps its logits; else None.
         """
         tiles, sizes = plan.tiles, _forward_sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
@@ -520,7 +519,10 @@ def forward_of_core(
 ) -> None:
     """Compute the results of all positions; each core stores some of them.
 
-    ``keeping`` is given if gradients follow in the same launch.
+    Args:
+        launch, options, tiling: the operands, the options and the tiling of the kernel.
+        results: the tensors for the results.
+        keeping: the arguments for logits that are kept, if gradients follow in the same launch; else None.
     """
     _require_room(launch, options, tiling)
     sizes = _forward_sizes(launch, options)

@@ -3,9 +3,10 @@
 
 """The per-position scalars of the gradient of linear cross-entropy, computed once per launch.
 
-They are float32 columns [128, tiles]; column t holds positions 128 t to 128 t + 127, one per partition.
-:class:`GradientColumns` holds all of them, and :class:`Exponents` those from which a tile computes its softmax. The
-terms of the gradient are those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`.
+They are float32 tensors [128, tiles], called *columns*; column t holds positions 128 t to 128 t + 127, one per
+partition. :class:`GradientColumns` holds all of them, and :class:`Exponents` those from which a tile computes its
+softmax. The terms of the gradient are those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. z is the
+logit after cap and temperature, p the softmax, and *scores* are the logits, or tanh(logit / cap) under a cap.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from nkilib.nki import nisa, nl
 def _target_weights(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, target_sbuf: nl.NkiTensor
 ) -> nl.NkiTensor | None:
-    """Return the class weights of the targets; None if there are none, or if ``upstream`` has them."""
+    # ``upstream`` may hold the class weights of the targets already.
     if launch.class_weight_hbm is None or upstream.target_weight_hbm is not None:
         return None
     return weights_of_targets(launch.class_weight_hbm, target_sbuf, options.classes)
@@ -51,9 +52,7 @@ def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
-    """Return the sum of all class weights: the number of classes without class weights, the number that the caller
-    gave, or float32 [128, 1] if it is computed here.
-    """
+    """Return the sum of all class weights: the number of classes, the caller's number, or float32 [128, 1]."""
     if launch.class_weight_hbm is None or options.spread == 0.0:
         return float(options.classes.total)
     return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
@@ -67,7 +66,6 @@ def _target_terms(
     lse_sbuf: nl.NkiTensor,
     target_sbuf: nl.NkiTensor,
 ) -> TargetTerms:
-    """Return the terms of the gradient that come from the loss, the log-probability and the log-sum-exp."""
     positions = AllPositions()
     valid_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     # Classes are small enough to be exact in float32, and no other value equals one.
@@ -88,8 +86,7 @@ def _target_terms(
 
 @dataclass(frozen=True)
 class Exponents:
-    """The per-position scalars of the softmax p = ``factor * exp(z + neg_maximum + bias)`` of logits z, float32 [128,
-    tiles] each.
+    """The per-position scalars of the softmax p = ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
 
     Attributes:
         lse_sbuf: log-sum-exp.
@@ -131,11 +128,15 @@ class Exponents:
     def entropy_terms(
         self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, scale: Scale
     ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return slope and offset of -g (log p + H) as a linear function of the scores; g is the upstream gradient of
-        the entropy H.
+        """Return slope and offset of -g (log p + H) as a linear function of the scores, float32 [128, tiles] each.
 
         log p is z - lse. If the maximum is subtracted first, log p is z - maximum minus the log of the sum, and slope
         and offset are over z - maximum.
+
+        Args:
+            grad_sbuf: g, the upstream gradient of the entropy.
+            entropy_sbuf: the entropy H.
+            scale: the factor that turns scores into z.
         """
         if self.log_sum_sbuf is not None:
             return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
@@ -171,11 +172,10 @@ def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
 class GradientColumns:
     """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
-    The gradient of the logit z (after cap and temperature) is (A - D) h + D p - spread w, with the softmax p, h = p -
-    onehot, and the class weights w (:mod:`.backward`).
+    The gradient of z is (A - D) h + D p - spread w, with h = p - onehot, and the class weights w (:mod:`.backward`).
 
     Attributes:
-        scale: the factor of the positions that turns scores into z.
+        scale: the factor of each position that turns scores into z.
         target_sbuf: the class of the target, counted from the first class that the launch holds.
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
         neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
@@ -186,7 +186,7 @@ class GradientColumns:
         slope_sbuf: the slope of D as a function of the scores, or of z minus the maximum if that is computed; None for
             0.
         spread_sbuf: the factor of the class weights.
-        power: the power of two that the gradient is scaled by; None for 1.
+        power: the power of two that the gradient is multiplied by; None for 1.
     """
 
     scale: Scale
@@ -202,7 +202,7 @@ class GradientColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> GradientColumns:
-        """Compute the per-position scalars (columns) of all positions of a launch."""
+        """Compute the per-position scalars of all positions of a launch."""
         positions = AllPositions()
         exponents, temperatures = Exponents.make(positions, launch, upstream), launch.temperatures()
         scale, slope = options.scale_of(temperatures), options.slope_of(temperatures)

@@ -3,19 +3,20 @@
 
 """The gradient of the log-probabilities of several target ids per position, with respect to the logits.
 
-With upstream gradients g_k of the ids t_k and the softmax p, the gradient for class v is ``sum_k g_k 1[t_k = v] - p_v
-sum_k g_k``. The first term is a tile that is 0 except at few classes (:class:`IdTiles`), the second a coefficient of p
-(:class:`IdGradient`). Both are float32, so that the terms of a confident id cancel before the only rounding.
+N positions, K target ids per position, K' is K rounded up to a multiple of 8. With upstream gradients g_k of the ids
+t_k and the softmax p, the gradient for class v is ``sum_k g_k 1[t_k = v] - p_v sum_k g_k``. The first term is a tile
+that is 0 except at few classes (:class:`IdTiles`), the second a coefficient of p (:class:`IdGradient`). Both are
+float32, so that the terms of a confident id cancel before the only rounding.
 
 Once per launch the ids of a position are sorted, equal ids are joined into one with the sum of their gradients, and
-each gets a place (an index) in a table of gradients (:class:`IdColumns`). For a tile of classes, Vector compares the
-class numbers 0, 1, 2, ... with eight ids at a time and marks those that are ids. A running sum of the marks, which
-starts at the number of ids below the tile, gives the place of each class. So a tile costs K / 8 passes of Vector and a
-few more, instead of two passes per id. GpSimd gathers the gradients from the table when the tile is computed.
+each gets an index into a table of gradients (:class:`IdColumns`). For a tile of classes, Vector compares the class
+numbers 0, 1, 2, ... with eight ids at a time and marks those that are ids. A running sum of the marks, which starts at
+the number of ids below the tile, gives the table index of each class. So a tile costs K / 8 passes of Vector and a few
+more, instead of two passes per id. GpSimd gathers the gradients from the table when the tile is computed.
 
-The places of the next block are computed while Tensor multiplies a block of gradients with W and X, when Vector has
-little to do, and are kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find; so
-the ids themselves follow the class numbers in its input, where the ids of other tiles are found.
+The table indices of the next block are computed while Tensor multiplies a block of gradients with W and X, when Vector
+has little to do, and are kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find;
+so the ids themselves follow the class numbers in its input, where the ids of other tiles are found.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ _GPSIMD = nisa.engine.gpsimd
 @dataclass(frozen=True)
 class IdTiles:
     """The computation of tiles of ``sum_k g_k 1[t_k = v]``, for upstream gradients g_k of target ids t_k and classes v.
-    K' is K rounded up to a multiple of 8.
 
     Attributes:
         table_sbuf: the table of gradients, see :class:`IdColumns`.
@@ -57,9 +57,8 @@ class IdTiles:
         marked_sbuf: a copy of ``source_sbuf`` with marks.
         below_sbuf: a mask of the ids below a tile, float32 [128, K'].
         running_sbuf: minus the running sum of the marks, float32 [128, classes].
-        kept_sbuf: the indices into the table, uint8 [128, tiles of positions of a block, tiles of classes of a block,
-            classes].
-        places_sbuf: buffer slots for the indices of a tile, uint32 [128, classes].
+        kept_sbuf: the table indices, uint8 [128, tiles of positions of a block, tiles of classes of a block, classes].
+        places_sbuf: buffer slots for the table indices of a tile, uint32 [128, classes].
         gradients_sbuf: buffer slots for the gradients of a tile, float32 [128, classes].
     """
 
@@ -77,7 +76,11 @@ class IdTiles:
     def make(cls, table_sbuf: nl.NkiTensor, position_tiles: int, block: int, classes: int) -> IdTiles:
         """Allocate memory for blocks of ``position_tiles`` tiles of positions and ``block`` classes.
 
-        A tile of the gradient has ``classes`` classes.
+        Args:
+            table_sbuf: the table of gradients, see :class:`IdColumns`.
+            position_tiles: the number of tiles of positions of a block.
+            block: the number of classes of a block.
+            classes: the number of classes of a tile.
         """
         searched = table_sbuf.shape[2] - 1
 
@@ -110,8 +113,8 @@ class IdTiles:
         Args:
             column: the number of the tile of positions.
             tile: the number of the tile of classes in its block.
-            ids_sbuf: the sorted ids of the positions, float32 [128, K'], where K' is K rounded up to a multiple of 8.
-            skipped: the number of classes from the one that ids are counted from to the first class of the block.
+            ids_sbuf: the sorted ids of the positions, float32 [128, K'].
+            skipped: the number of classes from the class that ids are counted from to the first class of the block.
         """
         searched = ids_sbuf.shape[1]
         own_sbuf = self.source_sbuf[:, self.classes :]
@@ -154,7 +157,7 @@ class IdTiles:
         )
 
     def gradients(self, number: int, rows: int, column: int, first: int, classes: int) -> nl.NkiTensor:
-        """Return tile ``number`` of the ids' gradients, float32 [rows, classes], after :meth:`search`.
+        """Return the gradients of the ids in tile ``number``, float32 [rows, classes], after :meth:`search`.
 
         Args:
             number: the number of the tile.
@@ -172,9 +175,7 @@ class IdTiles:
         return gradients_sbuf
 
     def _kept(self, column: int, tile: int) -> nl.NkiTensor:
-        """Return the memory for the table indices of a tile, [128, classes]: of tile ``column`` of positions and tile
-        ``tile`` of classes. No two tiles of a block share it.
-        """
+        # No two tiles of a block share this memory.
         return self.kept_sbuf[:, column % self.kept_sbuf.shape[1], tile]
 
 
@@ -184,12 +185,12 @@ def sorted_at_a_time(ids: int) -> int:
 
 
 def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of them.
+    """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of these ids.
 
     Each repeated id is replaced by a distinct number beyond all classes.
 
     Args:
-        ids_sbuf: the ids, float32 [128, tiles, K'] (K' is K rounded up to a multiple of 8), changed in place.
+        ids_sbuf: the ids, float32 [128, tiles, K'], changed in place.
         gradients_sbuf: the gradients, float32, in the same shape.
         ids: K.
     """
@@ -250,7 +251,7 @@ def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiT
 
 @dataclass(frozen=True)
 class IdColumns:
-    """The ids of all positions: K' per position, which is K rounded up to a multiple of 8.
+    """The ids and gradients of all positions, K' per position.
 
     Attributes:
         sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
@@ -266,7 +267,13 @@ class IdColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, slope: Scale, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
-        """Compute the columns of sorted ids and gradients for all positions of a launch, from gradients [N, K]."""
+        """Compute the sorted ids and their gradients for all positions of a launch.
+
+        Args:
+            launch, options: the operands and options of the launch.
+            slope: 1 over the temperature of each position.
+            grad_logprob_hbm: the upstream gradients, [N, K].
+        """
         tiles, searched = launch.position_tiles, searched_ids(launch.ids)
         columns = cls(
             nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),
@@ -290,7 +297,7 @@ class IdColumns:
         first: int,
         end: int,
     ) -> None:
-        """Compute the columns of tiles ``first`` to ``end`` of positions, the latter excluded.
+        """Compute the ids and gradients of tiles ``first`` to ``end`` of positions, the latter excluded.
 
         ``slope`` is 1 over the temperature of these positions, and ``grad_logprob_hbm`` the gradients [N, K].
         """
@@ -374,5 +381,11 @@ class IdGradient:
         return cls(columns, table_sbuf)
 
     def tiles(self, position_tiles: int, block: int, classes: int) -> IdTiles | None:
-        """Return an :class:`IdTiles` for blocks of this size; None without a gradient of the log-probabilities."""
+        """Return an :class:`IdTiles` for blocks of this size; None without a gradient of the log-probabilities.
+
+        Args:
+            position_tiles: the number of tiles of positions of a block.
+            block: the number of classes of a block.
+            classes: the number of classes of a tile.
+        """
         return None if self.table_sbuf is None else IdTiles.make(self.table_sbuf, position_tiles, block, classes)

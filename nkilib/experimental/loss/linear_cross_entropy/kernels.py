@@ -5,10 +5,10 @@
 HBM.
 
 :func:`linear_cross_entropy_forward` multiplies tiles of X and W, and updates the running statistics of the positions
-with each tile of logits. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each of
-them, and multiplies it with W and X. The cores of a launch split the vocabulary.
-:func:`linear_cross_entropy_forward_backward` does both in a single launch, and keeps the logits of a block of positions
-in HBM in between.
+with each tile of logits. :func:`linear_cross_entropy_backward` recomputes the tiles of logits, computes the gradient of
+each tile, and multiplies this gradient with W and X. The cores of a launch split the vocabulary.
+:func:`linear_cross_entropy_forward_backward` computes loss and gradients in a single launch, and keeps the logits of a
+block of positions in HBM in between.
 """
 
 from __future__ import annotations
@@ -107,19 +107,19 @@ def linear_cross_entropy_forward(
         with_argmax: also return the first class with the largest z. Values of z are compared as computed, in float32.
         with_entropy: also return the entropy of the softmax.
         with_distance_sum: also return ``sum_k w[k] * (m - z[k])``, where m is the largest z and w the class weights.
-        with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse.
+        with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, which add up to lse.
         with_log_sum_squares: also return ``log(sum_k p[k]**2)`` of the softmax p. On a vocabulary shard, p is the
             softmax over the classes of that shard alone.
         with_mean_logit: also return the mean of z over the classes of W that no bias of -inf masks.
         first_class: the class of the first row of W, if W is a vocabulary shard. Targets and argmax count over all
-            classes. The loss of a shard is undefined: it takes lse, target_logit and distance_sum of all shards.
-        num_classes: the number of classes of all shards, up to 2^24; None: V.
+            classes. The loss of a shard is undefined; compute it from lse, target_logit and distance_sum of all shards.
+        num_classes: the number of classes of all shards, up to 2^24; None for V.
         compute_dtype: bfloat16, float16 or float32. X and W are each rounded from their own dtype to it for the
             products. None takes the dtype of X.
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
-            ``temperature``; no value compiles the kernel again. Where one is not from 1e-6 to 1e6 (0, negative,
-            infinite, NaN), the results of the position that depend on it are NaN. The argmax is taken before the
-            temperature, which does not change the order of logits.
+            ``temperature``; no value compiles the kernel again. Where a temperature is not from 1e-6 to 1e6 (0,
+            negative, infinite, NaN), the results of the position that depend on it are NaN. The argmax is taken before
+            the temperature, which does not change the order of logits.
 
     Returns:
         Tuple of [N] float32 tensors in HBM: loss (nats) and lse, ``log(sum(exp(z)))``; then the requested results, in
@@ -228,7 +228,7 @@ def linear_cross_entropy_backward(
             temperature_hbm: see ``linear_cross_entropy_forward``.
         lse_hbm: [N], float32, in HBM: lse from the forward; on a vocabulary shard, the lse over all shards.
         grad_loss_hbm: [N], float32, in HBM: the upstream gradient of each loss. Values at ignored positions have no
-            effect. None: no gradient of the loss; then its class weights and its options have no effect either.
+            effect. None means no gradient of the loss; then class weights and options of the loss have no effect.
         grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: the upstream gradients of each lse and of each
             log-probability. At ignored positions the gradient of the log-probability has no effect, but the gradient of
             lse does.
@@ -236,13 +236,16 @@ def linear_cross_entropy_backward(
             takes the value of ``choose_linear_tiling``.
         class_block: the number of classes that a core works on at a time, a multiple of 128. None takes the value of
             ``choose_linear_tiling``.
-        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know by itself.
-        weight_sum: the sum of all class weights, a number. None: the kernel sums them, which it cannot do on a shard.
+        target_weight_hbm: [N], float32, in HBM: ``w[t]``, the class weight of each target. A vocabulary shard needs it,
+            because the target may be in another shard.
+        weight_sum: a number, the sum of the class weights of all classes. None lets the kernel sum them, which is not
+            possible on a vocabulary shard.
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: maximum and log_sum from the forward's ``with_log_sum``; on a
-            vocabulary shard, those over all shards. With them the softmax loses nothing to the rounding of a large lse.
-        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, on a
-            vocabulary shard the entropy over all shards, and its upstream gradient, which also has an effect at ignored
-            positions. Give both or neither. A masked class, whose logit is -inf, has a gradient of 0.
+            vocabulary shard, the values over all shards. If they are given, the rounding of a large lse does not affect
+            the softmax.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy`` (on a
+            vocabulary shard, the entropy over all shards), and the upstream gradient of the entropy, which also has an
+            effect at ignored positions. Give both or neither. A masked class, whose logit is -inf, has a gradient of 0.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: whether db is returned; None stands for True if there is a bias.
         grad_weight_sum_hbm: float32, in the shape of W, in HBM: dW is added to it in place, unrounded.

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of linear cross-entropy while its kernel is traced: its arguments, and what its options need.
+"""A launch of linear cross-entropy while its kernel is traced: its arguments, and the memory and time of its options.
+
+N positions, K target ids per position; z is the logit after cap and temperature, *scores* are the logits, or tanh(logit
+/ cap) under a cap; dW and db are the gradients of weight and bias.
 
 :class:`LinearLaunch` holds operands and targets. The options of the loss are those of cross-entropy;
 :func:`scaled_recipe` and :func:`without_loss` adapt them. :func:`forward_needs` (:class:`ForwardNeeds`) tells which
@@ -9,7 +12,7 @@ options take memory or time in a forward, :func:`tile_needs` and :func:`backward
 :func:`has_options` whether there are any. :mod:`.targets` loads the targets of positions.
 
 With several target ids per position, sorted ids and their gradients stay in SBUF for all positions of a backward. For
-each tile of logits Vector searches for eight ids at a time, and a tile of gradients is gathered at the places found.
+each tile of logits Vector searches for eight ids at a time, and a tile of gradients is gathered by the indices found.
 """
 
 from __future__ import annotations
@@ -66,8 +69,7 @@ class ForwardNeeds:
         sums: whether something besides the exponentials is summed over all classes, such as a smoothed loss.
         entropy, squares, mean, argmax: whether the entropy, log_sum_squares, the mean logit and the argmax are
             requested.
-        products: whether the argmax compares z (the logits after cap and temperature) instead of the scores in the
-            tiles, of which z is a multiple.
+        products: whether the argmax compares z instead of the scores in the tiles, of which z is a multiple.
         temperatures: whether each position has a temperature.
     """
 
@@ -95,39 +97,31 @@ class ForwardNeeds:
 
     @property
     def counts_classes(self) -> bool:
-        """Whether the classes that are not masked must be counted: for a mean logit with a bias, which may mask
-        classes.
-        """
+        """Whether the classes that are not masked must be counted: for a mean logit with a bias."""
         return self.mean and self.bias
 
     @property
     def has_vector_terms(self) -> bool:
-        """Whether Vector sums terms over the classes. Only the sums are read, but the terms need a tile that they are
-        written to.
-        """
+        """Whether Vector sums terms over the classes, which needs a tile for the terms."""
         return self.sums or self.entropy or self.counts_classes
 
     @property
     def has_exact_maxima(self) -> bool:
-        """Whether the maxima in the statistics, times the scale, are the maxima of z, the logits after cap and
-        temperature.
-
-        They are if there is no bias and no cap.
-        """
+        """Whether the maxima in the statistics, times the scale, are the maxima of z: without a bias and a cap."""
         return not (self.bias or self.softcap)
 
     @property
     def ranks_scores(self) -> bool:
         """Whether the argmax can compare blocks of classes by the maxima in the statistics.
 
-        It can if they are maxima of z (the logits after cap and temperature), or of logits that only a temperature per
-        position follows, because it keeps their order.
+        The maxima must be those of z, or those of logits that are only divided by a temperature per position; the
+        division keeps their order.
         """
         return self.has_exact_maxima and (self.temperatures or not self.scale)
 
     @property
     def exchanged_statistics(self) -> int:
-        """The number of values per position and block of classes that the cores swap, the target logit included."""
+        """The number of values per position and block of classes that the cores swap, including the target logit."""
         of_mean = 1 + self.bias if self.mean else 0
         of_argmax = 1 + (not self.ranks_scores) if self.argmax else 0
         return 3 + 2 * self.sums + self.entropy + self.squares + of_mean + of_argmax
@@ -158,8 +152,8 @@ class ForwardNeeds:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions for a tile of logits besides its products, including its part of those for a whole
-        group.
+        """The number of instructions for a tile of logits besides its products, including its part of the instructions
+        for a group.
         """
         passes = self.vector_passes + self.scalar_passes + self.products + (self.entropy and self.bias)
         return passes + (1 if self == ForwardNeeds() else 2 + self.argmax)
@@ -170,9 +164,9 @@ class LinearLaunch(LinearOperands):
     """The arguments that all kernels share: operands and targets.
 
     Attributes:
-        targets_hbm: [N], int32; [N, K] for K target ids per position.
-        ids: K, the number of target ids per position.
-        temperature_hbm: temperatures of positions, float32 [N] or [1], or None.
+        targets_hbm: the targets, int32 [N], or [N, K] for several target ids per position.
+        ids: K.
+        temperature_hbm: the temperatures of positions, float32 [N] or [1], or None.
     """
 
     targets_hbm: nl.NkiTensor = field(kw_only=True)
@@ -192,7 +186,7 @@ class LinearLaunch(LinearOperands):
         )
 
     def temperatures(self) -> Temperatures | None:
-        """Load the temperatures of all positions, [128, tiles]; None without temperatures of positions."""
+        """Load the temperatures of all positions, [128, tiles]; return None if ``temperature_hbm`` is None."""
         if self.temperature_hbm is None:
             return None
         shape = (PARTITIONS, self.position_tiles)
@@ -202,9 +196,9 @@ class LinearLaunch(LinearOperands):
 def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
     """Return the recipe for logits y that are not yet multiplied by the scale s, ``logit_scale``.
 
-    With cap c and temperature T, z is softcap(s y, c) / T, which equals softcap(y, c / s) / (T / s). So the recipe
-    gets the cap c / s and the temperature T / s, two host constants: no operand of a product is multiplied, and
-    nothing is rounded for them.
+    With cap c and temperature T, z is softcap(s y, c) / T, which equals softcap(y, c / s) / (T / s). So the recipe gets
+    the cap c / s and the temperature T / s, two host constants: no operand of a product is multiplied, and nothing is
+    rounded for the scale.
     """
     if logit_scale == 1.0:
         return recipe
@@ -252,9 +246,10 @@ def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
 
 
 def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
-    """Return whether there is a bias, an option of the loss or a result besides loss and log-sum-exp; each takes tiles.
+    """Return whether a launch has options that take tiles: a bias, an option of the loss, or a further result.
 
-    In a backward (``of_backward``), a temperature or a scale of the logits takes no tiles and does not count.
+    Results besides loss and log-sum-exp are further results. In a backward (``of_backward``), a temperature or a scale
+    of the logits takes no tiles and does not count.
     """
     usual = LossOptions()
     recipe = replace(options.recipe, ignore_index=usual.ignore_index)
@@ -265,7 +260,7 @@ def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = F
 
 
 def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """Return whether the rounding error of lse is corrected by a factor of the coefficients of the softmax p.
+    """Return whether the rounding error of lse is corrected by a factor of the coefficients of the softmax.
 
     If not, correcting it takes another pass over every tile.
     """
@@ -273,7 +268,7 @@ def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
 
 
 def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
-    """Return whether the gradient has other terms than p - onehot (softmax minus one-hot target); they take further
+    """Return whether the gradient has other terms than p - onehot (softmax minus one-hot target), which take further
     tiles.
     """
     of_loss = options.spread != 0.0 or options.square != 0.0
@@ -282,7 +277,8 @@ def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream)
 
 
 def columns_of_ids(ids: int) -> int:
-    """Return how many numbers per partition and tile of positions are kept for several target ids per position.
+    """Return the number of values per partition and tile of positions that are kept for several target ids per
+    position.
 
     They are the sorted ids, the ids counted from the first class of a block, and the gradients.
     """
@@ -290,7 +286,7 @@ def columns_of_ids(ids: int) -> int:
 
 
 def tiles_of_ids(ids: int) -> int:
-    """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
+    """Return the number of float32 tiles as large as a tile of logits that several target ids per position need.
 
     They hold the class numbers, with and without marks, and the gathered gradients.
     """
@@ -298,9 +294,10 @@ def tiles_of_ids(ids: int) -> int:
 
 
 def numbers_of_ids(ids: int) -> int:
-    """Return how many numbers per partition several ids need besides :func:`columns_of_ids` and :func:`tiles_of_ids`.
+    """Return the number of further values per partition that several target ids per position need.
 
-    They are the ids that follow the class numbers, and a mask of the ids below a tile.
+    They are the ids that follow the class numbers, and a mask of the ids below a tile; :func:`columns_of_ids` and
+    :func:`tiles_of_ids` return the rest.
     """
     return 0 if ids == 1 else 3 * searched_ids(ids)
 
@@ -348,8 +345,10 @@ def backward_sizes(
 ) -> BackwardSizes:
     """Return the sizes and options of a launch on which the plan of its backward depends.
 
-    ``adds_to_weight`` says whether dW is added to a sum, and ``sums_bias`` whether db is summed from gradients that are
-    not rounded.
+    Args:
+        launch, options, upstream: the arguments of the kernel.
+        adds_to_weight: whether dW is added to a sum.
+        sums_bias: whether db is summed from gradients that are not rounded.
     """
     return BackwardSizes(
         launch.num_positions,

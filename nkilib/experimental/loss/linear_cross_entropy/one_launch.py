@@ -3,9 +3,10 @@
 
 """Loss and gradients in a single launch: three products instead of four, because the backward reuses the logits.
 
-For each block of positions, :func:`one_launch` runs the forward, which keeps the logits of each core's classes in HBM
-and computes loss and lse over all classes. Then it runs the backward, which loads the logits from there, so that a tile
-of their gradient costs a load and no product.
+X and W are input and weight, dX, dW and db the gradients of X, W and the bias, N positions, D features, V classes. For
+each block of positions, :func:`one_launch` runs the forward, which keeps the logits of each core's classes in HBM and
+computes loss and lse over all classes. Then it runs the backward, which loads the kept logits, so that a tile of their
+gradient costs a load and no product.
 
 All positions are one block if their logits take no more memory than ``scratch_bytes`` plus the float32 sum of dW that
 several blocks would need. Each block but the first adds its dW to this sum, and the last block rounds the sum.
@@ -43,10 +44,9 @@ FEWEST_IN_LOOP, COPIES_WITH_LOOP = 5, 3
 def _gradient_plan(
     part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int, gradients: Gradients
 ) -> BackwardPlan:
-    """Return the plan of the gradients for one block of positions, given the numbers of blocks and of copies of their
-    code.
+    """Return the plan of the gradients of one block of positions, ``part``.
 
-    ``parts`` is the number of blocks, and ``copies`` how often the program contains the code of a block.
+    ``parts`` is the number of blocks, and ``copies`` is how often the program contains the code of a block.
     """
     sizes = BackwardSizes(
         part.num_positions,
@@ -71,7 +71,7 @@ def _gradient_plan(
 
 
 def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
-    """Return the tiling of the forward of one block of positions, ``part``, which computes loss and lse."""
+    """Return the tiling of the forward of one block of positions, ``part``."""
     return choose_linear_tiling(
         part.num_positions,
         part.num_features,
@@ -154,8 +154,9 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Copy dX of the block of positions ``block`` to its place, half of it by each core, and add db of the block to
-        the sum, each core its own classes. With ``is_first``, db begins the sum.
+        """Copy dX of a block of positions into dX of the launch, and add db of the block to the sum of db.
+
+        Each core copies half of dX, and adds db of its own classes. With ``is_first``, db is stored as the sum.
         """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):

@@ -3,10 +3,11 @@
 
 """The statistics that a forward gathers for a block of positions (:class:`PositionStatistics`).
 
-They are the maxima, sums of exponentials and other sums of cross-entropy, with tiles of positions as batches. The
-statistics of a few blocks of classes (a window) are in adjacent columns of :mod:`nkilib.core.rows.statistics`; a full
-window is combined into column 0. At the end both cores swap their columns and combine the columns of both at once, so
-that nothing is combined twice.
+They are the maxima, sums of exponentials and other sums of cross-entropy, with tiles of 128 positions as batches. The
+statistics of a few blocks of classes (a *window*) are in adjacent columns of :mod:`nkilib.core.rows.statistics`; a full
+window is combined into column 0. At the end both cores swap the statistics of their own classes and combine the columns
+of both at once, so that nothing is combined twice. The last classes may be *shared*: both cores process them, each for
+its own tiles of positions.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ class PositionStatistics:
         group: the statistics, with columns for both cores: column 0 for the combined statistics, one column for each
             block of the window, and the same columns of the other core.
         targets: the targets; their logits are complete at the end.
-        picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several ids
-            a tile of its own.
+        picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several
+            target ids a separate tensor [128, tiles, ids].
         exchanged_sbuf: all statistics, [128, columns, statistics, tiles]: columns of this core, of the other core, and
-            of blocks that the cores share, in an order that makes the columns of a core contiguous.
-        received_ids_sbuf: the logits of several ids that the other core has found, float32 [128, tiles, ids]; None for
-            one id.
+            of shared blocks, in an order that makes the columns of a core contiguous.
+        received_ids_sbuf: the logits at several target ids that the other core has found, float32 [128, tiles, ids];
+            None for one id.
     """
 
     window: int
@@ -118,8 +119,13 @@ class PositionStatistics:
     ) -> PositionStatistics:
         """Allocate the statistics before any class is added.
 
-        ``shared`` is the number of blocks of classes that the cores share; each has a column. ``scale`` is the factor
-        of the positions that turns scores into z.
+        Args:
+            positions: the destination of the results.
+            targets: the targets of the positions.
+            window: the number of blocks of classes whose statistics are combined at once.
+            shared: the number of shared blocks of classes; each has a column.
+            scale: the factor of each position that turns scores into z (the logit after cap and temperature).
+            options, needs: the options of the kernel, and which of them take memory.
         """
         tiles, own = targets.logits_sbuf.shape[1], window + 1
         swapped = nl.num_programs() * own
@@ -156,7 +162,7 @@ class PositionStatistics:
         return 1 + number % self.window
 
     def shared_column(self, number: int) -> int:
-        """Return the column of the statistics for block ``number`` of the classes that the cores share."""
+        """Return the column of the statistics for block ``number`` of the shared classes."""
         return nl.num_programs() * (self.window + 1) + number
 
     def combine_window(self) -> None:
@@ -185,8 +191,7 @@ class PositionStatistics:
         """Combine the statistics of all columns, and compute the logs of the sums.
 
         Args:
-            shared_sbuf: the target logits that were found in the classes that the cores share; None without such
-                classes.
+            shared_sbuf: the target logits that were found in shared classes; None without shared classes.
         """
         columns = self.group.statistics.columns.count
         self.group.take_weights(columns)
@@ -208,11 +213,11 @@ class PositionStatistics:
             nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
 
     def _forget_combined(self, number: int) -> None:
-        """Clear the columns of the last window that its blocks did not fill. They still hold the statistics of the
-        previous window, which are already combined into column 0.
+        """Clear the columns of the last window that its blocks did not fill.
 
-        ``number`` is the number of blocks of the core's own classes. The last window is not combined by itself: if it
-        is full, no column is unused. Maxima and argmax may be combined twice without harm.
+        These columns still hold the statistics of the previous window, which are already combined into column 0. The
+        last window is not combined by itself: if it is full, no column is unused. Maxima and argmax may be combined
+        twice without harm. ``number`` is the number of blocks of the core's own classes.
         """
         left = number % self.window
         if left == 0 or number < self.window:

@@ -3,6 +3,8 @@
 
 """The registry entry of linear cross-entropy and token scores: the kernels to launch, with their guarantees and work.
 
+N positions, D features, V classes; X is the input, dX and dW are the gradients of X and the weight.
+
 - The work, such as :func:`linear_forward_work`, is the same whatever the tiling; from it the performance model computes
   how fast the hardware could be. Every operand is read and every result written once in HBM; logits are not. The
   product that gives all logits takes N V D multiply-adds, and so does each of dX and dW.
@@ -39,7 +41,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
 
 
 def _bytes(*arrays: Any) -> int:
-    """Return the bytes of arrays in HBM, 0 for None."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
@@ -60,9 +61,7 @@ def _work(
     exponentials: int,
     maxima: int = 0,
 ) -> Work:
-    """Return the work of a launch with ``products`` matrix products of ``elements`` times D multiply-adds each, where
-    ``elements`` is the number of logits, N V; the other counts are passed on.
-    """
+    """Return the work of a launch with ``products`` matrix products of ``elements`` (N V) times D multiply-adds."""
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,
@@ -73,7 +72,6 @@ def _work(
 
 
 def _elements(input_hbm: Any, weight_hbm: Any) -> int:
-    """Return the number of logits, N V."""
     positions, features = input_hbm.shape
     elements: int = positions * prod(weight_hbm.shape) // features
     return elements
@@ -89,7 +87,7 @@ def _gradient_bytes(
     weight_sum_hbm: Any = None,
     input_float32: bool = False,
 ) -> int:
-    """Return the bytes of the wanted gradients; a given sum of dW is read and written."""
+    # A given sum of dW is read and written.
     total = 0
     if input_wanted:
         total += prod(input_hbm.shape) * FLOAT32_BYTES if input_float32 else _bytes(input_hbm)
@@ -101,7 +99,7 @@ def _gradient_bytes(
 
 
 def _exponentials(elements: int, logit_softcap: Any) -> int:
-    """Return the number of evaluated activation functions: an exponential per element, and a tanh under a cap."""
+    # An exponential per logit, and a tanh under a cap.
     return elements if logit_softcap is None else 2 * elements
 
 
@@ -185,9 +183,9 @@ def linear_backward_work(
 
 
 def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any, **options: Any) -> Work:
-    """Return the work of ``linear_token_scores_forward``.
+    """Return the work of ``linear_token_scores_forward``, from the kernel's parameters.
 
-    Log-probabilities and target logits are counted for K ids per position, where ``linear_forward_work`` counts one.
+    Log-probabilities and target logits are counted for all target ids, where ``linear_forward_work`` counts one target.
     """
     ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
     work = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
@@ -268,7 +266,7 @@ class _Launch(NamedTuple):
 
 
 def _copied_bytes(input_hbm: Any, compute_dtype: Any) -> int:
-    """Return the bytes of the copy of an X that is rounded to ``compute_dtype``; the cores share it."""
+    # The cores share one copy of an X that is rounded to ``compute_dtype``.
     if compute_dtype is None or dtype_name(input_hbm.dtype) == dtype_name(compute_dtype):
         return 0
     itemsize = 4 if dtype_name(compute_dtype) == "float32" else 2
@@ -288,10 +286,10 @@ def backward_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Return the bytes of HBM that a backward allocates.
+    """Return the bytes of HBM that a backward allocates, from the kernel's parameters.
 
     These are, for each core, a float32 sum of dX and, with several blocks of positions, a float32 sum of dW of a class
-    block; a copy of X if it is rounded to ``compute_dtype``; and, with more than 65,536 positions (fewer with several
+    block; a copy of X if X is rounded to ``compute_dtype``; and, with more than 65,536 positions (fewer with several
     target ids), sums over the parts into which they are split.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
@@ -333,10 +331,10 @@ def one_launch_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Return the bytes of HBM that a fused forward-backward launch allocates.
+    """Return the bytes of HBM that a fused forward-backward launch allocates, from the kernel's parameters.
 
     These are the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
-    blocks, a scalar of each core, and a copy of X if it is rounded to ``compute_dtype``.
+    blocks, a scalar of each core, and a copy of X if X is rounded to ``compute_dtype``.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(
@@ -428,7 +426,6 @@ _POSITIONS, _FEATURES, _CLASSES = 4096, 4096, 32128
 
 
 def _forward_tensors(dtype: str) -> dict[str, Any]:
-    """Return, by name, the tensors of the forward launch whose modelled time the registry lists."""
     from nkilib.simulator import spec
 
     return {
@@ -439,7 +436,6 @@ def _forward_tensors(dtype: str) -> dict[str, Any]:
 
 
 def _backward_tensors(dtype: str) -> dict[str, Any]:
-    """Return, by name, the tensors of the backward launch whose modelled time the registry lists."""
     from nkilib.simulator import spec
 
     of_positions = spec((_POSITIONS,), "float32")

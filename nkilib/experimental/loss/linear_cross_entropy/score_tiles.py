@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiles of logits of linear cross-entropy's forward: their maxima, exponentials, and the sums that the options
-need.
+"""The tiles of logits in the forward of linear cross-entropy: maxima, exponentials, and the sums that the options need.
+
+A *group* is some tiles of positions with one block of classes; its tiles are processed together. A *pass* is one
+instruction of an engine over a tile. *Scores* are the logits x, or under a cap c the *tangents* tanh(x / c). z, the
+logit after cap and temperature, is the *scale* times the score.
 
 :class:`ScoreTiles` computes tiles in groups (:class:`ScoreGroup`), :class:`Ranking` prepares the search for the argmax.
 
@@ -14,12 +17,11 @@ Scalar computes all exponentials of a group before it squares or sums any tile o
 argmax wait, and are issued between the maxima of the next group: :class:`WaitingPasses`. So no engine waits for another
 one as long as each has less to do than Tensor.
 
-The argmax compares z (:class:`Ranking`). The tiles hold scores: logits x, or under a cap c tanh(x / c), called
-tangents. z, the logit after cap and temperature, is a multiple of the score. A cap or a temperature may make different
-logits equal: in float32 the tangent of everything above nine times the cap is 1, and multiplying by 1 / T may round two
-neighbours to one number. So z itself is compared, unless the scale is a power of two, whose products are exact. A
-product with a positive number never reverses an order, so the maximum of z is the multiple of the maximum of the
-scores. Tangents give no such guarantee: under a cap the maximum of z is searched for too.
+The argmax compares z (:class:`Ranking`). A cap or a temperature may make different logits equal: in float32 the tangent
+of everything above nine times the cap is 1, and multiplying by 1 / T may round two neighbours to one number. So z
+itself is compared, unless the scale is a power of two, whose products are exact. A product with a positive number never
+reverses an order, so the maximum of z is the scale times the maximum of the scores. Tangents give no such guarantee:
+under a cap the maximum of z is searched for too.
 """
 
 from __future__ import annotations
@@ -50,8 +52,7 @@ _BANKS = 7
 
 @dataclass(frozen=True)
 class Ranking:
-    """The search for the argmax: it computes z, the logits after cap and temperature, of groups of tiles, and prepares
-    the search in z.
+    """The search for the argmax, in z of groups of tiles, or in the scores if they have the same order.
 
     Attributes:
         needs: the options of the forward.
@@ -110,12 +111,7 @@ class Ranking:
 
 
 class _TilePlace(NamedTuple):
-    """The number of a tile in its group, and its place in the statistics.
-
-    Attributes:
-        number: the number of the tile in the group.
-        place: the place of the tile in the statistics.
-    """
+    """The number of a tile in its group, and the column of the tile in the statistics."""
 
     number: int
     place: Place
@@ -127,10 +123,9 @@ class ScoreGroup:
 
     Attributes:
         start: the number of the first tile of positions.
-        logits_sbuf: the logits x, float32 [128, tiles, classes]; it may have room for more classes.
-        scores_sbuf: the scores: x, or tanh(x / cap); z, the logit after cap and temperature, is the scale times the
-            score.
-        neg_max_sbuf: minus the maxima of x, float32 [128, tiles].
+        logits_sbuf: the logits, float32 [128, tiles, classes]; it may have room for more classes.
+        scores_sbuf: the scores, of the same shape.
+        neg_max_sbuf: minus the maxima of the logits, float32 [128, tiles].
         classes: the number of classes.
     """
 
@@ -146,7 +141,7 @@ class ScoreGroup:
         return int(self.logits_sbuf.shape[1])
 
     def part(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of the group's classes in a tile that has room for more."""
+        """Return the view of the group's classes in a tensor that has room for more classes."""
         return tile_sbuf[:, 0 : self.classes]
 
     def logits(self, number: int) -> nl.NkiTensor:
@@ -161,9 +156,8 @@ class ScoreGroup:
 def _take_maximum(
     dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute the logits of a tile from its product and, in the same pass, minus their maximum.
-
-    With a bias, the maximum itself is computed.
+    """Compute the logits of a tile from its product and, in the same pass, minus their maximum; with a bias, the
+    maximum.
     """
     if bias_sbuf is None:
         nisa.tensor_scalar_reduce(
@@ -248,8 +242,14 @@ class ScoreTiles:
         )
 
     def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
-        """Find which classes of a block are masked, and store in column ``column`` how many are not, which is the same
-        for all positions. Do nothing if no mean logit is requested or no class may be masked.
+        """Find which classes of a block are masked, and store the number of the other classes in column ``column``.
+
+        Do nothing if no mean logit is requested or no class may be masked.
+
+        Args:
+            classes: the operands of the block of classes.
+            statistics: the statistics of the positions.
+            column: the column of the statistics for the block of classes.
         """
         moments = statistics.group.moments
         if self.unmasked_sbuf is None or moments is None or moments.mean is None or moments.mean.counts_sbuf is None:
@@ -279,8 +279,8 @@ class ScoreTiles:
 
         Args:
             start: the number of the first tile of positions.
-            positions_sbuf: X^T of the tiles, [128, ceil(D / 128), 128] each.
-            classes: the tiles of the block of classes.
+            positions_sbuf: X^T of each tile, [128, ceil(D / 128), 128] for D features.
+            classes: the operands of the block of classes.
             statistics: the statistics of the positions.
             column: the column of the statistics for the block of classes.
             first_bank: a running number of the group's first tile, which selects banks and buffer slots round-robin.
@@ -305,12 +305,11 @@ class ScoreTiles:
         return group
 
     def _slot(self, first_bank: int) -> int:
-        """Return the number of the buffer slot of a group, from the running number of the group's first tile."""
         return first_bank // self.group_tiles % GROUPS
 
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
-        """Store minus the maxima of a group of tiles in column ``column`` of the statistics ``row``, and compute
-        tanh(logit / cap) of the group under a cap.
+        """Store minus the maxima of a group in column ``column`` of ``row``, and compute the tangents of the group
+        under a cap.
         """
         tiles = slice(group.start, group.start + group.tiles)
         column_sbuf, maxima_sbuf = row.neg_max_sbuf[:, tiles, column], group.neg_max_sbuf
@@ -370,7 +369,7 @@ class ScoreTiles:
     ) -> None:
         """Compute all sums over the classes of a group whose maxima are known.
 
-        The passes of the sums for the entropy are added to the waiting ones. See :meth:`open` for the arguments.
+        Vector's passes for the entropy are added to the waiting passes. See :meth:`open` for the arguments.
         """
         row, moments = statistics.group.statistics, statistics.group.moments
         tiles = [_TilePlace(number, Place(group.start + number, column)) for number in range(group.tiles)]
@@ -397,14 +396,14 @@ class ScoreTiles:
                 )
 
     def _exponentials(self, number: int, group: ScoreGroup) -> nl.NkiTensor:
-        """Return the memory for the exponentials of a tile: a slot of its own if they are needed, else scratch."""
+        # Scratch memory, unless the exponentials are read again.
         ring = self.exponentials_sbuf or self.scalar_terms_sbuf
         return group.part(ring[number % len(ring)])
 
     def _take_mean(
         self, mean: MeanMoment, group: ScoreGroup, scores_sbuf: nl.NkiTensor, slot: int, place: Place
     ) -> None:
-        """Compute the sum of a tile for the mean logit, on Scalar; on Vector if classes may be masked."""
+        # On Scalar; on Vector if classes may be masked.
         if self.unmasked_sbuf is None:
             mean.take(scores_sbuf, None, group.part(self.scalar_terms_sbuf[slot]), place)
             return

@@ -3,10 +3,10 @@
 
 """The targets of positions on chip: loaded from HBM, compared with the classes of a shard, and their class weights.
 
-One target per position is a column [128, tiles]; several target ids per position, [positions, ids] in HBM, are tiles
-[128, tiles, ids]. :func:`load_targets` loads either for a block of positions, :func:`load_ids` and :func:`store_ids`
-load and store one number for each id. :func:`target_values` tells which targets are valid and which are in the shard,
-with their class weights (:func:`weights_of_targets`).
+Targets are [128, tiles] on chip, one column for each tile of 128 positions; several target ids per position,
+[positions, ids] in HBM, are [128, tiles, ids]. :func:`load_targets` loads either for a block of positions,
+:func:`load_ids` and :func:`store_ids` load and store one value for each id. :func:`target_values` tells which targets
+are valid and which are in the shard, with their class weights (:func:`weights_of_targets`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from nkilib.nki import nisa, nl
 
 
 class _Part(NamedTuple):
-    """Positions whose numbers are loaded or stored in one transfer.
+    """Positions whose values are loaded or stored in one transfer.
 
     Attributes:
-        rows_hbm: the numbers, [partitions, tiles, ids].
+        rows_hbm: the values, [partitions, tiles, ids].
         first, end: the number of the first tile, and of the tile after the last.
     """
 
@@ -38,9 +38,7 @@ class _Part(NamedTuple):
 
 
 def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
-    """Return views of a matrix [positions, ids]: one of the whole tiles of positions, and one of the remaining
-    positions, each only if there are any.
-    """
+    # One view of the whole tiles of positions, and one of the remaining positions; each only if there are any.
     positions = matrix_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
     parts: list[_Part] = []
@@ -54,14 +52,14 @@ def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
 
 
 def load_ids(matrix_hbm: nl.NkiTensor, fill: float, columns: int | None = None) -> nl.NkiTensor:
-    """Return the numbers of all positions, float32 [128, tiles, columns].
+    """Return the values of all positions and ids, float32 [128, tiles, columns].
 
-    ``[p, t]`` are the numbers of position ``128 t + p``.
+    Element ``[p, t, k]`` is the value of position ``128 t + p`` and id k.
 
     Args:
-        matrix_hbm: [positions, ids], of 4 bytes each; a number that float32 cannot hold is rounded.
+        matrix_hbm: the values, [positions, ids], of 4 bytes each; a value that float32 cannot hold is rounded.
         fill: the value beyond the last position and the last id.
-        columns: the number of columns, at least ``ids``; None: ``ids``.
+        columns: the number of columns, at least ``ids``; None for ``ids``.
     """
     positions, ids = matrix_hbm.shape
     columns = ids if columns is None else columns
@@ -90,9 +88,7 @@ def one_or_several(matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
-    """Return the targets of a block of positions, float32 [128, tiles], or [128, tiles, ids]; exact up to class
-    2^24.
-    """
+    """Return the targets of a block of positions, float32 [128, tiles] or [128, tiles, ids]; exact up to class 2^24."""
     targets_hbm = block.of(launch.targets_hbm)
     return load_positions(targets_hbm, fill=-1.0) if launch.ids == 1 else load_ids(targets_hbm, fill=-1.0)
 
@@ -128,6 +124,11 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
     """Return the class weights of targets, float32 [128, tiles].
 
     A target in another shard gets the weight of the nearest class of this shard.
+
+    Args:
+        class_weight_hbm: the class weights of the shard.
+        targets_sbuf: the targets, float32 [128, tiles].
+        classes: the classes of the shard.
     """
     index_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     first, count = float(classes.first), float(classes.count)
@@ -148,8 +149,12 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
 def target_values(
     launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
 ) -> TargetValues:
-    """Return which targets are valid and in this shard, and their class weights, with ``logits_sbuf`` as the tile for
-    their logits, which are found later.
+    """Return which targets are valid and which are in this shard, with their class weights and ``logits_sbuf``.
+
+    Args:
+        launch, options: the operands and options of the kernel.
+        targets_sbuf: the targets.
+        logits_sbuf: a tensor of the same shape for the logits at the targets, which the caller computes later.
     """
     masks = _masks(targets_sbuf, options)
     weights_sbuf = None

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of token scores: log-probabilities of up to 64 target ids per position, and their gradients, without
-logits in HBM.
+"""The kernels of token scores: log-probabilities of several target ids per position, and their gradients.
 
-:func:`linear_token_scores_forward` reads every tile of logits anyway; GpSimd picks one element of the tile for each id
-of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to a tile of gradients before it is
-rounded (:mod:`.id_gradient`). With a single id the kernels take the path of linear cross-entropy.
+No logits are in HBM. :func:`linear_token_scores_forward` reads every tile of logits for the log-sum-exp; GpSimd picks
+one element of the tile for each id of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to
+a tile of gradients before it is rounded (:mod:`.id_gradient`). With a single id the kernels run the code of linear
+cross-entropy. A position has at most 64 ids.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def linear_token_scores_forward(
         with_argmax, with_entropy, with_log_sum, with_log_sum_squares, with_mean_logit: further results, see
             ``linear_cross_entropy_forward``.
         first_class: the class of the first row of W, if W is a vocabulary shard. Ids count over all classes. The
-            log-probability of a shard is undefined: it takes lse and target_logit of all shards.
+            log-probability of a shard is undefined; compute it from lse and target_logit of all shards.
 
     Returns:
         Tuple of float32 tensors in HBM: logprob (nats), [N, K], 0 where the id is ignored, and lse,

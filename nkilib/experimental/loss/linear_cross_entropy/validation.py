@@ -5,8 +5,8 @@
 
 Operands and upstream gradients of a loss are checked by :func:`validate_linear_arrays` and
 :func:`validate_linear_upstream`, options by :func:`validated_linear_options`, tilings by :func:`validated_tiling`. A
-single launch has :func:`validated_grad_scale` and :func:`validate_scratch_bytes`. The kernels for several target ids
-accept K ids per position (:func:`validated_ids`) and upstream gradients of their log-probabilities
+single launch of loss and gradients has :func:`validated_grad_scale` and :func:`validate_scratch_bytes`. The kernels for
+several target ids accept K ids per position (:func:`validated_ids`) and upstream gradients of their log-probabilities
 (:func:`validate_score_upstream`).
 """
 
@@ -100,7 +100,7 @@ def validated_grad_scale(
     """Return the factor of every gradient: a host number, or a tensor [1] of the device.
 
     Raises:
-        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if the factor is not accepted; the message names function, requirement, value and remedy.
     """
     remedy = "pass grad_scale=1 / count for the mean, 1.0 for the sum"
     require(
@@ -152,10 +152,10 @@ def validated_tiling(
         launch: the operands of a kernel.
         extended, direction, scratch_bytes: see ``choose_linear_tiling``.
         position_block, class_block: the requested block sizes, or None.
-        needs: the options of the forward that take memory or time.
+        needs: the options of the forward that take memory or time; None for those that ``extended`` implies.
 
     Raises:
-        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if a size is not accepted; the message names function, requirement, value and remedy.
     """
     chosen = choose_linear_tiling(
         launch.num_positions,
@@ -178,7 +178,7 @@ def validated_tiling(
 
 
 def validated_ids(function: str, input_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -> int:
-    """Return K, the number of target ids per position, from targets [N, K].
+    """Return K, the number of target ids per position, from targets [N, K] for N positions.
 
     Raises:
         AssertionError: if the targets are not accepted; the message names function, requirement, value and remedy.

@@ -11,7 +11,9 @@ The kernels are launched on their own::
 
 :mod:`nkilib.experimental.loss.inline` has the functions that NKI code calls.
 
-A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
+X^T and W^T are the transposed input and weight of a model, and *scores* are the logits before scaling, or tanh(logit /
+cap) under a cap. A *mixture* is beta P + (1 - beta) Q of the distributions P of the teacher and Q of the student. A
+launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
 
 1. ``kernels``: the signatures. They put the arguments into a ``PairLaunch`` of two models (``launch``).
 2. ``validation`` checks the arguments before anything is written.
@@ -20,11 +22,11 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 4. First pass over all classes, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.operands``, ``forward.pair_statistics``);
-   b. blocks of classes are streamed in: tiles of scores of each model, and the sums of each pair of tiles
-      (``forward.pair_tiles``);
+   b. blocks of classes stream: tiles of scores of each model, and the sums of each pair of tiles
+   (``forward.pair_tiles``);
    c. the sums go into ``forward.pair_statistics``: windows of blocks are combined, then the statistics of both cores;
    d. the results are computed (``forward.pair_results``) and stored: KL(teacher || student) or KL(student || teacher),
-      entropy, log-probability.
+   entropy, log-probability.
 
 5. Second pass, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` has the data that the
    first pass hands over. ``kernels`` chooses one of two ways: the scores are kept in HBM, and the second pass runs
@@ -34,6 +36,6 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 6. Backward: ``backward`` computes the per-position inputs and the tiles of the gradient of the student's logits from
    the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
-So ``forward`` is the first pass and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic;
+So ``forward`` is the first pass and ``mixture`` the second. ``host`` has the numpy and arithmetic around the kernels;
 ``registry_entry`` has the kernels to launch with their guarantees and their work.
 """

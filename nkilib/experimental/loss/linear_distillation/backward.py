@@ -3,12 +3,16 @@
 
 """The backward of distillation from hidden states on one core: the gradient of the student's logits, and its products.
 
-Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student are streamed in
-(:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands are
-streamed in only for the logits. The per-position inputs of the gradient are computed once per launch
-(:class:`PairColumns`). Its tiles are computed from these and from the scores (logits before scaling) of both models
-(:class:`PairGradientTiles`). The gradient of log-probabilities at labels has inputs and tiles of its own
-(:class:`LabelColumns`, :class:`LabelTiles`).
+N positions; X and W are input and weight; P, Q and M = beta P + (1 - beta) Q are the distributions of teacher, student
+and mixture; z is the logit after cap and temperature, lse its log-sum-exp, *scores* are the logits before scaling, or
+tanh(logit / cap) under a cap. *Columns* are per-position scalars, float32 [128, tiles]: column t holds positions 128 t
+to 128 t + 127, one in each partition. e_s and e_t are the exponentials exp(z - lse) of student and teacher.
+
+Both fused linear losses share the loop that keeps blocks of the gradient in SBUF while X and W of the student stream
+(:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands
+stream only for the logits. The per-position inputs of the gradient are computed once per launch (:class:`PairColumns`).
+Tiles of the gradient are computed from these inputs and from the scores of both models (:class:`PairGradientTiles`).
+The gradient of log-probabilities at labels has separate inputs and tiles (:class:`LabelColumns`, :class:`LabelTiles`).
 """
 
 from __future__ import annotations
@@ -57,8 +61,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """The log-sum-exp of one model, with which the softmax of logits z is exp(z + bias) * exp(lost); float32 [128,
-    tiles] each.
+    """The log-sum-exp of one model, with which the softmax is exp(z + bias) * exp(lost); float32 [128, tiles] each.
 
     Attributes:
         maximum_sbuf, log_sum_sbuf: the two summands of the log-sum-exp.
@@ -82,7 +85,7 @@ class LogSumExp:
         return cls(maximum_sbuf, log_sum_sbuf, scaled(lse_sbuf, -1.0), lost_sbuf)
 
     def less(self, other: LogSumExp) -> nl.NkiTensor:
-        """Return this log-sum-exp minus another one; the maxima and the logs are subtracted separately, then added."""
+        """Return this log-sum-exp minus ``other``; the maxima and the logs are subtracted separately, then added."""
         maxima_sbuf = difference(self.maximum_sbuf, other.maximum_sbuf)
         difference_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
         nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=maxima_sbuf, op=nl.add)
@@ -96,7 +99,7 @@ class LabelColumns:
     Attributes:
         label_sbuf: the label, counted from the first class of the launch's weights.
         label_factor_sbuf: the gradient at the label.
-        softmax_factor_sbuf: the factor of e_s, the student's exponentials.
+        softmax_factor_sbuf: the factor of e_s.
     """
 
     label_sbuf: nl.NkiTensor
@@ -106,14 +109,14 @@ class LabelColumns:
 
 @dataclass(frozen=True)
 class _UpstreamColumns:
-    """The upstream gradients, and the moments of the forward, per position: float32 [128, tiles] each, 0 at ignored
+    """The upstream gradients, and the forward's moment, per position: float32 [128, tiles] each, 0 at ignored
     positions.
 
     Attributes:
         moment_sbuf: the forward's moment: KL(student || teacher), KL(student || mixture), or 0 for KL(teacher ||
             student).
-        factor_sbuf: the upstream gradient of each divergence, times the row weight, the derivative of z (the scaled
-            logit) with respect to the logit, and for a mixture 1 - beta.
+        factor_sbuf: the upstream gradient of each divergence, times the row weight, the derivative of z with respect to
+            the logit, and for a mixture 1 - beta.
         label_sbuf, label_factor_sbuf: see :class:`LabelColumns`.
     """
 
@@ -124,9 +127,8 @@ class _UpstreamColumns:
 
     @classmethod
     def loaded(cls, launch: PairLaunch, upstream: PairUpstream, slope: Scale) -> _UpstreamColumns:
-        """Load the upstream gradients of all positions of a launch.
-
-        ``slope`` is the derivative of z, the logit after cap and temperature, with respect to the logit.
+        """Load the upstream gradients of all positions of a launch; ``slope`` is the derivative of z with respect to
+        the logit.
         """
         factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
         has_moment = launch.options.beta > 0.0
@@ -148,10 +150,9 @@ class _UpstreamColumns:
         return cls(moment_sbuf, slope.times(factor_sbuf, mixture_factor), label_sbuf, label_factor_sbuf)
 
     def sizes(self) -> list[nl.NkiTensor]:
-        """Return tiles of bounds on the magnitudes of the gradients of logits, from which the power of two of float16
-        is chosen.
+        """Return bounds on the magnitudes of the gradients of logits, from which the power of two of float16 is chosen.
 
-        For the student's Q and the teacher's P, |Q (log(Q / P) - KL(Q || P))| is less than KL(Q || P) + 1.
+        |Q (log(Q / P) - KL(Q || P))| is less than KL(Q || P) + 1.
         """
         sizes_sbuf = float32_like(self.moment_sbuf)
         nisa.tensor_scalar(
@@ -161,7 +162,6 @@ class _UpstreamColumns:
         return sizes if self.label_factor_sbuf is None else [*sizes, self.label_factor_sbuf]
 
     def multiplied(self, factor_sbuf: nl.NkiTensor) -> _UpstreamColumns:
-        """Return columns whose gradients are multiplied by a factor, float32 [128, 1]."""
         label_factor_sbuf = self.label_factor_sbuf
         if label_factor_sbuf is not None:
             label_factor_sbuf = scaled(label_factor_sbuf, factor_sbuf)
@@ -181,7 +181,7 @@ def _center(
 ) -> nl.NkiTensor:
     """Compute ``center`` of :class:`PairGradientTiles`; for KL(teacher || student) ``ratio``.
 
-    ``scale`` is the factor that turns the student's scores into logits.
+    ``scale`` is the factor that turns the student's scores into z.
     """
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
@@ -194,7 +194,6 @@ def _center(
 
 
 def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-    """Compute ``addend``, KL(student || mixture) + log(1 - beta); None without a mixture."""
     if not launch.is_mixed:
         return None
     addend_sbuf = float32_like(moment_sbuf)
@@ -206,7 +205,7 @@ def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | Non
 class PairColumns:
     """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
 
-    Column t holds positions 128 t to 128 t + 127, one in each partition. :class:`PairGradientTiles` has the formulas.
+    :class:`PairGradientTiles` has the formulas.
 
     Attributes:
         student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
@@ -214,7 +213,7 @@ class PairColumns:
         addend_sbuf: ``addend``; None without a mixture.
         factor_sbuf: the factor of the whole gradient.
         labels: the inputs of the gradient of the log-probability; None without one.
-        power: the power of two by which the gradient is scaled; None for 1.
+        power: the power of two that the gradient is multiplied by; None for 1.
         student_scale, teacher_scale: the factors that turn the scores of each model into z.
     """
 
@@ -230,7 +229,7 @@ class PairColumns:
 
     @classmethod
     def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
-        """Compute the per-position scalars (columns) of all positions of a launch."""
+        """Compute the inputs for all positions of a launch."""
         temperatures = launch.temperatures_of(Block(0, launch.num_positions))
         scale, slope = launch.student.scale_of(temperatures), launch.student.slope_of(temperatures)
         student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
@@ -260,17 +259,16 @@ class PairColumns:
 
 
 def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
-    """Allocate a ring buffer of tiles; empty if it is not needed."""
     shape = (PARTITIONS, classes)
     return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
 
 
 @dataclass(frozen=True)
 class LabelTiles:
-    """The tiles for the gradient of log-probabilities at labels.
+    """The computation of the gradient of log-probabilities at labels, tile by tile.
 
     Attributes:
-        columns: the columns of the positions.
+        columns: the inputs of the positions.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
         places_sbuf: the labels, counted from the first class of the block, float32 [128, tiles].
         tiles_sbuf: a ring buffer of tiles, float32 [128, classes of a tile].
@@ -283,7 +281,7 @@ class LabelTiles:
 
     @classmethod
     def make(cls, columns: LabelColumns, plan: BackwardPlan) -> LabelTiles:
-        """Allocate the tiles for the blocks and tiles of a plan."""
+        """Allocate the tensors, of the sizes that a plan gives."""
         block = plan.class_tiles * PARTITIONS
         count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
@@ -291,19 +289,19 @@ class LabelTiles:
         return cls(columns, count_sbuf, places_sbuf, _ring(True, GRADIENT_SLOTS, plan.classes_of_tile))
 
     def begin(self, first_class: int) -> None:
-        """Set ``places_sbuf`` to the labels relative to class ``first_class``."""
+        """Set ``places_sbuf`` to the labels counted from class ``first_class``."""
         nisa.tensor_scalar(
             dst=self.places_sbuf, data=self.columns.label_sbuf, op0=nl.subtract, operand0=float(first_class)
         )
 
     def advance(self, classes: int) -> None:
-        """Make ``places_sbuf`` relative to a class that is ``classes`` further on, by subtracting ``classes``."""
+        """Count ``places_sbuf`` from a later class: subtract ``classes``."""
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
         """Compute tile ``number`` of the gradient of the log-probabilities, float32 [rows, classes].
 
-        ``softmax_sbuf`` are the student's exponentials exp(z - lse).
+        ``softmax_sbuf`` is e_s of the tile.
         """
         tile_sbuf = place.slot(self.tiles_sbuf, number)
         nisa.tensor_scalar(
@@ -326,7 +324,7 @@ class LabelTiles:
 
 
 def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
-    """Copy a product from PSUM on Scalar, or return the product itself if there are no tiles for copies."""
+    # The product itself, if there are no tiles for copies.
     if not copies_sbuf:
         return product_psum
     copy_sbuf = place.slot(copies_sbuf, number)
@@ -337,18 +335,17 @@ def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number:
 def _write_softmax(
     dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: Scale, bias_sbuf: nl.NkiTensor, place: TilePlace
 ) -> None:
-    """Compute exp(scale * score - lse), which is the softmax but for the rounding error of lse."""
+    # exp(z - lse) is the softmax but for the rounding error of lse.
     of_place = scale.of(place.column, place.rows)
     nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=of_place, bias=place.of(bias_sbuf))
 
 
 @dataclass(frozen=True)
 class PairGradientTiles:
-    """The computation of the tiles of the student's gradient, one after another.
+    """The computation of the tiles of the student's gradient, one after another; a :class:`.tile_maker.TileMaker`.
 
-    With the scores a and b of student and teacher, the factor r that converts b to the unit of a, the student's scale
-    c, which turns a into z (the logit after cap and temperature), and the exponentials e_s and e_t, exp(z - lse) of
-    both, the gradient of z is -1 times
+    Let a and b be the scores of student and teacher, r the factor that converts b to the unit of a, and c the student's
+    scale, which turns a into z. Then the gradient of z is -1 times
 
     - (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
     - (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
@@ -369,7 +366,7 @@ class PairGradientTiles:
     Attributes:
         launch: the launch with scales, softcaps and beta.
         needs: the options that need tiles.
-        columns: the columns of the positions.
+        columns: the inputs of the positions.
         labels: the tiles for the gradient at labels; None without a gradient of the log-probability.
         terms_sbuf: a ring buffer of tiles, float32 [128, classes of a tile], for e_s and the products with it.
         others_sbuf: a ring buffer of such tiles, for differences of scores, or e_t.
@@ -387,7 +384,7 @@ class PairGradientTiles:
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, columns: PairColumns, plan: BackwardPlan) -> PairGradientTiles:
-        """Allocate the tiles for the blocks and tiles of a plan."""
+        """Allocate the ring buffers, of the sizes that a plan gives."""
         classes, opened = plan.classes_of_tile, plan.buffers.opened
         return cls(
             launch,
@@ -402,7 +399,6 @@ class PairGradientTiles:
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """The power of two by which the gradient is scaled; None for 1."""
         return self.columns.power
 
     @property
@@ -412,17 +408,18 @@ class PairGradientTiles:
 
     @property
     def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which tiles are computed."""
         return self.terms_sbuf
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether a buffer slot of tiles may hold the student's scores; see :func:`spares_scores`."""
+        """Whether the student's scores of a tile may be stored in the slot of its gradient; see
+        :func:`spares_scores`.
+        """
         return spares_scores(self.needs)
 
     @property
     def opens_groups(self) -> bool:
-        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar needs another table, for tanh or
+        """Whether several tiles are opened at a time: if Scalar needs another table of functions, for tanh or
         softplus.
         """
         return opens_groups(self.needs)
@@ -433,7 +430,7 @@ class PairGradientTiles:
             self.labels.begin(first_class)
 
     def advance(self, classes: int) -> None:
-        """Begin a block of classes that starts ``classes`` further on."""
+        """Begin a block of classes that starts ``classes`` classes later."""
         if self.labels is not None:
             self.labels.advance(classes)
 
@@ -441,10 +438,10 @@ class PairGradientTiles:
         """Do nothing: there is no work before the logits are computed."""
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Return the student's scores of a tile, and a second tile.
+        """Return the student's scores of a tile, and a second tensor of the same shape.
 
-        It holds the teacher's scores for KL(teacher || student), the differences of both models' scores for KL(student
-        || teacher), and softplus of the scaled differences for a mixture.
+        The second tensor holds the teacher's scores for KL(teacher || student), the differences of both models' scores
+        for KL(student || teacher), and softplus of the scaled differences for a mixture.
         """
         student, teacher = scores
         student = _copied(student, self.students_sbuf, number, place)
@@ -473,11 +470,11 @@ class PairGradientTiles:
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Compute tile ``number``, except for its last product, which is returned to be issued later.
+        """Compute tile ``number``, and return its last product, which the caller issues later; None if there is none.
 
         Args:
             number: the number of the tile.
-            dst_sbuf: [rows, classes], in the type of the products.
+            dst_sbuf: the result, [rows, classes], in the dtype of the products.
             opened: the result of :meth:`open`; overwritten.
             place: the positions and classes of the tile.
         """
@@ -504,8 +501,9 @@ class PairGradientTiles:
         return None
 
     def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the terms of the divergence in place of the student's exponentials in ``terms_sbuf``; ``other`` is
-        the second tile that :meth:`open` has returned.
+        """Compute the terms of the divergence in place of e_s in ``terms_sbuf``.
+
+        ``other`` is the second tensor that :meth:`open` has returned.
         """
         columns = self.columns
         if not takes_differences(self.needs):
@@ -534,9 +532,10 @@ class PairGradientTiles:
     def _finish(
         dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
     ) -> LastProduct | None:
-        """Multiply the terms by the factor of each position. Without a softcap the product is returned, to be issued
-        later. With a softcap the result is also multiplied by 1 - tanh^2, and computed here; ``tangents``, the tanh
-        values, are overwritten.
+        """Multiply the terms by the factor of each position; without a softcap, return this product instead of issuing
+        it.
+
+        With a softcap the result is also multiplied by 1 - tanh^2; ``tangents``, the tanh values, are overwritten.
         """
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
@@ -568,7 +567,6 @@ def _operands_of_model(launch: PairLaunch, model: ModelOperands) -> OperandPair:
 
 
 def _problem_of_launch(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
-    """Return the problem of a launch that the shared backward solves: its operands and tiles of the gradient."""
     needs = backward_needs(launch, upstream)
 
     def make_tiles(plan: BackwardPlan) -> PairGradientTiles:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of distillation from hidden states: the divergence of a student from a teacher and its gradients, without
-logits in HBM.
+"""The kernels of distillation from hidden states: the divergence of a student from a teacher and its gradients.
 
-:func:`linear_distillation_forward` multiplies tiles of X and W of both models and adds each pair of tiles of logits to
-the statistics of its positions. The cores of a launch split the vocabulary. The divergence from a mixture of both
-distributions needs a second pass over the classes, for which the forward keeps the scores or runs both products twice.
-:func:`linear_distillation_mixture` computes its sums over a vocabulary shard. :func:`linear_distillation_backward`
-computes the gradients of the student's operands.
+No logits are in HBM, except those that a mixture keeps. :func:`linear_distillation_forward` multiplies tiles of X and W
+(input and weight) of both models and adds each pair of tiles of logits to the statistics of its positions. The cores of
+a launch split the vocabulary. The divergence from a mixture of both distributions needs a second pass over the classes,
+for which the forward keeps the scores or runs both products twice. :func:`linear_distillation_mixture` computes the
+sums of this second pass over a vocabulary shard. :func:`linear_distillation_backward` computes the gradients of the
+student's operands.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def _mixed_forward(
     """Compute the results of a launch over all classes, whose beta is strictly between 0 and 1.
 
     Args:
-        launch: the launch of the kernel.
-        memory_limit: bytes of HBM that kept scores may take.
+        memory_limit: the bytes of HBM that kept scores may take.
         position_block, class_block: the blocks of the first pass; None for the chosen ones.
 
     Raises:
@@ -132,14 +131,14 @@ def linear_distillation_mixture(
         student_terms, teacher_terms = (q * (q / m).log()).sum(1), (p * (p / m).log()).sum(1)
         student_mass, teacher_mass = q.sum(1), p.sum(1)
 
-    Each result is a summand: add up those of all shards. Then KL(Q || M), the moment that the backward takes, is
-    student_terms / student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``.
-    The masses over all shards are 1 except for the rounding of the log-sum-exps, which the quotient removes. Both
-    products run again; beyond inputs and outputs there is no HBM. Launch like
+    Add up each result over all shards. Then KL(Q || M), the moment that the backward takes, is student_terms /
+    student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``. The masses over
+    all shards are 1 except for the rounding of the log-sum-exps, which the quotient removes. The products of both
+    models are recomputed; beyond inputs and outputs the kernel uses no HBM. Launch it like
     ``linear_distillation_forward``.
 
-    A class that a model masks has probability 0 there; all sums are finite. Where every class of a
-    model is masked, over all shards, the results of the position are not defined.
+    A class that a model masks has probability 0 in this model; all sums are finite. Where a model masks every class,
+    over all shards, the results of the position are not defined.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -152,17 +151,17 @@ def linear_distillation_mixture(
             teacher_logit_scale, student_logit_softcap, teacher_logit_softcap, compute_dtype, temperature_hbm: see
             ``linear_distillation_forward``.
         student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in HBM:
-            results of the forward; for a shard, those over all shards: with the largest maximum m, log_sum is
+            results of the forward; for a shard, the results over all shards: with the largest maximum m, log_sum is
             ``log(sum(exp(maximum - m) * exp(log_sum)))`` over the shards.
-        position_block: the number of positions whose X is on chip at a time, a multiple of 128; None: the choice of
+        position_block: the number of positions whose X is on chip at a time, a multiple of 128. None takes the value of
             ``choose_linear_distillation_tiling``.
-        class_block: the number of classes that a core processes at a time, a multiple of 128, at most 512; None:
-            the choice of that function.
-        beta: strictly between 0 and 1.
+        class_block: the number of classes that a core processes at a time, a multiple of 128, at most 512. None takes
+            the value of ``choose_linear_distillation_tiling``.
+        beta: the weight of P in M, strictly between 0 and 1.
 
     Returns:
-        student_terms and teacher_terms, in nats, for a shard of either sign; student_mass and teacher_mass, of at least
-        0: [N] float32 each.
+        Tuple of [N] float32 tensors in HBM: student_terms and teacher_terms, in nats, which may be negative for a
+        shard; student_mass and teacher_mass, at least 0.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -239,24 +238,25 @@ def linear_distillation_forward(
     """Compute the divergence of a student from a teacher at every position, from hidden states and output weights.
 
     With ``z = softcap(s (X W^T + b), c) / T`` of each model, P = softmax(z) of the teacher, Q = softmax(z) of the
-    student and M = beta * P + (1 - beta) * Q it is
+    student and M = beta * P + (1 - beta) * Q, the divergence is
 
     - beta = 0: KL(P || Q), in PyTorch and in float32 throughout, ``F.kl_div(log_softmax(z_s), log_softmax(z_t),
       log_target=True, reduction="none").sum(1)``;
     - beta = 1: KL(Q || P);
-    - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
+    - beta between 0 and 1: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
     There is no factor T^2. For a Kullback-Leibler divergence the logits of neither model reach HBM: beyond inputs and
     outputs the kernel uses no HBM. A divergence from a mixture needs a second pass over the classes, for which the
-    float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch with
-    ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the number
-    of cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch it with
+    ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores. Without ``[2]`` it runs on as many
+    cores as ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
-    A class whose bias is -inf is masked. Masked in both models it adds nothing. Masked only in the teacher, it adds
-    nothing to KL(P || Q), and KL(Q || P) is infinite if Q there is 2^-68 or more. Masked only in the student, KL(P ||
-    Q) is infinite if P there is 2^-68 or more, and the class adds nothing to KL(Q || P). A mean difference of logits of
-    2^48 or more also gives an infinite divergence; with a softcap or a logit scale of less than 1 the limit is 2^48
-    times it. Logits of a model must stay within 2^115, and within 2^115 times such a softcap or scale.
+    A class whose bias is -inf is masked. A class that both models mask adds nothing. A class that only the teacher
+    masks adds nothing to KL(P || Q), and makes KL(Q || P) infinite if Q of the class is 2^-68 or more. A class that
+    only the student masks adds nothing to KL(Q || P), and makes KL(P || Q) infinite if P of the class is 2^-68 or more.
+    A mean difference of logits of 2^48 or more also gives an infinite divergence; a softcap or a logit scale of less
+    than 1 multiplies this limit. Logits of a model must stay within 2^115, and within 2^115 times such a softcap or
+    scale.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -266,49 +266,50 @@ def linear_distillation_forward(
     Args:
         student_input_hbm, teacher_input_hbm: X, [N, Ds] and [N, Dt], bfloat16, float32 or float16, in HBM.
         student_weight_hbm, teacher_weight_hbm: W, [V, Ds] and [V, Dt], or transposed by their layouts, in the dtype of
-            their X unless there is a ``compute_dtype``, in HBM. The types of the models may differ.
-        labels_hbm: [N], int32, in HBM: positions whose label is ``ignore_index`` are ignored. None: all are valid.
-        student_bias_hbm, teacher_bias_hbm: b, [V], float32 or the dtype of W, or any of the three with a
-            ``compute_dtype``, in HBM.
+            their X unless there is a ``compute_dtype``, in HBM. The dtypes of the models may differ.
+        labels_hbm: [N], int32, in HBM: positions whose label is ``ignore_index`` are ignored. None means that every
+            position is valid.
+        student_bias_hbm, teacher_bias_hbm: b, [V], float32 or the dtype of W, or any of the three dtypes if
+            ``compute_dtype`` is given, in HBM.
         row_weight_hbm: [N], float32, in HBM: multiplies the divergence of each position.
         student_weight_layout, teacher_weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its
             transpose.
-        position_block: the number of positions whose X is on chip at a time, a multiple of 128; None: the choice of
+        position_block: the number of positions whose X is on chip at a time, a multiple of 128. None takes the value of
             ``choose_linear_distillation_tiling``.
-        class_block: the number of classes that a core processes at a time, a multiple of 128, at most 512; None:
-            the choice of that function.
+        class_block: the number of classes that a core processes at a time, a multiple of 128, at most 512. None takes
+            the value of ``choose_linear_distillation_tiling``.
         beta: from 0 to 1, selects the divergence as above.
-        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the cap. Like scales and caps it is a
-            constant of the compiled kernel: each new value compiles a new kernel.
+        temperature: T, from 1e-3 to 1e6. It divides the logits of both models, after the cap. Like scales and caps it
+            is a constant of the compiled kernel: each new value compiles the kernel again.
         ignore_index: the label of ignored positions, an int32.
-        student_logit_scale, teacher_logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap.
-        student_logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. The softcap of
-            one model, or its scale without a softcap, is at most 1e12 times that of the other.
+        student_logit_scale, teacher_logit_scale: s, from 1e-6 to 1e6. It multiplies product and bias, before the cap.
+        student_logit_softcap, teacher_logit_softcap: c, from 1e-30 to 1e30, or None; arXiv 2408.00118. The softcap of
+            one model, or its logit scale if it has no softcap, is at most 1e12 times that of the other model.
         with_logprob: also return the student's log-probability of each label.
         with_target: also return the student's z at each label.
         first_class: the class of the first row of the weights, if they are a shard of the vocabulary. Labels count
             over all classes.
-        num_classes: the number of classes of all shards, up to 2^24; None: V. For a shard, entropy, divergence,
-            maximum and log_sum are those of the shard's own softmaxes; for beta between 0 and 1, divergence and
-            moment of a shard are 0, and ``linear_distillation_mixture`` computes them.
+        num_classes: the number of classes of all shards, up to 2^24; None for V. For a shard, entropy, divergence,
+            maximum and log_sum are those of the softmaxes over the classes of the shard alone. For beta between 0 and
+            1, divergence and moment of a shard are 0, and ``linear_distillation_mixture`` computes their summands.
         compute_dtype: bfloat16, float16 or float32. X and W are each rounded from their own dtype to it for the
-            products. None: the dtype of each X. Biases are added in float32, and never rounded.
-        memory_limit: only for beta between 0 and 1: bytes of HBM for the float32 logits of both models, which are kept
-            from the first pass over the classes to the second. It sets the blocks of positions, of which two are kept
-            at a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing
-            is kept and both products run twice. None: 2 GiB.
+            products. None takes the dtype of each X. Biases are added in float32, and never rounded.
+        memory_limit: only for beta between 0 and 1: the bytes of HBM for the float32 logits of both models, which are
+            kept from the first pass over the classes to the second. Two blocks of positions are kept at a time, 1,024 V
+            bytes for each tile of 128 positions, and ``memory_limit`` bounds their size. If two tiles do not fit, or
+            the only one, nothing is kept and the products of both models are computed twice. None for 2 GiB.
         temperature_hbm: [N] or [1], float32, in HBM: T of each position or of all, in place of ``temperature``; no
-            value compiles the kernel again. Where one is not from 1e-3 to 1e6 (0, negative, infinite, NaN), the results
-            of the position that depend on it are NaN; at an ignored position it counts as 1.
+            value compiles the kernel again. Where a temperature is not from 1e-3 to 1e6 (0, negative, infinite, NaN),
+            the results of the position that depend on it are NaN; at an ignored position it counts as 1.
 
     Returns:
-        Tuple of [N] float32 in HBM: divergence (nats), never negative, times the row weight, 0 where ignored; entropy
-        of Q at every position; moment, an argument of the backward: KL(Q || M), or KL(Q || P) for beta 1, not weighted,
-        at every position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and ``log(sum(exp(z
-        - m)))`` of the student, whose sum is its log-sum-exp; teacher_maximum and teacher_log_sum. Then the results
-        that were asked for: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 if the position is
-        ignored or the class is in another shard. A divergence is NaN if a model masks every class, unless it is the
-        divergence of a shard, or if a logit is infinite or NaN otherwise.
+        Tuple of [N] float32 tensors in HBM: divergence (nats), never negative, times the row weight, 0 where ignored;
+        entropy of Q at every position; moment, an argument of the backward: KL(Q || M), or KL(Q || P) for beta 1, not
+        weighted, at every position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and
+        ``log(sum(exp(z - m)))`` of the student, which add up to its log-sum-exp; teacher_maximum and teacher_log_sum.
+        Then the requested results: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 if the position
+        is ignored or the class is in another shard. A divergence is NaN if a logit is +inf or NaN, or if a model masks
+        every class; in a shard of the vocabulary, a model may mask every class.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -403,34 +404,35 @@ def linear_distillation_backward(
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the gradients of :func:`linear_distillation_forward` for the student's input, weight and bias.
 
-    They are the gradients of the divergence and of the label's log-probability, each times its upstream gradient; the
-    teacher has none. In PyTorch, with the forward's results::
+    The divergence and the label's log-probability are each weighted by their upstream gradient; the teacher has no
+    gradient. In PyTorch, with the forward's results::
 
         results, upstream = (divergence, logprob), (grad_divergence, grad_logprob)
         torch.autograd.grad(results, (student_input, student_weight, student_bias), upstream)
 
     With P of the teacher, Q of the student and M = beta P + (1 - beta) Q, the gradient of the student's z is the
-    upstream gradient times the row weight times Q - P for beta 0, Q (log(Q / P) - KL(Q || P)) for beta 1, and
-    (1 - beta) Q (log(Q / M) - KL(Q || M)) between.
+    upstream gradient times the row weight times
 
-    The gradient of a tile of logits is rounded to the dtype of the student's products once, for dX and dW; db of a bias
-    of another dtype than 16-bit products is summed from gradients that are not rounded. Sums are float32, and
-    every result is rounded once, to the dtype of its operand: for float32 operands it is the unrounded sum. In
-    float16 the gradient carries a power of two, chosen on the device for the largest upstream gradient, that is
-    removed in float32; an upstream gradient that is infinite or NaN then makes all gradients NaN, not only those of
-    its position.
+    - beta = 0: Q - P;
+    - beta = 1: Q (log(Q / P) - KL(Q || P));
+    - beta between 0 and 1: (1 - beta) Q (log(Q / M) - KL(Q || M)).
 
-    Beyond inputs and outputs the kernel takes 4 N Ds bytes of HBM for each core, and if the positions take several
-    blocks at most 64 MiB more for each core. An X of another dtype than its products is rounded once, to a copy; of
-    a weight there is no copy. More than 65,536 positions are split into parts: a loop of the device processes one
-    part after another, with dW and db added up in float32 over the parts, in 4 V Ds bytes more unless dW is
-    float32.
+    The gradient of a tile of logits is rounded once, to the dtype of the student's products, for dX and dW; db of a
+    bias of another dtype than 16-bit products is summed from gradients that are not rounded. Sums are float32, and
+    every result is rounded once, to the dtype of its operand; for float32 operands it is the unrounded sum. A float16
+    gradient is scaled by a power of two, which the device chooses from the largest upstream gradient and removes in
+    float32. So an upstream gradient that is infinite or NaN makes all gradients NaN, not only those of its position.
 
-    A class that a bias of -inf masks in the student has a gradient of 0, except for beta 0 without a softcap, where
-    it is -P, which is 0 if the teacher masks it too. A class that is masked only in the teacher has the gradient
-    that the formulas above give for P = 0, which is finite for beta less than 1. If KL(Q || P) is infinite, the
-    gradient of its position is NaN or infinite, and so are the gradients of weight and bias; with products in
-    float16, all gradients are NaN. Launch like :func:`linear_distillation_forward`.
+    Beyond inputs and outputs the kernel takes 4 N Ds bytes of HBM per core, and at most 64 MiB more per core if the
+    positions take several blocks. An X whose dtype differs from that of its products is rounded once, to a copy; a
+    weight is never copied. More than 65,536 positions are split into parts: a device loop processes one part after
+    another, and adds up dW and db over them in float32, which takes 4 V Ds bytes more unless dW is float32.
+
+    A class that a bias of -inf masks in the student has a gradient of 0, except for beta 0 without a softcap: there
+    the gradient is -P, which is 0 if the teacher masks the class too. A class that only the teacher masks has the
+    gradient that the formulas above give for P = 0, which is finite for beta less than 1. If KL(Q || P) is infinite,
+    the gradient of its position is NaN or infinite, and so are the gradients of weight and bias; with products in
+    float16, all gradients are NaN. Launch it like :func:`linear_distillation_forward`.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -442,22 +444,24 @@ def linear_distillation_backward(
             teacher_bias_hbm, row_weight_hbm, student_weight_layout, teacher_weight_layout, beta, temperature,
             ignore_index, student_logit_scale, teacher_logit_scale, student_logit_softcap, teacher_logit_softcap,
             first_class, num_classes, compute_dtype, temperature_hbm: see :func:`linear_distillation_forward`. A
-            temperature gets no gradient. One that is not accepted makes the row of dX of its position NaN, and dW and
-            db; with products in float16, all gradients.
+            temperature gets no gradient. A temperature that is not accepted makes dW, db and the row of dX of its
+            position NaN; with products in float16, all gradients.
         moment_hbm, student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in
-            HBM: results of the forward; for a shard, those over all shards. The moment is not read for beta 0.
-        grad_divergence_hbm: [N], float32, in HBM: gradient of each divergence, nats; not read at ignored positions.
-        grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability of a label, not read at ignored
-            positions; None for 0.
-        position_block: the number of positions whose gradients of logits are on chip at a time, a multiple of 128;
-            None: the choice of ``choose_linear_distillation_tiling``.
-        class_block: the number of classes that a core processes at a time, a multiple of 128; None: the choice of that
-            function.
+            HBM: results of the forward; for a shard, the results over all shards. The moment is not read for beta 0.
+        grad_divergence_hbm: [N], float32, in HBM: the upstream gradient of each divergence (nats). Values at ignored
+            positions have no effect.
+        grad_logprob_hbm: [N], float32, in HBM: the upstream gradient of each log-probability of a label; None for 0.
+            Values at ignored positions have no effect.
+        position_block: the number of positions whose gradients of logits are on chip at a time, a multiple of 128. None
+            takes the value of ``choose_linear_distillation_tiling``.
+        class_block: the number of classes that a core processes at a time, a multiple of 128. None takes the value of
+            ``choose_linear_distillation_tiling``.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: whether the gradient of the student's bias is returned; None stands for True if there is a
             bias.
         grad_weight_sum_hbm: float32, in the shape of student_weight_hbm, in HBM: dW is added to it in place, unrounded.
-        grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of the whole gradient.
+        grad_input_float32: return dX unrounded. Meant for a vocabulary shard, whose dX is one summand of the dX of all
+            shards.
 
     Returns:
         The wanted gradients, in this order: grad_student_input [N, Ds] in the dtype of the input, or float32;

@@ -4,15 +4,17 @@
 """A launch of distillation from hidden states: operands and options, and the sizes from which host code chooses a
 tiling.
 
+N positions, V classes; X, W and b are input, weight and bias of a model; dW is the gradient of the student's W.
+
 :class:`PairLaunch` holds the operands of both models (:class:`ModelOperands`), the options (:class:`PairOptions`) and
 the requested results (:class:`PairWanted`). A backward also receives results of the forward and upstream gradients
 (:class:`PairUpstream`). A second pass that recomputes the products receives the log-sum-exps of both models
 (:class:`PairVectors`). :func:`forward_sizes` and :func:`backward_sizes` return the sizes for a tiling,
 :func:`pair_needs` and :func:`backward_needs` the options that take memory or time.
 
-A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
-softcap. The factor :attr:`ModelOperands.scale` turns scores into z, the logits after scale, softcap and temperature. It
-is a constant of the host, so logit scale, softcap and temperature take no instruction but the tanh. If each position
+A tile of logits of a model holds *scores*: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under
+a softcap. The factor :attr:`ModelOperands.scale` turns scores into z, the logits after scale, softcap and temperature.
+It is a constant of the host, so logit scale, softcap and temperature take no instruction but the tanh. If each position
 has a temperature, the factor is a tile, an operand of the same instructions (:meth:`ModelOperands.scale_of`).
 """
 
@@ -56,9 +58,9 @@ class PairOptions:
     """The options of the loss.
 
     Attributes:
-        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
+        beta: 0 for KL(teacher || student), 1 for KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
-        temperature: T, divides the logits of both models.
+        temperature: T, which divides the logits of both models.
         ignore_index: the label of ignored positions.
     """
 
@@ -123,8 +125,8 @@ class ModelOperands(LinearOperands):
 
     @property
     def scale(self) -> float:
-        """The factor that turns a score into z, the scaled logit. If each position has a temperature, that still has to
-        divide the factor, see :meth:`scale_of`.
+        """The factor that turns a score into z, for the constant temperature; see :meth:`scale_of` for one per
+        position.
         """
         return self.unit / self.temperature
 
@@ -143,7 +145,7 @@ class ModelOperands(LinearOperands):
         return None if self.softcap is None else self.softcap / self.logit_scale
 
     def of_positions(self, block: Block) -> ModelOperands:
-        """Return the operands for some positions alone."""
+        """Return the operands of a block of positions."""
         return replace(self, input_hbm=block.of(self.input_hbm))
 
 
@@ -163,13 +165,14 @@ class PairLaunch:
 
     Attributes:
         function: the name of the kernel in error messages.
-        student, teacher: operands of both models, over the same positions and classes.
+        student, teacher: the operands of both models, over the same positions and classes.
         options: the options of the loss.
         classes: the classes of the vocabulary that the weights contain.
-        labels_hbm: [N], int32; None: every position is valid, and no label is asked for.
-        row_weight_hbm: [N], float32; None for 1.
+        labels_hbm: the labels, int32 [N]; None if every position is valid, and no result at a label is wanted.
+        row_weight_hbm: the factor of each divergence, float32 [N]; None for 1.
         wanted: further results of the forward.
-        temperature_hbm: temperatures of positions, float32 [N] or [1], in place of that of the options; or None.
+        temperature_hbm: the temperatures of positions, float32 [N] or [1], in place of the temperature of the options;
+            or None.
     """
 
     function: str
@@ -232,7 +235,7 @@ class PairLaunch:
         return _INFINITE * min(1.0, self.student.unit, self.teacher.unit)
 
     def of_positions(self, block: Block) -> PairLaunch:
-        """Return the launch for some positions alone."""
+        """Return the launch for a block of positions."""
 
         def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
             return None if vector_hbm is None else block.of(vector_hbm)
@@ -247,7 +250,7 @@ class PairLaunch:
         )
 
     def temperatures_of(self, block: Block) -> Temperatures | None:
-        """Load the temperatures of some positions, as tiles [128, tiles]; None without temperatures of positions."""
+        """Load the temperatures of a block of positions, [128, tiles]; return None if ``temperature_hbm`` is None."""
         temperature_hbm = self._temperature_of(block)
         if temperature_hbm is None:
             return None
@@ -258,7 +261,7 @@ class PairLaunch:
         return Temperatures.load(temperature_hbm, AllPositions(fill=1.0), shape, TEMPERATURE_LIMITS, valid_sbuf)
 
     def _temperature_of(self, block: Block) -> nl.NkiTensor | None:
-        """Return the temperatures of some positions, or the one of all."""
+        # [1] is the temperature of all positions.
         if self.temperature_hbm is None or tuple(self.temperature_hbm.shape) == (1,):
             return self.temperature_hbm
         return block.of(self.temperature_hbm)
@@ -277,7 +280,7 @@ class ModelStatistics:
     log_sum_hbm: nl.NkiTensor
 
     def of_positions(self, block: Block) -> ModelStatistics:
-        """Return the statistics of some positions alone."""
+        """Return the statistics of a block of positions."""
         return ModelStatistics(block.of(self.maximum_hbm), block.of(self.log_sum_hbm))
 
 
@@ -287,10 +290,10 @@ class PairUpstream:
 
     Attributes:
         student, teacher: the statistics of each model.
-        moment_hbm: KL(student || mixture) or KL(student || teacher), from the forward; not read for
-            KL(teacher || student).
-        grad_divergence_hbm: the gradient of each divergence.
-        grad_logprob_hbm: the gradient of each log-probability of a label; None for 0.
+        moment_hbm: KL(student || mixture) or KL(student || teacher), from the forward; not read for KL(teacher ||
+            student).
+        grad_divergence_hbm: the upstream gradient of each divergence.
+        grad_logprob_hbm: the upstream gradient of each log-probability of a label; None for 0.
     """
 
     student: ModelStatistics
@@ -300,7 +303,7 @@ class PairUpstream:
     grad_logprob_hbm: nl.NkiTensor | None
 
     def of_positions(self, block: Block) -> PairUpstream:
-        """Return the vectors of some positions alone."""
+        """Return the vectors of a block of positions."""
         return PairUpstream(
             self.student.of_positions(block),
             self.teacher.of_positions(block),
@@ -316,7 +319,7 @@ class PairVectors:
 
     Attributes:
         student_maximum_hbm, teacher_maximum_hbm: the largest z of each model.
-        student_log_sum_hbm, teacher_log_sum_hbm: log of the sum of exp(z - maximum).
+        student_log_sum_hbm, teacher_log_sum_hbm: the log of the sum of exp(z - maximum).
     """
 
     student_maximum_hbm: nl.NkiTensor
@@ -334,7 +337,7 @@ class PairVectors:
         }
 
     def of_positions(self, block: Block) -> PairVectors:
-        """Return the log-sum-exps of a block of positions alone, as views."""
+        """Return the log-sum-exps of a block of positions, as views."""
         return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 
@@ -384,11 +387,9 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
     """Check that the tiles of a tiling fit SBUF.
 
     Args:
-        launch: the launch of the kernel.
-        tiling: the tiling.
-        bytes_of: the function that returns the bytes of a partition, given the numbers of tiles of positions and of
-            classes of a block.
-        chooser: the name of the function that chooses a tiling.
+        bytes_of: a function that returns the bytes of a partition, from the number of tiles of positions of a block and
+            the number of its classes.
+        chooser: the name of the function that chooses a tiling, for the message.
 
     Raises:
         AssertionError: if they do not fit; the message names function, requirement, value and remedy.

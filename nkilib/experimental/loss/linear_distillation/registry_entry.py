@@ -3,6 +3,8 @@
 
 """The registry entry of distillation from hidden states: the kernels with guarantees and work. For host code.
 
+N positions, D features, V classes; X is an input; dX and dW are the gradients of the student's input and weight.
+
 Tests check each guarantee. The work is the same whatever the tiling. Every operand is read and every result written
 once in HBM; logits are not. Keeping logits for a divergence from a mixture is a choice that does not count as work. A
 product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the student's.
@@ -40,23 +42,19 @@ def _caps(*softcaps: float | None) -> int:
 
 
 def _elements(input_hbm: Any, weight_hbm: Any) -> int:
-    """Return N V, the number of logits."""
     positions, features = input_hbm.shape
     elements: int = positions * prod(weight_hbm.shape) // features
     return elements
 
 
 def _bytes(*arrays: Any) -> int:
-    """Return the bytes of arrays in HBM, 0 for None."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
 
 
 def _product_dtype(student_hbm: Any, teacher_hbm: Any, compute_dtype: Any) -> Any:
-    """Return the type of the products; if the models' types differ, the faster one, so that the time bound stays a
-    lower bound.
-    """
+    # If the models' dtypes differ, the faster one, so that the time bound stays a lower bound.
     from nkilib.simulator.terms.dtypes import as_dtype
 
     if compute_dtype is not None:
@@ -83,7 +81,7 @@ def pair_forward_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """Return the work of ``linear_distillation_forward``, whose parameters this function takes."""
+    """Return the work of ``linear_distillation_forward``, from the kernel's parameters."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     vectors = (labels_hbm, student_bias_hbm, teacher_bias_hbm, row_weight_hbm)
     results = (_RESULTS + bool(with_logprob) + bool(with_target)) * student_input_hbm.shape[0]
@@ -114,7 +112,7 @@ def mixture_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """Return the work of ``linear_distillation_mixture``, whose parameters this function takes."""
+    """Return the work of ``linear_distillation_mixture``, from the kernel's parameters."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     vectors = (student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     elements = _elements(student_input_hbm, student_weight_hbm)
@@ -154,7 +152,7 @@ def pair_backward_work(
     grad_input_float32: bool = False,
     **_: Any,
 ) -> Work:
-    """Return the work of ``linear_distillation_backward``, whose parameters this function takes."""
+    """Return the work of ``linear_distillation_backward``, from the kernel's parameters."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     statistics = (moment_hbm, student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     upstream = (grad_divergence_hbm, grad_logprob_hbm, labels_hbm, row_weight_hbm)
@@ -195,7 +193,7 @@ def forward_workspace_bytes(
 
 
 def _copied_bytes(inputs_hbm: tuple[Any, ...], compute_dtype: Any) -> int:
-    """Return the bytes of the copies of X of both models that are rounded to ``compute_dtype``."""
+    # The copies of X of both models that are rounded to ``compute_dtype``.
     if compute_dtype is None:
         return 0
     name = dtype_name(compute_dtype)
@@ -215,7 +213,7 @@ def backward_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Return the bytes of the workspace of the backward.
+    """Return the bytes of HBM that a backward allocates, from the kernel's parameters.
 
     These are float32 sums of dX for each core and, if the positions take several blocks, of dW of a class block; both X
     if they are rounded to ``compute_dtype``; and for very many positions the workspace of their parts.

@@ -46,7 +46,6 @@ _CHOOSER = "choose_linear_distillation_tiling"
 
 
 def _validate_options(function: str, options: PairOptions) -> None:
-    """Check the options of the loss."""
     beta, temperature = options.beta, options.temperature
     require(
         is_number(beta) and 0.0 <= beta <= 1.0,
@@ -66,7 +65,6 @@ def _validate_options(function: str, options: PairOptions) -> None:
 
 
 def _validate_logits(model: ModelOperands) -> None:
-    """Check scale and softcap of one model's logits."""
     function, prefix = model.function, model.prefix
     scale, cap = model.logit_scale, model.softcap
     require(
@@ -82,7 +80,6 @@ def _validate_logits(model: ModelOperands) -> None:
 
 
 def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
-    """Check that the labels are int32, one for each position."""
     function, positions = launch.function, launch.num_positions
     require(
         tuple(labels_hbm.shape) == (positions,),
@@ -128,7 +125,7 @@ def validate_pair(launch: PairLaunch) -> None:
     """Check options, labels, row weights and temperatures of positions.
 
     Raises:
-        AssertionError: if one is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if an argument is not accepted; the message names function, requirement, value and remedy.
     """
     function = launch.function
     _validate_options(function, launch.options)
@@ -159,7 +156,7 @@ def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
     """Check the memory limit, which is only accepted if a launch keeps scores.
 
     Raises:
-        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if the limit is not accepted; the message names function, requirement, value and remedy.
     """
     if memory_limit is None:
         return
@@ -181,7 +178,7 @@ def validated_forward_tiling(
     """Return the tiling of a forward with the requested blocks, or the default where None is requested.
 
     Raises:
-        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if a block is not accepted; the message names function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
     chooser = "choose_linear_distillation_tiling"
@@ -198,10 +195,10 @@ def validated_forward_tiling(
 
 
 def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:
-    """Check that results of the forward and upstream gradients have a number for each position.
+    """Check that results of the forward and upstream gradients have one value for each position.
 
     Raises:
-        AssertionError: if one has not; the message names function, requirement, value and remedy.
+        AssertionError: if a vector is not accepted; the message names function, requirement, value and remedy.
     """
     for name, vector_hbm in (
         ("moment_hbm", upstream.moment_hbm),
@@ -226,7 +223,7 @@ def validated_backward_tiling(
     """Return the tiling of a backward with the requested blocks, or the default where None is requested.
 
     Raises:
-        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
+        AssertionError: if a block is not accepted; the message names function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
     try:
@@ -245,7 +242,7 @@ def validated_backward_tiling(
 
 
 def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
-    """Check that beta is strictly between 0 and 1, and that the log-sum-exps have a number for each position.
+    """Check that beta is strictly between 0 and 1, and that the log-sum-exps have one value for each position.
 
     Raises:
         AssertionError: if beta or a vector is not accepted; the message names function, requirement, value and remedy.
@@ -266,8 +263,8 @@ def validated_mixture_tiling(
     """Return the tiling of a second pass with the requested blocks, or the default where None is requested.
 
     Raises:
-        AssertionError: if it is not accepted or its tiles do not fit SBUF; the message names function, requirement,
-            value and remedy.
+        AssertionError: if a block is not accepted or its tiles do not fit SBUF; the message names function,
+            requirement, value and remedy.
     """
     chosen, most = fastest_tiling(sizes, usable_sbuf_bytes()), nl.tile_size.psum_bank_fmax
     tiling = validated_blocks(launch.function, chosen, position_block, class_block, _CHOOSER, most)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the bias, db, float32 [V]: the sum of the gradient G of the logits over the positions.
+"""The gradient db of the bias, float32 [V]: the sum of G, the gradient of the logits, over the positions.
 
-If G is float32 or has the type of the bias, Vector sums the transposed block of G along the positions
+G is computed one block at a time: some positions and some classes, in tiles of at most 128 positions.
+
+If G is float32 or has the dtype of the bias, Vector sums the transposed block of G along the positions
 (:class:`BiasGradient`).
 
-If 16-bit products round G and the bias has another type, db is summed from G before it is rounded
+If 16-bit products round G and the bias has another dtype, db is summed from G before it is rounded
 (:class:`UnroundedBiasGradient`). GpSimd, which has little else to do, adds the float32 tiles of G to one another, and
-sums the result over its partitions once per block of classes. With kept logits GpSimd multiplies the tiles instead if
-Vector has time to add: without a cap, and if G has one term.
+sums the result over its partitions once per block of classes. If the forward has kept the logits, Vector has time to
+add; then GpSimd multiplies and Vector adds, provided that there is no cap and G has one term.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class _EqualTiles:
-    """A range of tiles of a block of classes that all have the same number of classes.
+    """Consecutive tiles of a block of classes that all have the same number of classes.
 
     Attributes:
         start, end: the number of the first tile, and of the tile after the last.
@@ -43,9 +45,7 @@ class _EqualTiles:
 
 
 def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """Return the tiles into which a block of ``classes`` classes is cut: the range of whole tiles of 128 classes, and
-    then the shorter last tile, each only if there is one.
-    """
+    # One range for the whole tiles of 128 classes, and one for the shorter last tile; each only if there is one.
     whole, rest = divmod(classes, PARTITIONS)
     tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
     return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]
@@ -53,13 +53,13 @@ def _equal_tiles(classes: int) -> list[_EqualTiles]:
 
 @dataclass(frozen=True)
 class BiasGradient:
-    """The gradient of the bias, db, summed along the positions of the transposed gradient of the logits.
+    """The computation of db from the transposed blocks of G, summed along the positions.
 
     Attributes:
         gradient_hbm: db, [V].
-        part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
-        sum_sbuf: the sums of all blocks of positions so far, float32 [128, tiles of classes].
-        power: the power of two that the gradient of the logits is scaled by; None for 1.
+        part_sbuf: the sums over one block of positions, float32 [128, tiles of classes].
+        sum_sbuf: the sums over all blocks of positions so far, float32 [128, tiles of classes].
+        power: the power of two that G is multiplied by; None for 1.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -69,19 +69,18 @@ class BiasGradient:
 
     @classmethod
     def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
-        """Allocate the tiles of the sums; nothing is written yet."""
+        """Allocate the two tiles of sums, uninitialized."""
         shape = (PARTITIONS, plan.class_tiles)
         part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
         return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Add the sums of the transposed gradient over a block of positions to ``sum_sbuf``; after the last block of
-        positions, store db of the classes of ``block``.
+        """Add the sums of G over one block of positions to ``sum_sbuf``; after the last block of positions, store db.
 
         Args:
-            gradient: the block of the gradient.
-            block: the classes.
-            positions: the number of positions.
+            gradient: the block of G.
+            block: the classes of the block, whose db is stored.
+            positions: the number of positions of the block.
             is_first, is_last: whether the block of positions is the first or last one.
         """
         for tiles in _equal_tiles(block.size):
@@ -105,13 +104,14 @@ class BiasGradient:
 
 @dataclass(frozen=True)
 class UnroundedBiasGradient:
-    """The gradient of the bias, db, summed from the float32 tiles of the gradient G of the logits.
+    """The computation of db from the float32 tiles of G, before they are rounded.
 
     Attributes:
         gradient_hbm: db, [V].
-        sums_sbuf: the sums of the tiles of positions so far, float32 [at most 128 positions, classes of a block].
-        free_sbuf: float32 tiles of one shape, used by other computations, that are free once a block of G is complete.
-        power: the power of two that the gradient of the logits is scaled by; None for 1.
+        sums_sbuf: the sum of the tiles of G so far, float32 [at most 128 positions, classes of a block].
+        free_sbuf: float32 tiles of one shape. Other computations use these tiles, but not once a block of G is
+            complete.
+        power: the power of two that G is multiplied by; None for 1.
         adds_on_vector: whether Vector adds the tiles whose last step is a product (:class:`.tile_maker.LastProduct`).
     """
 
@@ -131,19 +131,26 @@ class UnroundedBiasGradient:
         num_positions: int,
         has_softcap: bool,
     ) -> UnroundedBiasGradient:
-        """Allocate the tile of the sums; nothing is written yet.
+        """Allocate ``sums_sbuf``, uninitialized.
 
-        ``num_positions`` are the positions of the launch. ``has_softcap`` says whether the logits are capped: Vector
-        adds only if they are kept and not capped.
+        Args:
+            plan: the plan of the backward.
+            gradient_hbm, free_sbuf, power: see the class.
+            num_positions: the number of positions of the launch.
+            has_softcap: whether the logits are capped; Vector adds only if the logits are kept and not capped.
         """
         shape = (min(PARTITIONS, num_positions), plan.class_tiles * PARTITIONS)
         sums_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         return cls(gradient_hbm, sums_sbuf, free_sbuf, power, plan.keeps_logits and not has_softcap)
 
     def with_sums(self, product: LastProduct, place: TilePlace) -> LastProduct:
-        """Return ``product``, the last step of a tile of G, extended by the addition of the tile to the sums.
+        """Return ``product``, the last step of a tile of G, extended by the addition of the tile to ``sums_sbuf``.
 
-        The first tile of positions is stored as the sums instead of being added.
+        The first tile of positions is stored in ``sums_sbuf`` instead of being added.
+
+        Args:
+            product: the last step of the tile.
+            place: the positions and classes of the tile.
         """
         return replace(
             product,
@@ -153,10 +160,9 @@ class UnroundedBiasGradient:
         )
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Store db of the classes of ``block`` if ``is_last`` says that the block of positions is the last one; else do
-        nothing.
+        """Store db of the classes of ``block`` after the last block of positions; before the last one, do nothing.
 
-        By then the sums contain all tiles of positions, because :meth:`with_sums` has added each of them.
+        :meth:`with_sums` has already added all tiles of positions. The arguments are those of :meth:`BiasGradient.add`.
         """
         if not is_last:
             return

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Memory and instructions of a backward plan, in SBUF, PSUM and the program: arithmetic, before anything is traced.
+"""The memory (SBUF, PSUM) and the number of instructions of a backward plan, computed on the host.
 
-The backward works on one block of the gradient of the logits after another: some positions and some classes. A block is
-in SBUF twice, as it is and transposed. The larger the blocks are, the less is transferred: X and dX once for every
-block of classes, W and dW once for every block of positions. The remaining memory is for operands that are streamed in.
-:class:`BackwardGeometry` computes what the blocks and buffers of a launch (:class:`BackwardSizes`,
-:class:`BackwardBuffers`) take; :class:`TileNeeds` is what a loss takes, besides the products, to compute tiles of the
-gradient, and :class:`PairSizes` are those of an operand pair without gradients.
+N positions, D features, V classes; X [N, D] and W [V, D] or [D, V] are the operands, G is the gradient of the logits;
+dX, dW and db are the gradients of X, W and the bias. The backward works on one *block* of G after another: some
+positions and some classes. A *stripe* is a range of features of dX and dW that is worked on at a time, and a *piece* of
+X is some tiles of 128 positions of one stripe. Tiles of logits are *opened* (:meth:`.TileMaker.open`) before their
+gradient is computed.
+
+A block of G is in SBUF twice, as it is and transposed. Larger blocks need fewer transfers: X and dX are transferred
+once for every block of classes, W and dW once for every block of positions. The remaining memory holds the operands
+that stream. :class:`BackwardGeometry` computes the memory and the instructions of the blocks and buffers
+(:class:`BackwardBuffers`) of a launch (:class:`BackwardSizes`). :class:`TileNeeds` states the memory and instructions
+of a loss for its tiles of G; :class:`PairSizes` states the sizes of an operand pair without gradients.
 """
 
 from __future__ import annotations
@@ -65,18 +70,18 @@ _SMALL_BYTES = 3072
 
 @dataclass(frozen=True)
 class TileNeeds:
-    """The SBUF and instructions that a loss needs for its tiles of the gradient of the logits.
+    """The SBUF and the instructions that a loss needs to compute its tiles of G, besides the products.
 
     Attributes:
-        columns: float32 numbers kept in each partition for every tile of positions.
-        rows: float32 rows of a block of classes, such as a bias, or the sums of gradients for its own gradient.
-        rings: ring buffers of :data:`GRADIENT_SLOTS` float32 tiles.
-        tiles: further float32 tiles.
-        numbers: further float32 numbers per partition.
-        place_bytes: bytes kept for each logit of a block, such as a table entry of :class:`IdTiles`.
-        opened: float32 tiles kept between :meth:`TileMaker.open` and the computation of a tile, if several tiles are
-            opened first; else 0. ``rings`` already counts :data:`GRADIENT_SLOTS` of each.
-        instructions: instructions of a tile.
+        columns: the float32 numbers in each partition for every tile of positions.
+        rows: the number of float32 rows as long as a block of classes, such as a bias.
+        rings: the number of ring buffers of :data:`GRADIENT_SLOTS` float32 tiles.
+        tiles: the number of further float32 tiles.
+        numbers: the number of further float32 numbers per partition.
+        place_bytes: the bytes for each logit of a block, such as a table entry of :class:`IdTiles`.
+        opened: the number of ring buffers whose float32 tiles are kept between :meth:`TileMaker.open` and the
+            computation of a tile, if several tiles are opened first; else 0. ``rings`` counts them too.
+        instructions: the number of instructions of a tile.
     """
 
     columns: int = GRADIENT_COLUMNS
@@ -89,24 +94,30 @@ class TileNeeds:
     instructions: int = GRADIENT_INSTRUCTIONS
 
     def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes per partition of columns, rows and ring buffers, with the fewest buffers for opened tiles
-        (see the class).
+        """Return the bytes per partition for ``columns``, ``rows``, ``rings``, ``tiles`` and ``numbers``.
+
+        Ring buffers count with :data:`GRADIENT_SLOTS` tiles.
+
+        Args:
+            num_positions: N.
+            class_block: the number of classes of a block.
+            classes_of_tile: the number of classes of a tile.
         """
         columns = self.columns * div_ceil(num_positions, PARTITIONS)
         rings = (self.rings * GRADIENT_SLOTS + self.tiles) * classes_of_tile
         return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
 
     def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
-        """Return the bytes per partition that depend on the plan.
+        """Return the bytes per partition of the tiles that depend on the plan.
 
-        They hold a ring buffer of tiles and the class numbers, which every loss needs, further opened tiles, and the
-        places.
+        These are a ring buffer of tiles and the class numbers, which every loss needs, further opened tiles, and
+        ``place_bytes`` for each logit.
 
         Args:
-            position_tiles: tiles of positions of a block.
-            class_block: classes of a block.
-            classes_of_tile: classes of a tile.
-            opened: the number of tiles in each ring buffer for opened tiles.
+            position_tiles: the number of tiles of positions of a block.
+            class_block: the number of classes of a block.
+            classes_of_tile: the number of classes of a tile.
+            opened: the number of tiles in each ring buffer of opened tiles.
         """
         places = position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
         tiles = GRADIENT_SLOTS + self.opened * (opened - GRADIENT_SLOTS)
@@ -119,14 +130,14 @@ NO_NEEDS: Final = TileNeeds()
 
 @dataclass(frozen=True)
 class PairSizes:
-    """The sizes of an operand pair (X and W) without gradients, on which the plan of a backward depends.
+    """The sizes of a pair of operands (X and W) whose gradients are not wanted, such as those of a teacher.
 
     Attributes:
         features: D.
-        itemsize: bytes of an element of the products.
-        has_classes_first: W is [V, D].
-        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
-        staging_bytes: bytes per partition that a W needs to be transposed and then cast; 0 if it is not.
+        itemsize: the bytes of an element of the products.
+        has_classes_first: whether W is [V, D].
+        weight_itemsize: the bytes of an element of W in HBM if W is cast while it is loaded; else 0.
+        staging_bytes: the bytes per partition to transpose and then cast W; 0 if W is not both transposed and cast.
     """
 
     features: int
@@ -137,14 +148,15 @@ class PairSizes:
 
     @classmethod
     def of_operands(cls, operands: LinearOperands) -> PairSizes:
-        """Return the sizes of an operand pair, X and W."""
+        """Return the sizes of a pair of operands."""
         itemsize, cast_bytes = dtype_bytes(operands.dtype), operands.casts.weight
         return cls.of_weight(operands.num_features, itemsize, operands.has_classes_first, cast_bytes)
 
     @classmethod
     def of_weight(cls, features: int, itemsize: int, has_classes_first: bool, weight_itemsize: int) -> PairSizes:
-        """Return the sizes of a pair, with the staging memory of its weight: none if the DMA transfer itself casts the
-        weight.
+        """Return the sizes of a pair, with the staging memory that its W needs.
+
+        W needs none if the DMA transfer itself casts W.
         """
         staging = CastBytes(weight=weight_itemsize).backward_staging(has_classes_first) if has_classes_first else 0
         return cls(features, itemsize, has_classes_first, weight_itemsize, staging)
@@ -171,7 +183,6 @@ def weight_tiles() -> int:
 
 
 def _staged_instructions(tiles: int) -> int:
-    """Return the number of instructions that load ``tiles`` tiles of W^T, or of W, through staging memory."""
     return _INSTRUCTIONS_OF_STAGED * div_ceil(tiles * PARTITIONS, STAGED_ELEMENTS)
 
 
@@ -181,15 +192,15 @@ class BackwardSizes:
 
     Attributes:
         num_positions, num_features, vocab_size: N, D and V.
-        itemsize: bytes of an element of X and W.
+        itemsize: the bytes of an element of X and W.
         has_classes_first: whether W is [V, D].
-        needs: SBUF and instructions that the loss needs for its tiles of the gradient.
+        needs: the SBUF and the instructions that the loss needs for its tiles of G.
         adds_to_weight: whether dW is added to a float32 sum.
-        keeps_logits: whether the logits come from HBM, so that neither X^T nor W^T is needed.
-        program_share: the part of a program's allowed instructions that the backward may use, a fraction.
-        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
-        staging_bytes: bytes per partition for weights that are transposed and then cast.
-        further: further operand pairs, with logits but without gradients (the teacher's).
+        keeps_logits: whether the logits are loaded from HBM, so that neither X^T nor W^T is needed.
+        program_share: the fraction of a program's allowed instructions that the backward may use.
+        weight_itemsize: the bytes of an element of W in HBM if W is cast while it is loaded; else 0.
+        staging_bytes: the bytes per partition to transpose and then cast W.
+        further: further pairs of operands, with logits but without gradients (those of a teacher).
     """
 
     num_positions: int
@@ -211,7 +222,9 @@ class BackwardSizes:
         return self.weight_itemsize or self.itemsize
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes per partition that :meth:`TileNeeds.option_bytes` gives for all positions of the launch."""
+        """Return the bytes per partition for the options of the loss (:meth:`TileNeeds.option_bytes`), for all
+        positions.
+        """
         return self.needs.option_bytes(self.num_positions, class_block, classes_of_tile)
 
 
@@ -220,17 +233,17 @@ class BackwardBuffers:
     """The number of buffers of each kind; the defaults are the fewest possible.
 
     Attributes:
-        tiles_of_piece: tiles of 128 positions in a piece of X; dW is computed from one piece at a time.
-        input_tiles: buffers for tiles of X^T.
-        pieces: buffers for pieces of X.
-        weight_stripes: buffers for stripes of W.
-        input_results, weight_results: buffers for tiles of dX, and for groups of tiles of dW, on their way to HBM.
-        weight_slices: buffers for slices of W^T, if it is streamed in while X^T of all positions stays; 0 if W^T of a
-            block of classes stays in SBUF.
-        streams_inputs: 1 if X^T is streamed in too, in as many slices as W^T; 0 if X^T of all positions stays.
+        tiles_of_piece: the number of tiles of 128 positions in a piece of X; dW is computed from one piece at a time.
+        input_tiles: the number of buffers for tiles of X^T.
+        pieces: the number of buffers for pieces of X.
+        weight_stripes: the number of buffers for stripes of W.
+        input_results, weight_results: the number of buffers for tiles of dX, and for groups of tiles of dW, on their
+            way to HBM.
+        weight_slices: the number of buffers for slices of W^T, if W^T streams while X^T of all positions stays in SBUF;
+            0 if W^T of a block of classes stays in SBUF.
+        streams_inputs: 1 if X^T streams too, in as many slices as W^T; 0 if X^T of all positions stays in SBUF.
         shares_memory: 1 if tiles of X^T, for the logits, share the memory of X and W, for dW and dX; else 0.
-        opened: buffers for each kind of tile that is kept between :meth:`TileMaker.open` and
-            :meth:`TileMaker.make_tile`; without effect if no tiles are opened ahead.
+        opened: the number of buffers in each ring of opened tiles; without effect if a loss opens no tiles ahead.
     """
 
     tiles_of_piece: int = 1
@@ -247,25 +260,25 @@ class BackwardBuffers:
 
 @dataclass(frozen=True)
 class BackwardGeometry:
-    """The blocks and buffers of a backward launch, with the memory and instructions that they take.
+    """The blocks and buffers of a backward launch, with the memory and the instructions that they take.
 
     Attributes:
         features: D.
-        itemsize: bytes of an element of X and W.
-        position_block: positions of a block of the gradient.
-        class_block: classes of a block of the gradient, at most.
-        classes_of_tile: classes of a tile of logits.
-        stripe: features of dX and dW that are worked on at a time.
+        itemsize: the bytes of an element of X and W.
+        position_block: the number of positions of a block of G.
+        class_block: the largest number of classes of a block of G.
+        classes_of_tile: the number of classes of a tile of logits.
+        stripe: the number of features of a stripe.
         buffers: the numbers of buffers.
         adds_to_weight: see :class:`BackwardSizes`.
-        weight_sums: float32 buffers for the values that groups of tiles of dW are added to: the caller's sum, or
-            earlier blocks of positions; 0 if nothing is added.
-        result_itemsize: bytes of an element of dW, which is float32 if it is a sum.
+        weight_sums: the number of float32 buffers for values that groups of tiles of dW are added to: the caller's sum,
+            or the sums over earlier blocks of positions; 0 if nothing is added.
+        result_itemsize: the bytes of an element of dW, which is float32 if dW is a sum.
         has_classes_first: whether W is [V, D].
         position_blocks: the number of blocks of positions of the launch.
-        option_bytes: bytes per partition for the options of the loss, with the fewest opened tiles.
+        option_bytes: the bytes per partition for the options of the loss, with the fewest opened tiles.
         needs, keeps_logits, program_share, staging_bytes, further: see :class:`BackwardSizes`.
-        available_bytes: bytes of a partition that may be used.
+        available_bytes: the usable bytes of a partition.
     """
 
     features: int
@@ -295,18 +308,18 @@ class BackwardGeometry:
 
     @property
     def position_tiles(self) -> int:
-        """The number of tiles of 128 positions of a block."""
+        """The number of tiles of 128 positions in a block."""
         return div_ceil(self.position_block, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
-        """The number of tiles of 128 classes of a block."""
+        """The number of tiles of 128 classes in a block."""
         return div_ceil(self.class_block, PARTITIONS)
 
     @property
     def weight_group(self) -> tuple[int, int]:
-        """The size of a group of tiles of dW, which the banks of PSUM hold: its number of tiles of 128 rows, and of
-        columns.
+        """The size of a group of tiles of dW that the banks of PSUM hold: the number of tiles of 128 rows, and the
+        number of columns.
         """
         if self.has_classes_first:
             return min(weight_tiles(), self.class_tiles), self.stripe
@@ -315,15 +328,11 @@ class BackwardGeometry:
 
     @property
     def most_classes(self) -> int:
-        """The most classes of a block if W is [D, V]: the banks of PSUM must hold one row of the block's tiles of
-        dW.
-        """
+        """The largest number of classes of a block if W is [D, V]: the banks of PSUM must hold 128 rows of dW."""
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
-        """Return an estimate, rather too high, of the instructions for a block of ``classes`` classes and all
-        positions.
-        """
+        """Return an upper estimate of the instructions for a block of ``classes`` classes and all positions."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
         products = 0 if self.keeps_logits else self.feature_tiles + sum(pair.feature_tiles for pair in self.further)
@@ -341,28 +350,28 @@ class BackwardGeometry:
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
 
     def program_limit(self, num_positions: int) -> float:
-        """Return how many instructions the program may have for the backward of ``num_positions`` positions; the limit
-        is twice as high for many positions.
+        """Return the largest number of instructions of a program for ``num_positions`` positions.
+
+        The limit doubles above :data:`POSITIONS_OF_PROGRAM` positions.
         """
         limit = PROGRAM_INSTRUCTIONS if num_positions <= POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
-        """Return how many times the program has room for the instructions of the largest block of classes; not always a
-        whole number.
-        """
+        """Return how many blocks of classes of the largest size fit the limit of instructions, as a fraction."""
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
     @property
     def has_room(self) -> bool:
-        """Whether the program has room for the instructions of a block of classes as often as it needs them: twice, or
-        once if a device loop is the whole program.
+        """Whether the limit of instructions allows as many copies of a block of classes as the program needs.
+
+        The program needs two copies, or one if a device loop is the whole program.
         """
         room = self.blocks_of_program(self.position_blocks * self.position_block)
         return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
 
     def shorter(self) -> Self:
-        """Return the geometry with blocks that are one tile of classes shorter."""
+        """Return the geometry whose blocks have one tile of classes less."""
         classes = (self.class_tiles - 1) * PARTITIONS
         return replace(
             self,
@@ -377,47 +386,45 @@ class BackwardGeometry:
 
     @property
     def stripes_size(self) -> int:
-        """The elements per partition of the buffers for W.
-
-        These are ``buffers.weight_stripes`` stripes, each of ``stripe`` features of a block of classes.
-        """
+        """The elements per partition of all buffers for stripes of W."""
         return self.buffers.weight_stripes * self.class_tiles * self.stripe
 
     @property
     def input_bytes(self) -> int:
-        """The bytes per partition of a tile of X^T of every operand pair together."""
+        """The bytes per partition of one tile of X^T, summed over the pairs of operands."""
         own = self.feature_tiles * PARTITIONS * self.itemsize
         return own + sum(pair.tile_bytes for pair in self.further)
 
     @property
     def half_size(self) -> int:
-        """The elements per partition of a half of the memory that X^T, X and W share.
+        """The elements per partition of one half of the memory that X^T, X and W share.
 
-        A half holds a tile of X^T, or X alone, or W alone.
+        A half holds one tile of X^T, or all pieces of X, or all stripes of W.
         """
         return max(div_ceil(self.input_bytes, self.itemsize), self.pieces_size, self.stripes_size)
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether X^T of all positions stays in SBUF: there is one block of positions, the logits are computed, and
-        there are enough buffers of their own for all tiles.
+        """Whether X^T of all positions stays in SBUF.
+
+        This requires one block of positions, logits that are computed, and separate buffers for all tiles of X^T.
         """
         keeps = self.position_blocks == 1 and not self.keeps_logits and not self.buffers.shares_memory
         return keeps and self.buffers.input_tiles >= self.position_tiles
 
     @property
     def streams_weight(self) -> bool:
-        """Whether W^T is streamed in for the logits, while X^T stays in SBUF or is streamed in too."""
+        """Whether W^T streams for the logits."""
         return self.buffers.weight_slices > 0
 
     @property
     def streams_inputs(self) -> bool:
-        """Whether X^T is streamed in together with W^T."""
+        """Whether X^T streams together with W^T."""
         return self.buffers.streams_inputs > 0
 
     @property
     def batches_of_tiles(self) -> int:
-        """The number of batches into which a block's tiles of positions are split if W^T is streamed in.
+        """The number of batches into which the tiles of positions of a block are split if W^T streams.
 
         The tiles of logits of a batch are accumulated at the same time, one in each bank of PSUM.
         """
@@ -430,7 +437,7 @@ class BackwardGeometry:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes per partition of the buffers of W^T, and of X^T if both are streamed in."""
+        """The bytes per partition of the buffers of W^T, and of X^T if both stream."""
         if self.streams_weight:
             features = min(TILES_OF_SLICE, self.feature_tiles)
             columns = self.classes_of_tile + (self.tiles_of_batch * PARTITIONS if self.streams_inputs else 0)
@@ -439,14 +446,12 @@ class BackwardGeometry:
 
     @property
     def pieces_of_stripe(self) -> int:
-        """The number of pieces of X that a stripe of features has in a block of positions."""
+        """The number of pieces of X in one stripe of features and one block of positions."""
         return div_ceil(self.position_tiles, self.buffers.tiles_of_piece)
 
     @property
     def keeps_pieces(self) -> bool:
-        """Whether all pieces of X stay in SBUF: there is one block of positions, and enough buffers of their own for
-        all pieces.
-        """
+        """Whether all pieces of X stay in SBUF: one block of positions, and a separate buffer for each piece."""
         pieces = self.pieces_of_stripe * div_ceil(self.features, self.stripe)
         return self.position_blocks == 1 and not self.buffers.shares_memory and self.buffers.pieces >= pieces
 
@@ -474,5 +479,5 @@ class BackwardGeometry:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory fits a partition of SBUF, and the banks of PSUM hold a row of tiles of dW."""
+        """Whether the buffers fit SBUF, and the banks of PSUM hold 128 rows of dW."""
         return self.sbuf_bytes <= self.available_bytes and self.weight_group[0] > 0

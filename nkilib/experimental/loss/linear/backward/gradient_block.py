@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A block of the gradient of the logits in SBUF, as it is and transposed, and its power of two.
+"""A block of G, the gradient of the logits, in SBUF, as it is and transposed, and the power of two that scales it.
 
-:class:`GradientBlock` holds the block, from which dX, dW and db are computed. :class:`PowerOfTwo` scales it into the
-range of float16, which has no number below 6e-8: a probability divided by the number of positions may be smaller. The
-power is computed on the device. Multiplying by it rounds nothing, and neither does dividing by it in float32.
+:class:`GradientBlock` holds the block, from which dX, dW and db (the gradients of X, W and the bias) are computed.
+:class:`PowerOfTwo` scales G into the range of float16, which has no number below 6e-8: a probability divided by the
+number of positions may be smaller. The power is computed on the device. Multiplying by a power of two rounds nothing,
+and neither does dividing by it in float32.
 """
 
 from __future__ import annotations
@@ -78,10 +79,11 @@ class PowerOfTwo:
 
     @classmethod
     def of_largest(cls, columns_sbuf: list[nl.NkiTensor]) -> PowerOfTwo:
-        """Return the power of two that brings the largest magnitude in some tiles to at least 2^12 and below 2^13.
+        """Return the power of two that scales the largest magnitude of some tiles to at least 2^12 and below 2^13.
 
-        ``columns_sbuf`` are the tiles, [128, columns], with finite values. With several tiles, a partition counts as
-        the sum of its largest magnitude in each tile, plus 2^-100.
+        Args:
+            columns_sbuf: the tiles, float32 [128, columns], with finite values. If there are several, the magnitude of
+                a partition is the sum over the tiles of the largest magnitude there.
         """
         largest_sbuf = _over_partitions(_largest_of_rows(columns_sbuf))
         bits_sbuf = nl.ndarray(largest_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -98,11 +100,12 @@ class PowerOfTwo:
 
 @dataclass(frozen=True)
 class GradientBlock:
-    """A block of the gradient of the logits, in the type of the products.
+    """A block of G in the dtype of the products.
 
     Attributes:
-        plain_sbuf: positions on partitions, [128, tiles of positions, classes].
-        transposed_sbuf: classes on partitions, [128, tiles of classes, positions]; None if nothing needs it.
+        plain_sbuf: G with positions on partitions, [128, tiles of positions, classes].
+        transposed_sbuf: G with classes on partitions, [128, tiles of classes, positions]; None if neither dX nor db
+            needs it.
     """
 
     plain_sbuf: nl.NkiTensor
@@ -110,7 +113,13 @@ class GradientBlock:
 
     @classmethod
     def make(cls, plan: BackwardPlan, dtype: nl.DType, with_transposed: bool) -> GradientBlock:
-        """Allocate a block; nothing is written yet."""
+        """Allocate a block, uninitialized.
+
+        Args:
+            plan: the plan, which has the sizes of the block.
+            dtype: the dtype of the products.
+            with_transposed: whether ``transposed_sbuf`` is allocated.
+        """
         positions, classes = plan.position_tiles * PARTITIONS, plan.class_tiles * PARTITIONS
         plain_sbuf = nl.ndarray((PARTITIONS, plan.position_tiles, classes), dtype=dtype, buffer=nl.sbuf)
         transposed_sbuf = None
@@ -120,23 +129,25 @@ class GradientBlock:
 
     @property
     def classes_first_sbuf(self) -> nl.NkiTensor:
-        """The transposed block, for callers that need it. The block must be made ``with_transposed``; otherwise
-        AssertionError is raised.
+        """The transposed block.
+
+        Raises:
+            AssertionError: if the block was made without it.
         """
         if self.transposed_sbuf is None:
             raise AssertionError("GradientBlock: dX and db need the transposed block; make it with_transposed=True")
         return self.transposed_sbuf
 
     def transpose(self, tile: int, rows: int, classes: int, banks: Ring) -> None:
-        """Transpose one tile of positions from ``plain_sbuf`` into ``transposed_sbuf``, on Tensor; do nothing if the
-        latter is None.
+        """Transpose one tile of positions from ``plain_sbuf`` into ``transposed_sbuf``, on Tensor.
+
+        Without ``transposed_sbuf``, do nothing.
 
         Args:
             tile: the number of the tile of positions.
-            rows: the number of its positions.
+            rows: the number of positions of the tile.
             classes: the number of classes of the block.
-            banks: the banks of PSUM that the transposes go through; a bank takes as many tiles of classes as fit into
-                it.
+            banks: the banks of PSUM that take the transposes; a bank takes as many tiles of 128 classes as it can hold.
         """
         if self.transposed_sbuf is None:
             return

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second half of a round (a block of classes with a block of positions): dX, dW and db from the block's gradient of
-the logits, stripe by stripe of the features.
+"""The second half of a round of the backward: dX, dW and db, the gradients of X, W and the bias, from a block of G.
+
+A *round* is the work on one block of classes with one block of positions, and G is the gradient of the logits. The work
+on one *stripe* (a range of features) after another is split into *units* (:class:`.rounds.Unit`). A *piece* of X is
+some tiles of 128 positions of one stripe, a *part* of W^T what one transfer loads.
 
 :class:`GradientProducts` multiplies. Meanwhile pieces of X are loaded (:class:`StreamLoads`), and groups of tiles of dW
 are computed and stored (:class:`WeightGroups`).
@@ -27,18 +30,17 @@ _UNITS_UNTIL_SUMMED = 1
 
 @dataclass
 class StreamLoads:
-    """The loads during the products of a round (a block of classes with a block of positions): pieces of X, some of
-    which are loaded ahead, and W^T of the next block.
+    """The loads that are issued while a round is multiplied: pieces of X, of which some are loaded ahead, and W^T of
+    the next block.
 
     Attributes:
         streams: the buffers.
         positions: the positions of the round.
-        pieces: the pieces of X that are still to be loaded, each given by its stripe of features and its tiles of
-            positions.
+        pieces: the pieces of X that are still to be loaded: the stripe of features and the tiles of positions of each.
         parts: the parts of W^T that are still to be loaded.
-        parts_of_unit: the number of parts that are loaded beside each :class:`.rounds.Unit` of work.
-        loaded: the loaded pieces, in their order.
-        piece_sbuf: the piece in use.
+        parts_of_unit: the number of parts of W^T that are loaded during each unit.
+        loaded: the loaded pieces of X that no unit has taken yet, in the order of their loads.
+        piece_sbuf: the piece of X in use.
     """
 
     streams: BackwardStreams
@@ -51,9 +53,11 @@ class StreamLoads:
 
     @classmethod
     def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
-        """Return the loads of a round, after starting to load pieces of X into all buffers except one.
+        """Return the loads of a round, after issuing loads of pieces of X into all buffers but one.
 
-        ``stripes`` are the stripes of features, and ``units`` the units of work of each stripe.
+        Args:
+            stripes: the stripes of features.
+            units: the units of each stripe.
         """
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         parts = streams.weight_parts(round_.next_classes, 0)
@@ -65,16 +69,14 @@ class StreamLoads:
         return loads
 
     def load(self, unit: Unit) -> None:
-        """Issue the loads that run while a unit of work is computed: a piece of X if the unit needs a new one, and some
-        parts of W^T.
-        """
+        """Issue the loads that run during a unit: a piece of X if the unit needs a new one, and some parts of W^T."""
         if self.pieces and unit.loads:
             self._load_piece()
         for _ in range(min(self.parts_of_unit, len(self.parts))):
             self.streams.load_weight(self.parts.pop(0))
 
     def piece_of(self, unit: Unit) -> nl.NkiTensor | None:
-        """Return the piece of X that a unit of work multiplies; None if dW is not wanted."""
+        """Return the piece of X that a unit multiplies; None if dW is not wanted."""
         if unit.loads:
             self.piece_sbuf = self.loaded.pop(0)
         return self.piece_sbuf
@@ -86,13 +88,13 @@ class StreamLoads:
 
 @dataclass
 class WeightGroups:
-    """The groups of tiles of dW of a stripe of features, each accumulated in PSUM over the pieces of X.
+    """The groups of tiles of dW of a stripe, each accumulated in PSUM over the pieces of X.
 
     Attributes:
         parts: the buffers that all rounds share.
-        round: the round whose gradient is multiplied.
+        round: the round whose block of G is multiplied.
         groups: the groups of the stripe; none if dW is not wanted.
-        earlier: the loaded values that the sums of the current group are added to.
+        earlier: the loaded values that are added to the sums of the current group.
     """
 
     parts: SharedBuffers
@@ -101,13 +103,18 @@ class WeightGroups:
     earlier: list[nl.NkiTensor] = field(default_factory=list)
 
     def begin(self, stripe: Span) -> None:
-        """Set :attr:`groups` to the groups of tiles of dW of a stripe of features; do nothing if dW is not wanted."""
+        """Set :attr:`groups` to the groups of tiles of dW of a stripe; do nothing if dW is not wanted."""
         if self.parts.weight_gradient is not None:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
     def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
-        """Add the product of the unit's piece of X and the gradient to the unit's group of tiles. The last piece of the
-        block of positions finishes the group. Without a piece (dW is not wanted), nothing is done.
+        """Add the product of a piece of X and G to the group of tiles of dW that ``unit`` names; do nothing if dW is
+        not wanted.
+
+        The last piece of the block of positions finishes the group.
+
+        Args:
+            piece_sbuf: the piece of X; None if dW is not wanted.
         """
         gradient, round_ = self.parts.weight_gradient, self.round
         if gradient is None or unit.group >= len(self.groups) or piece_sbuf is None:
@@ -126,8 +133,7 @@ class WeightGroups:
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """The products of a round (a block of classes with a block of positions): the gradient of the logits times W (dX)
-    and times X (dW).
+    """The products of a round: G times W (dX), and G times X (dW).
 
     Attributes:
         parts: the buffers that all rounds share.
@@ -136,8 +142,11 @@ class GradientProducts:
     parts: SharedBuffers
 
     def multiply(self, round_: Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
-        """Compute dX, dW and db from the block of a round, except for the products that :class:`LogitGradient` has
-        computed already.
+        """Compute dX, dW and db from the block of G of a round.
+
+        Args:
+            first_stripe_sbuf: the first stripe of W if the logits are kept. Then :class:`.logit_gradient.LogitGradient`
+                has computed dX of this stripe already. Otherwise it is ignored.
         """
         stripes, units = self.parts.streams.stripes_of_features, self._units(round_)
         keeps_logits = self.parts.plan.keeps_logits
@@ -173,21 +182,18 @@ class GradientProducts:
 
     @property
     def _runs_ahead(self) -> bool:
-        """Return whether the next stripe of W has a buffer of its own.
-
-        Otherwise its load has to wait until the products with the current stripe have ended.
-        """
+        # Otherwise the load of the next stripe of W waits until the products with the current stripe have ended.
         return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:
-        """Return the number of the unit, within the last stripe, during which the next X^T is loaded.
+        """Return the number of the unit of the last stripe during which X^T of the next round is loaded.
 
         It is the last unit if X^T takes the memory of W, else the first one.
         """
         return len(units) - 1 if self.parts.plan.buffers.shares_memory else 0
 
     def _units(self, round_: Round) -> list[Unit]:
-        """Return the units of work of a stripe: one for every piece of X in every group of tiles of dW."""
+        """Return the units of a stripe: one for every piece of X in every group of tiles of dW."""
         groups = 1
         if self.parts.weight_gradient is not None:
             groups = len(self.parts.weight_gradient.groups(round_.classes, self.parts.streams.stripes_of_features[0]))
@@ -204,14 +210,12 @@ class GradientProducts:
     def _add_inputs(
         self, round_: Round, stripe: Span, unit: Unit, weight_sbuf: nl.NkiTensor | None, pending: list[int]
     ) -> None:
-        """Compute dX for the tiles of positions of a unit of work.
+        """Compute dX for the tiles of positions of a unit.
 
         Args:
-            round_: the round.
-            stripe: the features.
-            unit: the unit of work, which names the tiles.
+            stripe: the stripe of features.
             weight_sbuf: the stripe of W; None if dX is not wanted.
-            pending: the tiles still to be transposed, once other tiles have started; tiles transposed here are removed.
+            pending: the tiles of G that are still to be transposed; the tiles that are transposed here are removed.
         """
         for tile in unit.tiles:
             is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
@@ -222,10 +226,9 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """Sum dX of a stripe of features and a block of positions over the cores: the part that belongs to unit
-        ``unit`` of ``units`` units of work.
+        """Add up dX of one stripe over the cores, for the rows that belong to unit number ``unit`` of ``units``.
 
-        This is done for the last block of classes, while the next stripe is computed.
+        This is done for the last block of classes of a core, while the next stripe is computed.
         """
         if self.parts.input_sum is None or not round_.is_last_of_core:
             return
@@ -236,9 +239,8 @@ class GradientProducts:
             self.parts.input_sum.add(round_.positions, stripe, unit - begins, units - begins)
 
     def _load_next(self, round_: Round) -> None:
-        """Load the operands that the next round starts with.
-
-        W^T is not loaded, nor operands that would need memory that pieces of X occupy.
+        """Load the operands that the next round starts with, except W^T and operands whose memory the pieces of X still
+        use.
         """
         streams = self.parts.streams
         streams.load_rows(round_.next_classes, 0)
@@ -253,10 +255,10 @@ class GradientProducts:
 
     @staticmethod
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
-        """Load the first slices (see :class:`.streams.WeightSlices`) of the next block of positions.
+        """Load the first slices (:class:`.streams.WeightSlices`) of the next block of positions.
 
-        After the last block of positions these are slices of the next block of classes, which are loaded only if enough
-        classes of that block are known already.
+        After the last block of positions, the first slices of the next block of classes are loaded, if enough of its
+        classes are known already.
         """
         if round_.next_positions is None:
             return

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the input, dX = G W: summed over blocks of classes in HBM, then over the cores.
+"""The gradient of the input, dX = G W, float32 sums in HBM over blocks of classes and then over the cores.
 
-:class:`InputGradient` sums dX of a core over its blocks of classes, and :class:`InputSum` adds up the cores. Where both
-cores compute the same classes (:class:`.memory_plan.ClassCover`), each adds only its own classes to dX
-(:class:`OwnClasses`).
+N positions, D features, V classes; G is the gradient of the logits, W the weight. A *stripe* is a range of features, a
+*region* of dX a range of positions and of features.
+
+:class:`InputGradient` sums dX of a core over its blocks of classes, and :class:`InputSum` adds up the sums of the
+cores. Where both cores compute the same classes (:class:`.memory_plan.ClassCover`), each core adds only its own classes
+to dX (:class:`OwnClasses`).
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class InputGradient:
-    """The dX of this core, summed over blocks of classes in HBM.
+    """The dX of this core, summed over its blocks of classes in HBM.
 
     Attributes:
         partial_hbm: the sum, float32 [N, D].
-        banks: banks of PSUM.
-        results: tiles on their way to HBM, float32 [128, stripe].
-        power: the power of two that the gradient of the logits is scaled by; None for 1.
+        banks: the banks of PSUM for the products.
+        results: the ring buffer of tiles on their way to HBM, float32 [128, stripe].
+        power: the power of two that G is multiplied by; None for 1.
     """
 
     partial_hbm: nl.NkiTensor
@@ -41,9 +44,9 @@ class InputGradient:
         self.results.restart()
 
     def clear(self) -> None:
-        """Store zeros in the sum.
+        """Store zeros in ``partial_hbm``.
 
-        This is for loops in which every block adds to the sum, because none is known to be the first.
+        This is for loops in which every block adds to the sum, because no block is known to be the first.
         """
         zeros_sbuf = self.results.tiles[0]
         nisa.memset(dst=zeros_sbuf, value=0.0)
@@ -62,12 +65,12 @@ class InputGradient:
         classes: int,
         is_first: bool,
     ) -> None:
-        """Compute dX of a tile of positions and a stripe of features, and store it or add it to the sum.
+        """Compute dX of one tile of positions and one stripe of features, and store it in the sum or add it to the sum.
 
         Args:
-            gradient: the block of the gradient.
-            weight_sbuf: W, [128, tiles of classes, stripe].
-            place_hbm: the place of the result in ``partial_hbm``, [rows, stripe].
+            gradient: the block of G.
+            weight_sbuf: the stripe of W, [128, tiles of classes, stripe].
+            place_hbm: the region of ``partial_hbm`` that gets the result, [rows, stripe].
             tile: the number of the tile of positions in the block.
             classes: the number of classes of the block.
             is_first: whether the result is stored; otherwise it is added.
@@ -99,8 +102,8 @@ class InputSum:
 
     Attributes:
         gradient_hbm: dX, [N, D].
-        partials_hbm: the partial sums of the cores that have classes, float32 [N, D].
-        core: the core of this launch, one that has classes.
+        partials_hbm: for each core that has classes, its sum, float32 [N, D].
+        core: the number of this core, which has classes.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -108,7 +111,7 @@ class InputSum:
     core: int
 
     def synchronise(self, positions: Span, features: Span) -> None:
-        """Wait at a barrier until all cores have stored their partial sums of a region of dX."""
+        """Wait at a barrier until all cores have stored their sums of a region of dX."""
         if len(self.partials_hbm) == 1:
             return
         for partial_hbm in self.partials_hbm:
@@ -116,13 +119,12 @@ class InputSum:
             nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
 
     def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
-        """Add up the cores' partial sums in one part of this core's rows of a region, after :meth:`synchronise` of the
-        region.
+        """Add up the sums of the cores for some of this core's rows of a region; call it after :meth:`synchronise`.
 
         Args:
             positions, features: the region.
-            part, parts: the number of the part, and the number of parts. Each part is a DMA transfer; with several
-                short ones, other transfers need not wait for a long one.
+            part, parts: the rows are split into ``parts`` DMA transfers, and this call issues transfer number ``part``.
+                Between short transfers, other transfers need not wait for a long one.
         """
         share = div_ceil(positions.size, len(self.partials_hbm))
         of_core = min(share, positions.size - self.core * share)
@@ -141,11 +143,12 @@ class InputSum:
 
 @dataclass(frozen=True)
 class OwnClasses:
-    """A mask of the core's own classes of a block: 1 for own classes, and 0 for others.
+    """A mask of a block of classes: 1 for the classes that belong to this core, 0 for other classes.
 
     Attributes:
-        count: the number of the core's own classes.
-        places_sbuf: the classes of the block, counted from the core's first one, float32 [128, tiles of classes].
+        count: the number of classes that belong to this core.
+        places_sbuf: the index of each class of the block, counted from the first class of this core, float32 [128,
+            tiles of classes].
         mask_sbuf: the mask, float32 [128, tiles of classes].
     """
 
@@ -155,7 +158,7 @@ class OwnClasses:
 
     @classmethod
     def make(cls, cover: ClassCover) -> OwnClasses:
-        """Allocate the tiles, with ``places_sbuf`` for the first block; the mask is still to be computed."""
+        """Allocate the tiles and compute ``places_sbuf`` for the first block; :meth:`find` computes the mask."""
         shape = (PARTITIONS, cover.size // PARTITIONS)
         places_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=places_sbuf, pattern=[[PARTITIONS, shape[1]]], offset=0, channel_multiplier=1)
@@ -180,9 +183,10 @@ class OwnClasses:
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.add, operand0=float(classes))
 
     def keep(self, weight_sbuf: nl.NkiTensor) -> None:
-        """Set the rows of W that belong to another core's classes to 0, in a stripe [128, tiles of classes, features].
+        """Set the rows of W that belong to another core to 0, on GpSimd.
 
-        GpSimd does so, because Vector has more to do.
+        Args:
+            weight_sbuf: a stripe of W, [128, tiles of classes, features].
         """
         for tile in range(self.mask_sbuf.shape[1]):
             tile_sbuf = weight_sbuf[:, tile, :]

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The first half of a round (a block of classes with a block of positions): the gradient of its logits, and the
-transpose (:class:`LogitGradient`).
+"""The first half of a round of the backward: G, the gradient of the logits, of one block, and the transpose of G.
+
+A *round* is the work on one block of classes with one block of positions. dX is the gradient of X, and a *stripe* is a
+range of features. *Scores* are the logits before the temperature, or ``tanh(logit / cap)`` under a cap. A tile of
+scores is *opened* (:meth:`.TileMaker.open`) before its gradient is computed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ _KEPT_MULTIPLIED_LATER = 3
 
 @dataclass(frozen=True)
 class LogitGradient:
-    """The computation of the gradient of the logits in a round: a block of classes and a block of positions.
+    """The computation of a block of G in a round.
 
     Attributes:
         parts: the buffers that all rounds share.
@@ -33,11 +36,11 @@ class LogitGradient:
     parts: SharedBuffers
 
     def make(self, round_: Round) -> nl.NkiTensor | None:
-        """Compute the block of the gradient of the logits, and return the first stripe of W if it has been loaded.
+        """Compute the block of G of a round.
 
-        If the scores (logits before bias and cap) are computed here, the last tiles are left untransposed. If the
-        scores are kept from the forward, Tensor is idle; then dX of the first stripe is computed meanwhile, some tiles
-        behind the gradient.
+        If the scores are computed here, the last tiles of G are left untransposed, and None is returned. If the scores
+        are kept from the forward, Tensor is idle; then dX of the first stripe is computed too, some tiles behind G, and
+        the first stripe of W is returned.
         """
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
@@ -53,8 +56,8 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """Return the first tiles of X^T, or of the kept scores, of a block of positions, as many as there are buffers,
-        by the number of the tile of positions.
+        """Return the first tiles of X^T or of the kept scores, as many as there are buffers, by number of the tile of
+        positions.
         """
         streams = self.parts.streams
         streams.restart_inputs()
@@ -66,8 +69,12 @@ class LogitGradient:
         return dict(enumerate(loaded))
 
     def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:
-        """Load a later tile of X^T, or of kept scores, into the buffer of tile ``tile``, which is no longer needed, and
-        enter it in ``inputs``, the tiles by number. Nothing is done if the block has no later tile.
+        """Load a later tile of X^T or of kept scores into the buffer of tile ``tile``, which is no longer needed.
+
+        Args:
+            inputs: the loaded tiles by number; the new tile is entered. Nothing is loaded if the block has no later
+                tile.
+            tile: the number of a tile of positions.
         """
         ahead = tile + self.parts.streams.input_buffers
         if ahead < round_.tiles:
@@ -76,17 +83,15 @@ class LogitGradient:
     def _make_tiles(
         self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], stripe: Span, weight_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Compute all tiles of the block.
+        """Compute all tiles of the block of G.
 
-        Scalar needs one table of activation functions to open tiles, such as for the tangents of a cap, and another one
-        for the exponentials. To load each table only once per group of tiles, all tiles of a group are opened first. A
-        group has as many tiles as there are buffers.
+        Scalar needs one table of activation functions to open tiles, such as for the tanh of a cap, and another one for
+        the exponentials. To load each table only once per group of tiles, all tiles of a group are opened first. A
+        group has one tile less than there are buffers for opened tiles.
 
         Args:
-            round_: the round.
             inputs: the loaded tiles of X^T, or of kept scores, by number of the tile of positions.
-            stripe, weight_sbuf: the first stripe of features and its W, for dX that is computed meanwhile; see
-                :meth:`make`.
+            stripe, weight_sbuf: the first stripe of features and W of this stripe, for dX; see :meth:`make`.
         """
         plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
         spans = cut(round_.classes.size, plan.classes_of_tile)
@@ -119,10 +124,10 @@ class LogitGradient:
             last.issue(plan.keeps_logits)
 
     def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
-        """Compute the block of the gradient while W^T is streamed in, for a batch of tiles of positions at a time.
+        """Compute the block of G while W^T streams, for a batch of tiles of positions at a time.
 
         Every tile of a batch has its own bank of PSUM, which must hold at most one unfinished sum: on trn2 a product
-        that begins a sum was seen to clear what is pending in its bank. So W^T is streamed in once for each batch.
+        that begins a sum was seen to clear what is pending in its bank. So W^T streams once for each batch.
         """
         self.parts.prepare_rest(round_, 0, round_.tiles)
         spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
@@ -162,10 +167,7 @@ class LogitGradient:
             last.issue(on_gpsimd=False)
 
     def _bank(self, number: int, rows: int, classes: int) -> nl.NkiTensor:
-        """Return the bank that tile ``number`` of the logits accumulates in, [rows, classes].
-
-        Tiles use the banks round-robin, also across batches.
-        """
+        # Tiles use the banks round-robin, also across batches.
         banks_psum = self.parts.logits[0].products_psum
         return banks_psum[number % len(banks_psum)][0:rows, 0:classes]
 
@@ -177,7 +179,7 @@ class LogitGradient:
         return self._make_tile(tile, number, opened, place)
 
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
-        """Transpose tile ``tile`` of the block, unless the block has no tile of that number.
+        """Transpose tile ``tile`` of the block if the block has a tile of this number.
 
         If the logits are kept from the forward, also multiply an earlier tile by a stripe of W, for dX.
         """
@@ -188,7 +190,8 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """Compute a tile of the gradient, except for its last product, which is returned to be issued later.
+        """Compute a tile of G except for its last product, and return this product to be issued later; None if there is
+        none.
 
         Args:
             tile: the number of the tile of positions in the block.
@@ -206,7 +209,7 @@ class LogitGradient:
         return bias_gradient.with_sums(replace(product, dst_sbuf=dst_sbuf), place)
 
     def _scores(self, number: int, inputs_sbuf: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Return a tile of scores (logits before bias and cap) for each operand pair: computed from X^T, or kept ones.
+        """Return a tile of scores for each pair of operands: computed from X^T and W^T, or kept from the forward.
 
         The products of all pairs use the same banks of PSUM round-robin; each pair has ring buffers for its scores.
         """
@@ -223,8 +226,5 @@ class LogitGradient:
         return scores
 
     def _bias(self, pair: int, place: TilePlace) -> nl.NkiTensor | None:
-        """Return the bias of the classes of a tile for operand pair number ``pair``, float32 [128, classes]; None
-        without a bias.
-        """
         bias = self.parts.streams.pairs[pair].bias
         return None if bias is None else bias.row_sbuf[:, place.classes.first : place.classes.end]

@@ -3,16 +3,20 @@
 
 """The plan of a backward: its buffers in SBUF, and the blocks of classes that a core works on.
 
-The backward holds one block of the gradient of the logits in SBUF, of some positions and some classes. The buffers
-(:class:`BackwardPlan`) take the memory that the block leaves; :func:`require_fitting_plan` checks that it suffices. The
-blocks of classes (:class:`ClassBlocks`) are so long that the program keeps its limit of instructions
-(:func:`plan_of_program`, :func:`planned_blocks`). Plans are computed before anything is traced, from the memory and
-instructions of :mod:`.geometry`.
+N positions, D features, V classes; G is the gradient of the logits; dX, dW and db are the gradients of X, W and the
+bias. A *round* is the work on one block of classes with one block of positions, a *stripe* is a range of features, and
+a *copy* is one occurrence of the instructions of a block in the program.
+
+The backward holds one block of G in SBUF, of some positions and some classes. The buffers (:class:`BackwardPlan`) take
+the memory that the block leaves; :func:`require_fitting_plan` checks that it suffices. The blocks of classes
+(:class:`ClassBlocks`) are so short that the program keeps its limit of instructions (:func:`plan_of_program`,
+:func:`planned_blocks`). Plans are computed before anything is traced, from the memory and instructions of
+:mod:`.geometry`.
 
 Some programs have no room for a second copy of their body. They have a single loop over all classes of a core
 (:class:`ClassCover`, :func:`planned_cover`), with blocks of one size. If these blocks do not fill a core's classes
 exactly, they reach into the classes of the other core. Both cores then write the same dW and db of the classes that
-they share, and each adds only its own classes to dX. So a vocabulary needs neither whole blocks nor whole tiles.
+they share, and each core adds only its own classes to dX. So V need not be a multiple of a block or of a tile.
 """
 
 from __future__ import annotations
@@ -98,8 +102,12 @@ class BackwardPlan(BackwardGeometry):
     ) -> BackwardPlan:
         """Return the plan for blocks of at most ``position_block`` positions and ``class_block`` classes.
 
-        It has as many buffers as fit and are of use. :attr:`fits` is False if not even the fewest buffers fit.
-        ``available_bytes`` are the usable bytes of a partition; None: those of the target.
+        :attr:`fits` of the result is False if not even the fewest buffers fit.
+
+        Args:
+            sizes: the sizes and options of the launch.
+            position_block, class_block: the largest sizes of a block.
+            available_bytes: the usable bytes of a partition; None for those of the target.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
@@ -163,10 +171,10 @@ class BackwardPlan(BackwardGeometry):
         return alternative if alternative.is_ample or not plan.fits else plan
 
     def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """Return the plan that streams in W^T for the logits; None if that does not fit or is of no use.
+        """Return the plan whose W^T streams for the logits (:class:`.streams.WeightSlices`); None if it does not fit or
+        is of no use.
 
-        See :class:`.streams.WeightSlices`. Tiles of logits are as wide as the memory for slices of W^T allows, beside
-        the other streams.
+        Tiles of logits are as wide as the memory for slices of W^T allows, besides the other streams.
         """
         is_of_use = (
             self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
@@ -184,7 +192,7 @@ class BackwardPlan(BackwardGeometry):
         return None
 
     def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
-        """Return the plan that streams in W^T for tiles of at most ``most`` classes, whether it fits or not.
+        """Return the plan whose W^T streams for tiles of at most ``most`` classes, even if it does not fit.
 
         ``steps`` are the numbers of buffers that :meth:`_with` tries to add.
         """
@@ -196,13 +204,13 @@ class BackwardPlan(BackwardGeometry):
         return least._with([*steps, {"weight_slices": _SLICES_MOST}])
 
     def _streaming_both(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """Return the plan that streams in both X^T and W^T in the first half of a round.
+        """Return the plan whose X^T and W^T both stream in the first half of a round; None if it does not fit or is of
+        no use.
 
-        It is None if that does not fit or is of no use. The alternative, a W^T that stays, is loaded in the second
-        half, when dX, dW, X and W already keep the DMA engines busy, and it leaves room only for shorter blocks.
-        Streaming is of no use for a W of [D, V], whose slices would be short rows; for a W of another type, whose
-        slices take twice the bytes; and under a cap, where tiles of logits are opened in groups before they leave their
-        banks.
+        The alternative, a W^T that stays, is loaded in the second half, when dX, dW, X and W already keep the DMA
+        engines busy, and it leaves room only for shorter blocks. Streaming is of no use for a W of [D, V], whose slices
+        would be short rows; for a W of another dtype, whose slices take twice the bytes; and under a cap, where tiles
+        of logits are opened in groups before they leave their banks.
         """
         is_plain = self.has_classes_first and self.staging_bytes == 0 and not self.further
         is_plain = is_plain and self.needs.opened == 0 and self.needs.place_bytes == 0
@@ -224,7 +232,7 @@ class BackwardPlan(BackwardGeometry):
 
     @property
     def _has_ample_streams(self) -> bool:
-        """Whether the plan fits, and has enough buffers to load all streams but X^T ahead."""
+        """Whether the plan fits, and has enough buffers to load all streams except X^T ahead."""
         buffers, tiles = self.buffers, self.position_tiles
         return (
             self.fits
@@ -234,8 +242,8 @@ class BackwardPlan(BackwardGeometry):
         )
 
     def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
-        """Return the plan with those larger numbers of buffers of ``steps`` that fit, tried in this order; a step that
-        does not fit is left out.
+        """Return the plan with the numbers of buffers of ``steps``, tried in this order; steps that do not fit are left
+        out.
         """
         plan = self
         for step in steps:
@@ -268,8 +276,8 @@ def program_share(parts: PositionParts) -> float:
     """Return the fraction of a program's allowed instructions that one copy of the code for a part of the positions may
     have.
 
-    All copies together may have as many instructions as a program of many positions, which is twice that of a program
-    of few.
+    All copies together may have as many instructions as a program for more than :data:`.geometry.POSITIONS_OF_PROGRAM`
+    positions.
     """
     has_few = parts.size <= POSITIONS_OF_PROGRAM
     return (2.0 if parts.is_split and has_few else 1.0) / parts.copies
@@ -289,14 +297,17 @@ class ClassBlocks:
 
     @property
     def has_first(self) -> bool:
-        """Whether it is known when the kernel is built which block is the core's first one: there is a block before the
-        device loop, or no loop.
+        """Whether the core's first block is known when the kernel is built: there is a block before the loop, or no
+        loop.
         """
         return self.lead > 0 or self.blocks.iterations == 0
 
     def instructions(self, plan: BackwardPlan, num_positions: int) -> int:
-        """Return the approximate number of instructions of the program that has these blocks, for the plan ``plan`` and
-        ``num_positions`` positions.
+        """Return the approximate number of instructions of the program that has these blocks.
+
+        Args:
+            plan: the plan of the backward.
+            num_positions: N.
         """
         blocks = self.blocks
         sizes = [span.size for span in blocks.rest]
@@ -327,8 +338,8 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
     """Return the blocks of a core that take the least time.
 
     If the program has no room for the instructions of all blocks, they are a device loop and the blocks after it. If
-    there is room, a short block comes before the loop: the first block stores its dX, which takes less time than adding
-    it to the sum, and the loop's last block can load a whole block ahead.
+    there is room for more, a short block comes before the loop: the first block stores its dX, which takes less time
+    than adding it to the sum, and the loop's last block can load a whole block ahead.
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
@@ -350,9 +361,16 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the fastest blocks of a core whose program is not too long, else the blocks of the shortest program.
+    """Return the fastest blocks of a core whose program is within its limit of instructions, else the blocks of the
+    shortest program.
 
     All cores make the same choice, because the device requires the same loop on all of them.
+
+    Args:
+        plan: the plan of the backward.
+        shares: the classes of each core.
+        core: the number of the core.
+        num_positions: N.
     """
     cores = range(len(shares))
     usual = [_usual_blocks(plan, shares, number, num_positions) for number in cores]
@@ -363,9 +381,14 @@ def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positi
 
 
 def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
-    """Return the plan with blocks so short that the programs of all cores are within their limit.
+    """Return the plan with blocks so short that the programs of all cores are within their limit of instructions.
 
     If no blocks are short enough, it is the plan of the shortest program.
+
+    Args:
+        plan: the plan with the longest blocks.
+        shares: the classes of each core.
+        num_positions: N.
     """
 
     def instructions(plan: BackwardPlan) -> int:
@@ -386,14 +409,14 @@ def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) 
 
 @dataclass(frozen=True)
 class ClassCover:
-    """The classes that the loop of a core covers.
+    """The classes that the single loop of a core covers.
 
     Attributes:
         first: the first class.
         size: the number of classes of a block, a multiple of 128.
         iterations: the number of iterations, the same for all cores.
-        own: the core's own share of the classes.
-        shared: the number of classes that both cores' loops cover.
+        own: the classes that belong to this core.
+        shared: the number of classes that the loops of both cores cover.
     """
 
     first: int
@@ -404,13 +427,16 @@ class ClassCover:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the loop covers no classes but the core's own."""
+        """Whether the loop covers exactly the classes that belong to this core."""
         return self.first == self.own.first and self.iterations * self.size == self.own.size
 
     def synchronise(self, gradients_hbm: list[nl.NkiTensor]) -> None:
-        """Synchronise the cores at a barrier at the end of an iteration.
+        """Wait at a barrier for the other core, at the end of an iteration, if both cores write some classes.
 
-        Classes that both cores write are written by one core in its first iterations, and by the other one in its last.
+        One core writes these classes in its first iterations, the other core in its last.
+
+        Args:
+            gradients_hbm: the gradients that both cores write, dW and db.
         """
         if self.shared > 0:
             for gradient_hbm in gradients_hbm:
@@ -429,9 +455,15 @@ def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positio
     """Return the single loop of a core; None if the program has room for several copies of the body, or no such loop
     exists.
 
-    The loop needs more than one block of positions and a vocabulary of at least the covered classes. If the cores share
-    classes, dW must not be added to an earlier sum, because both cores would add it; and there must be enough
-    iterations for the cores to write the shared classes one after the other.
+    The loop needs more than one block of positions, and at least as many classes in the vocabulary as one loop covers.
+    If the cores share classes, dW must not be added to an earlier sum, because both cores would add it. There must also
+    be enough iterations for the cores to write the shared classes one after the other.
+
+    Args:
+        plan: the plan of the backward.
+        shares: the classes of each core.
+        core: the number of the core.
+        num_positions: N.
     """
     has_room = plan.blocks_of_program(num_positions) >= LEAST_ROOM
     if has_room or plan.keeps_logits or plan.position_blocks == 1:

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of an output layer on one core, which keeps a block of the gradient of the logits in SBUF and streams in
-X and W.
+"""The backward of an output layer on one core, which keeps a block of G in SBUF while X and W stream.
 
-:func:`write_gradients` goes through the blocks of a core. For a block of classes and a block of positions:
+N positions, D features, V classes; X [N, D] and W are the operands, G is the gradient of the logits; dX, dW and db are
+the gradients of X, W and the bias. A *round* is the work on one block of classes with one block of positions, a
+*stripe* is a range of features. A *part* is a range of positions: very many positions are split into parts, each with a
+backward of its own.
 
-1. The logits are computed tile by tile, then the gradient of each tile, and its transpose by Tensor.
-2. For one stripe of features after another, dX = G W over the classes and dW = G^T X over the positions are computed
-   alternately, while W^T of the next block is loaded. With many features W^T is streamed in during step 1 instead
+:func:`write_gradients` loops over the blocks of a core. In a round:
+
+1. The logits are computed tile by tile, then G of each tile, and the transpose of G by Tensor.
+2. For one stripe after another, dX = G W over the classes and dW = G^T X over the positions are computed alternately,
+   while W^T of the next block is loaded. With many features W^T streams during step 1 instead
    (:class:`.streams.WeightSlices`).
 
 Each core works on its own classes. At the end the cores add up their float32 sums of dX, one stripe of features while
@@ -48,9 +52,7 @@ from nkilib.nki import nisa, nl
 
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Allocate one float32 tensor [N, D] for each of the ``cores`` cores that have classes, for its sum of dX; none if
-    dX is not wanted.
-    """
+    """Allocate for each core that has classes its sum of dX, float32 [N, D]; none if dX is not wanted."""
     shape = tuple(operands.input_hbm.shape)
     count = 0 if gradients.input_hbm is None else cores
     return [
@@ -95,18 +97,16 @@ class _CoreBackward:
         blocks.blocks.run(body)
 
     def _clear(self) -> None:
-        """Do what the first block would do once: store zeros in the sum of dX, and load the X that stays in SBUF.
-
-        This is for device loops in which no block is known to be the first one.
-        """
+        # For device loops in which no block is known to be the first one, which would do this.
         if self.shared.input_gradient is not None:
             self.shared.input_gradient.clear()
         self.shared.streams.load_kept(self.shared.positions[0])
 
     def run_cover(self, cover: ClassCover) -> None:
-        """Process all blocks of the core in a single device loop over the classes of ``cover``.
+        """Process all classes of ``cover`` in a single device loop.
 
-        These are the core's own classes, and some of the other core's where its own ones do not fill the blocks.
+        These are the classes that belong to this core, and classes of the other core if this core's classes do not fill
+        the blocks.
         """
         self.shared.begin(cover.first)
         self.shared.streams.load_inputs_alone(self.shared.positions[0])
@@ -168,9 +168,13 @@ class _CoreBackward:
 def write_gradients(
     problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: LogitsInHbm | None = None
 ) -> None:
-    """Compute and store the gradients, according to a plan that fits.
+    """Compute and store the gradients.
 
-    ``kept`` are the logits of the core's classes if the forward kept them; otherwise they are computed.
+    Args:
+        problem: the operands and the tile maker of the loss.
+        plan: a plan that fits.
+        gradients: the tensors that get the gradients.
+        kept: the logits of the core's classes if the forward kept them; None to compute them.
     """
     operands = problem.operands
     cores, core = nl.num_programs(), nl.program_id(0)
@@ -195,7 +199,6 @@ _ZEROS = 2048
 
 
 def _store_zeros(sum_hbm: nl.NkiTensor) -> None:
-    """Store zeros in a tensor, float32 [rows, columns]."""
     zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros_sbuf, value=0.0)
     rows, columns = sum_hbm.shape
@@ -218,11 +221,11 @@ class _PartSums:
         gradients: the gradients of the launch.
         share: the classes of this core.
         has_classes_first: dW is [V, D].
-        weight_sum_hbm: the sum of dW, float32: a tensor of its own, dW itself if it is float32, or the caller's sum;
-            None if dW is not wanted.
+        weight_sum_hbm: the float32 sum of dW: a separate tensor, dW itself if it is float32, or the caller's sum; None
+            if dW is not wanted.
         part_bias_hbm: db of a part, float32 [V]; None if db is not wanted.
-        part_input_hbm: dX of a part, from which it is copied to its place: transfers that add cannot take an address
-            that depends on a loop variable. None if dX is not wanted.
+        part_input_hbm: dX of a part, which is then copied into dX of the launch: transfers that add cannot take an
+            address that depends on a loop variable. None if dX is not wanted.
     """
 
     gradients: Gradients
@@ -234,9 +237,7 @@ class _PartSums:
 
     @classmethod
     def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _PartSums:
-        """Allocate the sums for parts of ``size`` positions; ``launch`` has the operands of all positions, and
-        ``gradients`` are the gradients of the launch.
-        """
+        """Allocate the sums for parts of ``size`` positions; ``launch`` has the operands of all positions."""
 
         def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType) -> nl.NkiTensor:
             return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)
@@ -274,8 +275,10 @@ class _PartSums:
         return Gradients(input_hbm, self.weight_sum_hbm, self.part_bias_hbm, self.weight_sum_hbm)
 
     def finish_part(self, block: Block, of_part: Gradients) -> None:
-        """Copy dX of the part with the positions ``block`` to its place, half of it by each core, and add db of the
-        part to the sum, each core its own classes. ``of_part`` are the gradients of the part.
+        """Copy dX of the part with the positions ``block`` into dX of the launch, and add db of the part to the sum of
+        db.
+
+        Each core copies half of dX, and adds db of its own classes. ``of_part`` are the gradients of the part.
         """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, of_part.input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None:
@@ -300,7 +303,6 @@ class _PartSums:
         nisa.dma_copy(dst=self._own(weight_hbm), src=self._own(sum_hbm))
 
     def _own(self, weight_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of this core's classes in a tensor of the shape of dW."""
         return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
 
 
@@ -315,7 +317,8 @@ def _write_in_parts(
     Args:
         operands, gradients: the operands and gradients of all positions.
         parts: the parts of the positions, several.
-        write: a function that stores the gradients of a part, and adds dW to the sum that it finds there.
+        write: a function that computes the gradients of a block of positions and stores them in the given tensors; dW
+            is added to the values there.
     """
     sums = _PartSums.make(operands, gradients, parts.size)
     sums.clear()
@@ -345,7 +348,7 @@ def write_gradients_of_positions(
     Args:
         operands, gradients: the operands and gradients of all positions.
         parts: the parts of the positions.
-        sizes: the sizes of a part; its number of positions is replaced by that of each part.
+        sizes: the sizes of a part; the number of positions in it is replaced for each part.
         tiling: the tiling of a part.
         problem_of: a function that returns the problem of a block of positions.
     """

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The rounds of a backward, each for a block of classes and a block of positions, and the buffers that they share.
+"""The rounds of a backward, and the buffers that they share.
 
-A :class:`Round` holds the blocks that it works on, and a :class:`Unit` is a part of its work on a stripe of features.
-:class:`SharedBuffers` has the buffers of all rounds, the banks of PSUM, and the objects that compute logits, their
-gradient, dX, dW and db from them.
+A *round* (:class:`Round`) is the work on one block of classes with one block of positions. X and W are the operands, G
+is the gradient of the logits; dX, dW and db are the gradients of X, W and the bias. A *stripe* is a range of features,
+a *piece* of X some tiles of 128 positions of one stripe, and a :class:`Unit` is a part of the work on a stripe in a
+round. :class:`SharedBuffers` has the buffers of all rounds, the banks of PSUM, and the objects that compute logits, G,
+dX, dW and db from them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Round:
 
     Attributes:
         classes, positions: the blocks.
-        next_classes: the classes whose W^T is to be loaded during this round; None if there are none, or they are
+        next_classes: the classes whose W^T is to be loaded during this round; None if there are none, or if they are
             loaded already.
         next_positions: the positions whose X^T is to be loaded during this round; None if there are none.
         is_first_of_core, is_last_of_core: whether the block of classes is the core's first, or last.
@@ -71,13 +73,13 @@ class Round:
         return div_ceil(self.positions.size, PARTITIONS)
 
     def rows(self, tile: int) -> int:
-        """Return the number of positions of a tile."""
+        """Return the number of positions of tile number ``tile``, at most 128."""
         return min(PARTITIONS, self.positions.size - tile * PARTITIONS)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of the work on a stripe of features: some tiles of dX, and the product of a piece of X for dW.
+    """A part of the work on a stripe: dX of some tiles of positions, and the product of one piece of X with G for dW.
 
     Attributes:
         number: the number of the unit within its stripe.
@@ -101,8 +103,10 @@ def _bias_gradient(
     tiles: TileMaker,
     has_softcap: bool,
 ) -> BiasGradient | UnroundedBiasGradient | None:
-    """Return the object that computes db: :class:`UnroundedBiasGradient` if 16-bit products round the gradient and the
-    bias has another type, else :class:`BiasGradient`; None if db is not wanted (``gradient_hbm`` is None).
+    """Return the object that computes db; None if db is not wanted (``gradient_hbm`` is None).
+
+    It is :class:`UnroundedBiasGradient` if 16-bit products round G and the bias has another dtype, else
+    :class:`BiasGradient`.
     """
     if gradient_hbm is None:
         return None
@@ -116,7 +120,6 @@ def _bias_gradient(
 
 
 def _banks() -> list[nl.NkiTensor]:
-    """Allocate all banks of PSUM."""
     shape = (PARTITIONS, CLASSES_OF_TILE)
     return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
 
@@ -127,9 +130,9 @@ def _logit_tiles(
     """Return the tiles in which the logits of an operand pair are computed, in PSUM banks that other work uses at other
     times.
 
-    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time. To
-    save memory, ``shared`` is the tile maker of the gradient: logits plus bias are then stored in its tiles. With None
-    they have their own tiles.
+    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of scores as the plan opens at a time.
+    To save memory, logits plus bias may be stored in the tiles of ``shared``, the tile maker of G. If ``shared`` is
+    None, logits plus bias have separate tiles.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
 
@@ -154,17 +157,18 @@ class SharedBuffers:
     Attributes:
         operands: X and W whose gradients are computed.
         plan: the plan of the kernel.
-        core: the core of this launch.
+        core: the number of this core.
         positions: the blocks of positions.
         streams: the buffers of the operands that stream.
-        logits: for each operand pair, the tiles that compute logits, if they are not kept.
-        tiles: the tile maker of the gradient of the logits.
-        block: the block of the gradient.
-        transpose_banks: banks of PSUM for transposes beside the logits.
-        input_banks: banks of PSUM for dX, and for transposes beside dW.
+        logits: for each operand pair, the tiles that compute logits, if logits are not kept.
+        tiles: the tile maker of G.
+        block: the block of G.
+        transpose_banks: the banks of PSUM for transposes while logits are computed.
+        input_banks: the banks of PSUM for dX, and for transposes while dW is computed.
         input_gradient, input_sum, weight_gradient, bias_gradient: the objects that compute dX, its sum over the cores,
             dW and db; None for gradients that are not wanted.
-        own_classes: the mask of the core's own classes in a block, for dX; None if a block has no others.
+        own_classes: the mask of the core's own classes in a block, for dX; None if no block has classes of the other
+            core.
     """
 
     operands: LinearOperands
@@ -200,8 +204,8 @@ class SharedBuffers:
             problem, plan: the problem and the plan of the backward.
             gradients: the gradients of the launch.
             partials_hbm: the float32 sums of dX of each core.
-            core: the core of this launch.
-            kept: the logits that the forward kept; None if they are computed.
+            core: the number of this core.
+            kept: the logits that the forward kept; None to compute them.
             cover: the classes of a single device loop; None if the core has other blocks.
         """
         tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
@@ -257,15 +261,22 @@ class SharedBuffers:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Start at class ``first_class``, the core's first one, and prepare most tiles of the gradient of the first
-        block of positions (:meth:`TileMaker.prepare`).
+        """Start at the core's first class, and prepare most tiles of G of the first block of positions.
+
+        See :meth:`TileMaker.prepare`.
+
+        Args:
+            first_class: the core's first class.
         """
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
     def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
-        """Prepare some of the next round's tiles of the gradient, in step number ``step`` of ``steps`` equal steps; see
-        :meth:`TileMaker.prepare`.
+        """Prepare some tiles of G of the next round; see :meth:`TileMaker.prepare`.
+
+        Args:
+            round_: the current round.
+            step, steps: the work is split into ``steps`` equal steps, and this call does step number ``step``.
         """
         if round_.next_positions is not None:
             skipped = round_.classes.size if round_.is_last else 0
@@ -273,34 +284,41 @@ class SharedBuffers:
             self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
 
     def prepare_rest(self, round_: Round, start: int, end: int) -> None:
-        """Prepare the tiles that :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are
-        computed.
+        """Prepare the tiles of G of this round that :meth:`prepare_ahead` has left.
+
+        Args:
+            start, end: the range of tiles of positions that are computed meanwhile; the same fraction of the remaining
+                tiles is prepared.
         """
         shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many further tiles are computed between the computation of a tile and its transpose, so that
-        Tensor need not wait for a tile.
+        """Return how many further tiles are computed before a tile is transposed, so that Tensor need not wait for the
+        tile.
         """
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
     def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
-        """Transpose tile ``tile`` of positions of the round's block of the gradient, through the PSUM banks
-        ``banks``.
-        """
+        """Transpose tile ``tile`` of positions of the block of G, through the PSUM banks ``banks``."""
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
     def add_bias(self, round_: Round) -> None:
-        """Add the block of a round, whose tiles are all transposed, to the gradient of the bias."""
+        """Add the block of G of a round, whose tiles are all transposed, to db; do nothing if db is not wanted."""
         if self.bias_gradient is not None:
             positions = round_.positions.size
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
     def add_input(self, round_: Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
-        """Compute dX of tile ``tile`` of positions and a stripe of features, and store it, or add it to the sum if the
-        block of classes is not the core's first one. Do nothing if dX is not wanted.
+        """Compute dX of tile ``tile`` of positions and one stripe; do nothing if dX is not wanted.
+
+        In the core's first block of classes dX is stored, in later blocks it is added to the sum.
+
+        Args:
+            stripe: the stripe of features.
+            tile: the number of the tile of positions in the block.
+            weight_sbuf: the stripe of W; None if dX is not wanted.
         """
         if self.input_gradient is None or weight_sbuf is None:
             return
@@ -310,8 +328,9 @@ class SharedBuffers:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Load a stripe of W for the classes of a round, and return it. Return None if dX is not wanted, because only
-        dX needs this W.
+        """Load a stripe of W for the classes of a round, and return its buffer.
+
+        Return None if dX is not wanted, because only dX needs this W.
         """
         if self.input_gradient is None:
             return None

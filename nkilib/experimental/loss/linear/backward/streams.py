@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward's loads: W^T and X^T for the logits, W for dX, X for dW, rows of biases and of class weights.
+"""The loads of the backward: W^T and X^T for the logits, W for dX, X for dW, biases and class weights.
+
+N positions, D features, V classes; X [N, D] and W ([V, D], or [D, V]) are the operands; dX and dW are their gradients.
+A *round* is the work on one block of classes with one block of positions. A *stripe* is a range of features of W or X;
+a *piece* of X is some tiles of 128 positions of one stripe; a *slice* is a few tiles of 128 features of W^T or X^T; a
+*part* of W^T (:class:`WeightPart`) is what one transfer loads.
 
 Logits are computed from one or two pairs of X and W (:class:`OperandPair`), and :class:`BackwardStreams` has the
-buffers of all of them. Operands that are streamed in have separate ring buffers, or X^T, X and W share two halves of
-one memory (:class:`StreamMemory`).
+buffers of all pairs. Operands that stream have separate ring buffers, or X^T, X and W share two halves of one memory
+(:class:`StreamMemory`).
 
-With many features, W^T is streamed in by slices of features (:class:`WeightSlices`), each multiplied within
-microseconds. X^T of few positions stays in SBUF; otherwise it is streamed in too, for each tile of classes. Without
-slices, W^T of a block of classes stays in SBUF for its logits (:class:`PairBuffers`), and W^T of the next block is
-loaded in parts (:class:`WeightPart`) beside dX and dW, when the DMA engines have most to do. If the forward has kept
-the logits, they are loaded in place of X^T and W^T.
+With many features, W^T streams by slices of features (:class:`WeightSlices`), each multiplied within microseconds. X^T
+of few positions stays in SBUF; otherwise it streams too, for each tile of classes. Without slices, W^T of a block of
+classes stays in SBUF for its logits (:class:`PairBuffers`), and W^T of the next block is loaded in parts while dX and
+dW are computed, when the DMA engines have most to do. If the forward has kept the logits, they are loaded in place of
+X^T and W^T.
 """
 
 from __future__ import annotations
@@ -35,16 +40,16 @@ _HALVES = 2
 
 @dataclass(frozen=True)
 class OperandPair:
-    """X and W, and how logits are computed from their product.
+    """X and W, and the options with which logits are computed from their product.
 
     Attributes:
         operands: X, W and the bias.
         softcap: the cap of the logits; None for none.
         lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
-        masked_score: under a softcap, the value that replaces the tanh of a masked class, whose bias is raised to twice
+        masked_score: under a cap, the value that replaces the tanh of a masked class, whose bias is raised to twice
             this value; None if the tanh stays -1.
-        scores_stay: whether the scores (logits before bias and cap) are needed until a tile of the gradient is
-            computed; else only until :meth:`TileMaker.open`.
+        scores_stay: whether the scores (the logits, or under a cap tanh(logit / cap)) are needed until a tile of the
+            gradient is computed; else only until :meth:`TileMaker.open`.
     """
 
     operands: LinearOperands
@@ -56,13 +61,13 @@ class OperandPair:
 
 @dataclass(frozen=True)
 class StreamMemory:
-    """The memory of the operands that are streamed in: X^T for the logits, W for dX, X for dW.
+    """The memory of the operands that stream: X^T for the logits, W for dX, X for dW.
 
     Attributes:
         plan: the plan of the launch.
         dtype: the dtype of the products with W and X.
-        shared_sbuf: two halves of memory that X^T, X and W share, [128, 2, elements of a half]; None if each has its
-            own memory.
+        shared_sbuf: two halves of memory that X^T, X and W share, [128, 2, elements of a half]; None if each operand
+            has separate memory.
     """
 
     plan: BackwardPlan
@@ -71,16 +76,17 @@ class StreamMemory:
 
     @classmethod
     def make(cls, plan: BackwardPlan, dtype: nl.DType) -> StreamMemory:
-        """Return the memory for a plan. Allocates ``shared_sbuf`` if X^T, X and W share memory in the plan."""
+        """Return the memory for a plan, after allocating ``shared_sbuf`` if X^T, X and W share memory in the plan."""
         shared_sbuf = None
         if plan.buffers.shares_memory:
             shared_sbuf = nl.ndarray((PARTITIONS, _HALVES, plan.half_size), dtype=dtype, buffer=nl.sbuf)
         return cls(plan, dtype, shared_sbuf)
 
     def inputs(self, pairs: list[OperandPair]) -> list[Ring]:
-        """Return the ring buffer of tiles of X^T, [128, tiles of features, 128], of each operand pair.
+        """Return for each operand pair the ring buffer of tiles of X^T, [128, tiles of features, 128].
 
-        In shared memory the tiles of both pairs are side by side. A tile takes a half if two do not fit in one half.
+        In shared memory the tiles of both pairs are side by side. If two tiles do not fit in one half, each tile takes
+        a half.
         """
         count, rings, first = self.plan.buffers.input_tiles, [], 0
         size = div_ceil(self.plan.input_bytes, dtype_bytes(self.dtype))
@@ -105,8 +111,8 @@ class StreamMemory:
     def pieces(self) -> Ring:
         """Return the ring buffer of pieces of X, [128, tiles of positions, stripe].
 
-        In shared memory the next tile of X^T takes the place of the last stripe of W, which is read before the last
-        piece of X.
+        In shared memory pieces have the second half. The next tile of X^T overwrites the last stripe of W in the first
+        half, because that stripe is read before the last piece of X.
         """
         buffers = self.plan.buffers
         return self._ring(buffers.pieces, 1, buffers.tiles_of_piece, self.plan.stripe)
@@ -116,8 +122,9 @@ class StreamMemory:
         return self._ring(self.plan.buffers.weight_stripes, 0, self.plan.class_tiles, self.plan.stripe)
 
     def _ring(self, count: int, half: int, tiles: int, columns: int) -> Ring:
-        """Return a ring buffer of ``count`` tiles [128, tiles, columns]: in memory of their own, or side by side in
-        half number ``half`` of the shared memory.
+        """Return a ring buffer of ``count`` tiles [128, tiles, columns].
+
+        The tiles have separate memory, or are side by side in half number ``half`` of the shared memory.
         """
         if self.shared_sbuf is None:
             return Ring.of_sbuf(count, (PARTITIONS, tiles, columns), self.dtype)
@@ -146,11 +153,11 @@ class WeightSlices:
 
     Attributes:
         operands, plan: the operands and the plan of the kernel.
-        inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None if it is streamed in.
+        inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None if X^T streams.
         ring: slices of W^T, [128, tiles of features of a slice, classes of a tile of logits].
         input_ring: slices of X^T, as many as of W^T, [128, tiles of features of a slice, positions of a batch]; empty
             if X^T stays.
-        staging: the memory in which a W of another type is cast.
+        staging: the memory in which W is cast if its dtype is not the dtype of the products.
     """
 
     operands: LinearOperands
@@ -177,23 +184,18 @@ class WeightSlices:
 
     @property
     def features(self) -> list[Span]:
-        """The ranges of features of the slices."""
+        """The range of features of each slice."""
         return cut(self.operands.num_features, TILES_OF_SLICE * PARTITIONS)
 
     def positions_of(self, positions: Span, tile: int) -> Span:
-        """Return the span of the batch that begins with tile number ``tile`` of a block of positions.
-
-        Args:
-            positions: the block.
-            tile: the number of the batch's first tile in the block; a batch has at most ``plan.tiles_of_batch`` tiles.
-        """
+        """Return the positions of the batch that begins with tile number ``tile`` of the block ``positions``."""
         first = tile * PARTITIONS
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
-        """Load a slice of W^T, and of X^T if it is streamed in, into the next buffers.
+        """Load a slice of W^T, and of X^T if X^T streams, into the next buffers, and return the slice on chip.
 
-        It is for the classes of a tile of logits and for a batch of positions.
+        The slice is for the classes of a tile of logits and for a batch of positions.
         """
         weight_sbuf = self.ring.next_tile()
         has_classes_first = self.operands.has_classes_first
@@ -208,13 +210,10 @@ class WeightSlices:
         return Slice(weight_sbuf, inputs_sbuf)
 
     def is_loaded_ahead(self, classes: int) -> bool:
-        """Return whether the first slices of a block of classes are loaded already during the previous round.
+        """Return whether the first slices of a block of classes are loaded during the previous round.
 
-        They are if at least a tile of logits is known by then, because further classes make no difference to the first
-        slices.
-
-        Args:
-            classes: how many of the block's first classes are known during the previous round.
+        This is so if the classes of one tile of logits are among the block's first ``classes`` classes, which are known
+        by then.
         """
         return classes >= self.plan.classes_of_tile
 
@@ -238,8 +237,11 @@ class WeightSlices:
         return slices
 
     def load_opening(self, classes: Block | None, positions: Span) -> None:
-        """Load the first slices of a block, and X^T if it stays, in the order in which they are needed. With None for
-        the classes, only an X^T that stays is loaded.
+        """Load the first slices of a block, and X^T if X^T stays, in the order in which they are needed.
+
+        Args:
+            classes: the block of classes; None to load only an X^T that stays.
+            positions: the block of positions.
         """
         if self.inputs_sbuf is None:
             if classes is not None:
@@ -254,7 +256,6 @@ class WeightSlices:
                 self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
 
     def _kept_inputs(self, inputs_sbuf: nl.NkiTensor, positions: Span, features: Span) -> nl.NkiTensor:
-        """Return X^T of some positions and of a slice's features, [128, tiles of features, positions]."""
         tiles = slice(features.first // PARTITIONS, div_ceil(features.end, PARTITIONS))
         return inputs_sbuf[:, tiles, positions.first : positions.end]
 
@@ -272,14 +273,13 @@ class WeightSlices:
 
 @dataclass(frozen=True)
 class WeightPart:
-    """A part of W^T of some classes, as large as one transfer.
+    """A part of W^T of some classes that one transfer loads.
 
     Attributes:
         pair: the number of the operand pair.
         classes: the classes, in HBM.
-        at: the place of the first of these classes in the block of classes.
-        span: the range that the part covers: some of these classes (counted from 0) if W is [V, D], some features if it
-            is [D, V].
+        at: the index of the first of these classes in the block of classes.
+        span: a range of these classes (counted from 0) if W is [V, D], a range of features if W is [D, V].
     """
 
     pair: int
@@ -297,10 +297,10 @@ class PairBuffers:
         operands: X, W and the bias.
         inputs: tiles of X^T, [128, tiles of features, 128]; if logits are kept, tiles of logits, float32 [128,
             classes].
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T is
-            streamed in.
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T
+            streams.
         bias: the bias of a block; None without a bias.
-        staging: the memory in which a W of another type than the products' is cast; X has the type of the products.
+        staging: the memory in which W is cast if its dtype is not the dtype of the products; X has that dtype.
     """
 
     number: int
@@ -316,7 +316,7 @@ class PairBuffers:
         return div_ceil(self.operands.num_features, PARTITIONS)
 
     def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
-        """Load a tile of X^T of a block of positions into the next buffer."""
+        """Load tile number ``tile`` of X^T of a block of positions into the next buffer, and return the buffer."""
         rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
         tile_sbuf = self.inputs.next_tile()
         of_tile = Matrix(self.operands.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
@@ -324,17 +324,17 @@ class PairBuffers:
         return tile_sbuf
 
     def weight(self, classes: Block) -> Matrix:
-        """Return W of some classes, [classes, features]."""
+        """Return W of some classes in HBM, [classes, features]."""
         has_classes_first = self.operands.has_classes_first
         weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
         return Matrix(weight_hbm, not has_classes_first, self.staging)
 
     def weight_parts(self, classes: Block, at: int, class_tiles: int) -> list[WeightPart]:
-        """Return the parts in which W^T of some classes is loaded.
+        """Return the parts in which W^T of some classes is loaded; none if W^T has no buffer.
 
         Args:
             classes: the classes, in HBM.
-            at: the place of the first of them in the block of classes.
+            at: the index of the first of these classes in the block of classes.
             class_tiles: the number of tiles of classes of a block.
         """
         if self.weight_sbuf is None:
@@ -347,9 +347,7 @@ class PairBuffers:
         return [WeightPart(self.number, classes, at, span) for span in pieces]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T into ``weight_sbuf``. Do nothing without that memory: the logits are kept, or W^T is
-        streamed in by slices.
-        """
+        """Load a part of W^T into ``weight_sbuf``; do nothing if ``weight_sbuf`` is None."""
         if self.weight_sbuf is None:
             return
         weight, span = self.weight(part.classes), part.span
@@ -368,9 +366,9 @@ class BackwardStreams:
 
     Attributes:
         plan: the plan of the kernel.
-        kept: the logits that the forward kept; None if they are computed.
-        slices: the slices of W^T, and X^T, if W^T is streamed in; None if it stays in SBUF.
-        pairs: X^T and W^T of each operand pair; the gradients are those of the first one.
+        kept: the logits that the forward kept; None if logits are computed.
+        slices: the slices of W^T, and X^T, if W^T streams; None if W^T stays in SBUF.
+        pairs: the buffers of each operand pair; the gradients are those of the first pair.
         rows: the vectors of one value per class; the biases come first.
         pieces: pieces of X, [128, tiles of positions, stripe].
         stripes: stripes of W, [128, tiles of classes, stripe].
@@ -388,7 +386,9 @@ class BackwardStreams:
     def make(
         cls, pairs: list[OperandPair], plan: BackwardPlan, kept: LogitsInHbm | None, rows: list[ClassRow]
     ) -> BackwardStreams:
-        """Allocate the buffers; nothing is loaded yet. ``rows`` are loaded besides the biases."""
+        """Allocate the buffers; nothing is loaded yet. ``rows`` are the vectors of one value per class besides the
+        biases.
+        """
         own, classes = pairs[0].operands, plan.class_tiles * PARTITIONS
         memory = StreamMemory.make(plan, own.dtype)
         staging = Staging.make(plan.staging_bytes)
@@ -424,12 +424,12 @@ class BackwardStreams:
         return len(self.pairs[0].inputs.tiles)
 
     def restart_inputs(self) -> None:
-        """Let the next tile of X^T use the first buffer of the ring."""
+        """Let the next tile of X^T use the first buffer of its ring."""
         for pair in self.pairs:
             pair.inputs.restart()
 
     def next_inputs(self) -> list[nl.NkiTensor]:
-        """Return the next tile of X^T of each operand pair, which is loaded already."""
+        """Return the next buffer of X^T of each operand pair, without loading anything."""
         return [pair.inputs.next_tile() for pair in self.pairs]
 
     def load_opening(self, classes: Block, positions: Span) -> None:
@@ -459,7 +459,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """Load all of X, if it stays in SBUF for all blocks; it is needed later than X^T of the first block."""
+        """Load all pieces of X if the plan keeps them in SBUF for all blocks; else do nothing."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
             for stripe in self.stripes_of_features:
@@ -468,19 +468,21 @@ class BackwardStreams:
 
     @property
     def stripes_of_features(self) -> list[Span]:
-        """The features of each stripe; stripes are as equal as tiles of 128 features can be."""
+        """The range of features of each stripe; stripes are as equal as tiles of 128 features allow."""
         if self.plan.stripe % PARTITIONS:
             return [Span(0, self.operands.num_features)]
         return balanced_spans(Span(0, self.operands.num_features), self.plan.stripe)
 
     def pieces_of(self, positions: Span) -> list[range]:
-        """Return the tiles of positions of each piece of X of a block."""
+        """Return the tiles of positions of each piece of X in a block of positions."""
         tiles = div_ceil(positions.size, PARTITIONS)
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the operands of ``classes``, the rest of a block from its class ``at`` on, which is not loaded yet; with
-        kept logits also the first ones of ``positions``.
+        """Load the operands of ``classes``, the last classes of a block from its class ``at`` on, which are not loaded
+        yet.
+
+        With kept logits, also load the first logits of ``positions``, the first block of positions.
         """
         if classes.size == 0:
             return
@@ -491,8 +493,9 @@ class BackwardStreams:
             self._load_first_logits(classes, at, positions)
 
     def load_first_tile(self, classes: Block | None, positions: Span) -> None:
-        """Load the first tile of X^T of a block of positions, or with kept logits its first logits of ``classes``; None
-        for the classes: no logits are loaded.
+        """Load the first tile of X^T of a block of positions, or with kept logits the first logits of the block.
+
+        These are the logits of ``classes``; with None no kept logits are loaded.
         """
         if self.kept is not None:
             if classes is not None:
@@ -503,7 +506,9 @@ class BackwardStreams:
             self._load_transposed_input(positions, 0)
 
     def load_second_inputs(self, positions: Span) -> list[list[nl.NkiTensor]]:
-        """Load the tiles of X^T of each operand pair after the first one, as many as there are buffers."""
+        """Load the tiles of X^T after the first one, as many as there are buffers, and return them for each operand
+        pair.
+        """
         if self.kept is not None or self.plan.keeps_inputs:
             return []
         return [self._load_transposed_input(positions, tile) for tile in range(1, self.opening_inputs(positions))]
@@ -514,12 +519,19 @@ class BackwardStreams:
             self.load_input(classes, at, positions, tile)
 
     def opening_inputs(self, positions: Span) -> int:
-        """Return how many tiles of X^T a block of positions starts with, the first one included."""
+        """Return how many tiles of X^T are loaded at the start of a block of positions, including the first one."""
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """Load tile ``tile`` of a block of positions into the next buffers, and return it: X^T of each operand pair, or
-        the kept logits of ``classes``, which start at class ``at`` of their block.
+        """Load one tile of a block of positions into the next buffers, and return these buffers.
+
+        There is one buffer of X^T for each operand pair, or one buffer of kept logits.
+
+        Args:
+            classes: the classes of the kept logits.
+            at: the index of the first of these classes in their block.
+            positions: the block of positions.
+            tile: the number of the tile in the block.
         """
         if self.kept is None:
             return self._load_transposed_input(positions, tile)
@@ -533,10 +545,9 @@ class BackwardStreams:
         return [pair.load_input(positions, tile) for pair in self.pairs]
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Return the piece of X with the given tiles of positions and the given stripe of features, in SBUF.
+        """Return a piece of X in SBUF: from its buffer if the plan keeps all pieces, else loaded into the next buffer.
 
-        If the plan keeps all pieces, the piece is already there; if not, it is loaded into the next buffer. The same
-        piece is requested several times, because every group of tiles of dW goes through all pieces of a stripe before
+        The same piece is requested several times, because every group of tiles of dW uses all pieces of a stripe before
         the next stripe begins.
 
         Args:
@@ -559,14 +570,15 @@ class BackwardStreams:
         return piece_sbuf
 
     def load_stripe(self, classes: Block, stripe: Span) -> nl.NkiTensor:
-        """Load a stripe of W, of a block of classes, into the next buffer."""
+        """Load a stripe of W, of a block of classes, into the next buffer, and return the buffer."""
         stripe_sbuf = self.stripes.next_tile()
         self.pairs[0].weight(classes).columns_of(stripe.first, stripe.size).load(stripe_sbuf)
         return stripe_sbuf
 
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
-        """Return the parts in which W^T of ``classes`` is loaded, in the order in which the logits need them; ``at`` is
-        the place of the first class in its block.
+        """Return the parts in which W^T of ``classes`` is loaded, in the order in which the logits need them.
+
+        ``at`` is the index of the first of these classes in its block.
         """
         if classes is None or classes.size == 0:
             return []
@@ -574,7 +586,7 @@ class BackwardStreams:
         return [part for parts in zip_longest(*of_pairs) for part in parts if part is not None]
 
     def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T into the memory of its operand pair; do nothing where W^T has no such memory."""
+        """Load a part of W^T into the buffer of its operand pair; do nothing if W^T has no such buffer."""
         self.pairs[part.pair].load_weight(part)
 
     def load_rows(self, classes: Block | None, at: int) -> None:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface between a loss and the shared backward: the operands, and the computation of tiles of the logits'
-gradient.
+"""The interface between a loss and the shared backward: the operands, and the computation of tiles of G.
 
-A loss hands a :class:`BackwardProblem` to the backward: its operands and its :class:`TileMaker`. A tile is computed in
-float32 and rounded once, to the type of the products; :class:`TilePlace` says which positions and classes it has, and
-:class:`LastProduct` is its last step, which may be issued later. Some losses open several tiles before they compute the
-first of them, because opening a tile needs another table of functions on Scalar.
+G is the gradient of the logits. A *tile* has at most 128 positions and some classes; a *block* has some tiles of
+positions and some classes.
+
+A loss hands a :class:`BackwardProblem` to the backward: its operands and its :class:`TileMaker`. A tile of G is
+computed in float32 and rounded once, to the dtype of the products; :class:`TilePlace` holds its positions and classes,
+and :class:`LastProduct` is its last step, which may be issued later. Some losses open several tiles before they compute
+the first of them, because opening a tile needs another table of functions on Scalar.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class TilePlace:
     """The positions and classes of a tile of logits.
 
     Attributes:
-        column: the index of the tile's positions among all tiles of 128 positions, not only those of the block; tiles
-            with one scalar per position, [128, tiles of positions], have these positions in this column.
+        column: the index of the tile's positions among all tiles of 128 positions of the launch. Tensors with one
+            scalar per position, [128, tiles of positions], have the tile's positions in this column.
         rows: the number of positions, at most 128.
         classes: the range of classes, counted from the first class of the block.
     """
@@ -42,11 +44,11 @@ class TilePlace:
     classes: Span
 
     def of(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalars of the tile's positions, [rows, 1], from columns [128, tiles of positions]."""
+        """Return the scalars of the tile's positions, [rows, 1], from a tensor [128, tiles of positions]."""
         return column_sbuf[0 : self.rows, self.column : self.column + 1]
 
     def of_classes(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values of the tile's classes, [rows, classes], from a row [128, classes of a block]."""
+        """Return the values of the tile's classes, [rows, classes], from a tensor [128, classes of a block]."""
         return row_sbuf[0 : self.rows, self.classes.first : self.classes.end]
 
     def slot(self, tiles_sbuf: list[nl.NkiTensor], number: int) -> nl.NkiTensor:
@@ -56,8 +58,9 @@ class TilePlace:
 
 @dataclass(frozen=True)
 class LastProduct:
-    """The last step of a tile of the gradient: a product and the rounding. It is issued after the next tile's
-    exponentials, so that Scalar does not wait for it.
+    """The last step of a tile of G: a product and the rounding.
+
+    This step is issued after the next tile's exponentials, so that Scalar does not wait for it.
 
     Attributes:
         dst_sbuf: the tile, rounded.
@@ -77,11 +80,13 @@ class LastProduct:
     adds_on_vector: bool = False
 
     def issue(self, on_gpsimd: bool) -> None:
-        """Multiply, round and add to the sums; ``on_gpsimd`` multiplies on GpSimd, which is idle but half as fast as
-        Scalar.
+        """Issue the product, the rounding and the addition to the sums.
 
-        If Vector does not add, Scalar multiplies, and GpSimd rounds and adds. Scalar rounds if there is nothing to
-        multiply and GpSimd is not free.
+        If there are sums and Vector does not add, Scalar multiplies, and GpSimd rounds and adds. Scalar rounds if there
+        is nothing to multiply and GpSimd is not free.
+
+        Args:
+            on_gpsimd: whether GpSimd multiplies, if it is idle; it is half as fast as Scalar.
         """
         if self.sums_sbuf is not None and not self.adds_on_vector:
             self._multiply(self.values_sbuf)
@@ -100,12 +105,10 @@ class LastProduct:
             self._add_on_vector(self.sums_sbuf, self.factor_sbuf)
 
     def _multiply(self, dst_sbuf: nl.NkiTensor) -> None:
-        """Multiply the values by the factor on Scalar; without a factor they stay as they are."""
         if self.factor_sbuf is not None:
             nisa.activation(dst=dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
 
     def _add_on_gpsimd(self, sums_sbuf: nl.NkiTensor) -> None:
-        """Add the values, already multiplied, to the sums on GpSimd."""
         engine = nisa.engine.gpsimd
         if self.begins_sums:
             nisa.tensor_copy(dst=sums_sbuf, src=self.values_sbuf, engine=engine)
@@ -113,10 +116,7 @@ class LastProduct:
             nisa.tensor_tensor(dst=sums_sbuf, data1=sums_sbuf, data2=self.values_sbuf, op=nl.add, engine=engine)
 
     def _add_on_vector(self, sums_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        """Add the product of values and factor to the sums, on Vector.
-
-        Scalar stores the first product as the sums, because its copies of transposes come later.
-        """
+        # Scalar stores the first product as the sums, because its copies of transposes come later.
         if self.begins_sums:
             self._multiply(sums_sbuf)
             return
@@ -131,15 +131,17 @@ class LastProduct:
 
 
 class TileMaker(Protocol):
-    """The computation of the tiles of the gradient of the logits, one after another; each loss has its own."""
+    """The computation of the tiles of G, one after another; each loss implements this interface."""
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """The power of two by which the gradient is scaled; None for 1."""
+        """The power of two that G is multiplied by; None for 1."""
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The vectors of one value per class, besides the biases; each block of classes loads its part of them."""
+        """The vectors of one value per class, besides the biases; the backward loads their values for each block of
+        classes.
+        """
 
     @property
     def opens_groups(self) -> bool:
@@ -174,26 +176,31 @@ class TileMaker(Protocol):
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Compute tile ``number``, except for its last product, which is returned to be issued later.
+        """Compute tile ``number`` of G, and return its last product, which the caller issues later; None if there is
+        none.
 
         Args:
             number: the number of the tile.
-            dst_sbuf: the result, [rows, classes], in the type of the products, or the tile's slot of ``float32_tiles``.
+            dst_sbuf: the result, [rows, classes], in the dtype of the products, or the tile's slot of
+                ``float32_tiles``.
             opened: the result of :meth:`open`; overwritten.
             place: the positions and classes of the tile.
         """
 
     @property
     def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which :meth:`make_tile` computes tiles, one of which may hold the result.
+        """The buffer slots in which :meth:`make_tile` computes tiles: :data:`GRADIENT_SLOTS` tiles, float32 [128,
+        classes of a tile].
 
-        They are :data:`GRADIENT_SLOTS` tiles, float32 [128, classes of a tile].
+        A slot may also hold the result.
         """
 
     @property
     def may_hold_scores(self) -> bool:
-        """Whether the logits plus bias of a tile may be stored in the slot of ``float32_tiles`` in which
-        :meth:`make_tile` then computes that tile of the gradient, which saves buffers.
+        """Whether logits plus bias of a tile may be stored in the slot of ``float32_tiles`` in which :meth:`make_tile`
+        computes the tile.
+
+        This saves buffers.
         """
 
 
@@ -201,8 +208,8 @@ class BackwardProblem(NamedTuple):
     """The input of the shared backward, given by a loss.
 
     Attributes:
-        pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first one.
-        make_tiles: a function that takes the plan and returns the tile maker of the gradient of the logits.
+        pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first pair.
+        make_tiles: a function that takes the plan and returns the tile maker of G.
     """
 
     pairs: list[OperandPair]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the weight, dW = G^T X, with the gradient G of the logits: summed over positions in PSUM, stored
-once.
+"""The gradient of the weight, dW = G^T X, summed over positions in PSUM and stored once.
 
-:class:`WeightGradient` makes groups (:class:`WeightGroup`) of tiles (:class:`WeightProduct`) that are summed at the
-same time. G comes from :mod:`.gradient_block`.
+N positions, D features, V classes; X [N, D] is the input, G the gradient of the logits (from :mod:`.gradient_block`),
+and dW is [V, D] or [D, V], as the weight W. A *stripe* is a range of features. :class:`WeightGradient` makes groups
+(:class:`WeightGroup`) of tiles of dW (:class:`WeightProduct`) that are summed at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class WeightProduct:
-    """A tile of the weight gradient dW, summed over tiles of positions in a bank of PSUM.
+    """A tile of dW, summed over tiles of positions in a bank of PSUM.
 
     Attributes:
         bank_psum: the sum, float32 [rows, columns].
@@ -41,9 +41,12 @@ class WeightProduct:
     first_column: int
 
     def add(self, gradient_sbuf: nl.NkiTensor, input_sbuf: nl.NkiTensor, is_first: bool) -> None:
-        """Add the product of the gradient and of X for a tile of positions.
+        """Add the product of G and X for one tile of positions to the sum.
 
-        ``gradient_sbuf`` is [rows, classes of the block], and ``input_sbuf`` is [rows, stripe].
+        Args:
+            gradient_sbuf: G, [rows, classes of the block].
+            input_sbuf: X, [rows, stripe].
+            is_first: whether the product is stored instead of being added.
         """
         of_classes = gradient_sbuf[:, self.classes.first : self.classes.end]
         of_features = input_sbuf[:, self.features.first : self.features.end]
@@ -55,22 +58,21 @@ class WeightProduct:
         )
 
     def of(self, group_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of this tile in ``group_sbuf``, a tile of the whole group."""
+        """Return the view of this tile in a tensor in SBUF that holds the whole group."""
         rows, columns = self.bank_psum.shape
         return group_sbuf[0:rows, self.row_tile, self.first_column : self.first_column + columns]
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Tiles of the weight gradient dW that are summed in PSUM at the same time and loaded and stored together.
-
-    Fewer and larger transfers take less time.
+    """Tiles of dW that are summed in PSUM at the same time and loaded and stored together, because few large transfers
+    are fast.
 
     Attributes:
         products: the tiles.
-        place_hbm: the place of the tiles in dW, [rows, columns].
-        sum_hbm: the float32 values that dW is added to, at this place; None if there are none.
-        scratch_hbm: the float32 sums over the earlier blocks of positions, at this place; None if there is one block.
+        place_hbm: the region of dW that the tiles cover, [rows, columns].
+        sum_hbm: the float32 values of this region that dW is added to; None if there are none.
+        scratch_hbm: the float32 sums of this region over the earlier blocks of positions; None if there is one block.
     """
 
     products: list[WeightProduct]
@@ -80,7 +82,7 @@ class WeightGroup:
 
 
 def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-    """Return pairs of views, of a matrix in HBM and of the tile [128, tiles, columns] that holds its rows.
+    """Return pairs of views: of a matrix in HBM, and of the tensor [128, tiles, columns] that holds its rows.
 
     One pair has the whole tiles, and one the remaining rows.
     """
@@ -97,7 +99,7 @@ def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[n
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The computation of the weight gradient dW; each block of classes is stored once.
+    """The computation of dW; dW of each block of classes is stored once.
 
     Attributes:
         gradient_hbm: dW, in the layout of W.
@@ -109,9 +111,9 @@ class WeightGradient:
         sums: float32 buffers for the values that a group is added to; empty if there are none.
         scratch_hbm: float32 sums over blocks of positions, in the layout of W, of a block of classes; None for one
             block of positions.
-        classes_of_tile: the classes of a product whose result is [features, classes].
+        classes_of_tile: the number of classes of a product whose result is [features, classes].
         group_tiles: the number of tiles of 128 rows that the buffers of a group have.
-        power: the power of two that the gradient of the logits is scaled by; None for 1.
+        power: the power of two that G is multiplied by; None for 1.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -135,7 +137,11 @@ class WeightGradient:
         banks_psum: list[nl.NkiTensor],
         power: PowerOfTwo | None,
     ) -> WeightGradient:
-        """Allocate the memory that a plan gives to the gradient of the weight; see the class for the arguments."""
+        """Allocate the memory that a plan gives to dW.
+
+        Args:
+            gradient_hbm, sum_hbm, banks_psum, power: see the class.
+        """
         scratch_hbm = None
         if plan.position_blocks > 1:
             block = (plan.class_tiles * PARTITIONS, launch.num_features)
@@ -162,9 +168,7 @@ class WeightGradient:
         self.sums.restart()
 
     def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
-        """Return the tiles of dW of a block of classes and a stripe of features, in groups that fit the banks of
-        PSUM.
-        """
+        """Return the tiles of dW of a block of classes and a stripe of features, in groups that fit PSUM."""
         if self.has_classes_first:
             groups = []
             for group in cut(block.size, len(self.banks_psum) * PARTITIONS):
@@ -188,8 +192,8 @@ class WeightGradient:
 
         Args:
             block: the block of classes.
-            rows, columns: the ranges of the group; classes are counted within the block, and features from the first
-                one.
+            rows, columns: the ranges of the group; classes are counted within the block, features from the first
+                feature of W.
             row_tiles, column_tiles: the tiles of the group; classes are counted within the block, features within the
                 stripe.
         """
@@ -213,10 +217,14 @@ class WeightGradient:
         )
 
     def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
-        """Load the float32 values to which a group's sums over the last block of positions are added.
+        """Load the float32 values that are added to a group's sums over the last block of positions, and return their
+        buffers.
 
-        They are the sums over the earlier blocks of positions, and the caller's sum. Before the last block there are
-        none. Call this when the sums begin, so that the values arrive in time.
+        The values are the sums over the earlier blocks of positions, and the caller's sum; before the last block
+        nothing is loaded. Call this when the sums begin, so that the values arrive in time.
+
+        Args:
+            is_first, is_last: whether the block of positions is the first or last one.
         """
         if not is_last:
             return []
@@ -226,9 +234,12 @@ class WeightGradient:
     def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
         """Store the sums of a group over a block of positions.
 
-        Before the last block of positions, they are kept in the scratch memory. The sums of the last block are added to
-        ``loaded_sbuf``, the values that :meth:`load_earlier` has loaded, rounded once and stored in dW. ``is_first``
-        and ``is_last`` say whether the block is the first or last.
+        Before the last block of positions, the sums are kept in the scratch memory. The sums of the last block are
+        added to the loaded values, rounded once and stored in dW.
+
+        Args:
+            loaded_sbuf: the values that :meth:`load_earlier` has loaded.
+            is_first, is_last: whether the block of positions is the first or last one.
         """
         if not is_last and group.scratch_hbm is not None:
             self._keep(group, group.scratch_hbm, is_first)
@@ -241,7 +252,6 @@ class WeightGradient:
             nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
 
     def _keep(self, group: WeightGroup, scratch_hbm: nl.NkiTensor, is_first: bool) -> None:
-        """Store the sums of a group in the scratch memory, or add them to the sums there."""
         wide_sbuf = self.sums.next_tile()
         for product in group.products:
             self._sum(product.of(wide_sbuf), product.bank_psum, [])
@@ -252,16 +262,13 @@ class WeightGradient:
                 nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, tile_sbuf], reduce_op=nl.add)
 
     def _loaded(self, rows_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Load ``rows_hbm``, the float32 rows of a group in HBM, into the next buffer of ``sums``, and return the
-        buffer.
-        """
         wide_sbuf = self.sums.next_tile()
         for place_hbm, tile_sbuf in _transfers(rows_hbm, wide_sbuf):
             nisa.dma_copy(dst=tile_sbuf, src=place_hbm)
         return wide_sbuf
 
     def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute a sum of products, divided by the power of two, plus earlier values; these may be overwritten."""
+        """Compute a sum of products, divided by the power of two, plus the earlier values, which may be overwritten."""
         inverse: float | nl.NkiTensor = 1.0
         if self.power is not None:
             inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]

@@ -3,12 +3,13 @@
 
 """Bounds on the errors of the linear cross-entropy kernels against the float64 results of :mod:`.reference`.
 
-:func:`linear_forward_bounds` returns the bounds of all results of the forward, :func:`linear_gradients_and_bounds`
-those of the gradients. The latter follow from the gradients of the logits and their bounds
+:func:`linear_forward_bounds` returns the bounds of all results of the forward, :func:`linear_gradients_and_bounds` the
+bounds of the gradients. The bounds of the gradients follow from the gradients of the logits and their bounds
 (:func:`logit_gradient_blocks`), by :func:`bounded_gradients`, which token scores use too.
 
-:mod:`nkilib.experimental.loss.linear.reference` has the notation of the bounds, the error dz of a logit, and the errors
-of the products dX and dW of a gradient G.
+N positions, V classes; z is the logit after cap and temperature, G the gradient of a logit, u = 2^-24, and dz the bound
+on the error of a logit. :mod:`nkilib.experimental.loss.linear.reference` derives dz, and the errors of dX and dW, the
+products of G with weight and input.
 
 - Loss and statistics: the errors of cross-entropy for exact logits (``cross_entropy.bounds``), plus the effect of a
   change of every logit by its dz: on lse at most the largest dz, on the loss twice that. A temperature divides dz as it
@@ -16,10 +17,10 @@ of the products dX and dW of a gradient G.
 - log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz.
 - The mean of z moves by the mean of dz. Its running sum, with one addition for each window of blocks of at least 128
   classes, adds u times the mean of |z| for each addition.
-- The gradient G of a logit: the error of cross-entropy for exact logits. The softmax p has a further relative error of
-  expm1(dz + max dz), for the logit and for lse; the derivative 1 - tanh^2 of a cap c by 2 |tanh| dz / c of itself. The
+- G: the error of cross-entropy for exact logits. The softmax p has a further relative error of expm1(dz + max dz), for
+  the logit and for lse; the derivative 1 - tanh^2 of a cap c has the further relative error 2 |tanh| dz / c. The
   gradient h of the entropy H adds the error of h p (log p + H), in which p is off in the same way, and log p by dz +
-  max dz. All of it is divided by a temperature, and so is dz, except in the derivative of a cap.
+  max dz. All of these errors are divided by a temperature, and so is dz, except in the derivative of a cap.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -59,16 +60,14 @@ _LANES: Final = 128
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the means of ``values`` over the classes of each position that are not masked, where ``z`` is not -inf."""
+    """Return the mean over the classes of each position that are not masked, where ``z`` is not -inf, [N]."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means
 
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
-    """Return the bounds on the errors of the forward's results by name, for the positions ``rows``; ``weight`` is
-    ``problem.classes_first``.
-    """
+    """Return the bounds on the errors of the forward's results by name, for the positions ``rows``."""
     options, targets = problem.recipe.of_rows(rows), problem.targets[rows]
     logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight) / options.element_divisor
     bounds = extended_forward_bounds(logits, targets, None, options, problem.forward.of_rows(rows))
@@ -124,7 +123,7 @@ def bounded_gradients(
         largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
             depends on it.
         classes: see ``linear_backward_reference``.
-        types: the types of the results.
+        types: the dtypes of the results.
     """
     return gradients_and_bounds(problem.layer, blocks, largest / float(np.min(problem.recipe.divisor)), classes, types)
 
@@ -132,7 +131,7 @@ def bounded_gradients(
 def logit_gradient_blocks(
     problem: LinearProblem, upstream: BackwardInputs, sizes: Float64Array, weight: Float64Array
 ) -> Iterator[GradientRows]:
-    """Yield the gradients of the logits with the bounds of their errors, in blocks that cover the positions.
+    """Yield the gradients of the logits with the bounds on their errors, in blocks that cover the positions.
 
     Args:
         problem: the inputs and options of the launch.
@@ -182,9 +181,9 @@ def linear_gradients_and_bounds(
     The bounds hold for the lse that the kernel received or computed.
 
     Args:
-        problem: the problem, with X and W of the type of the products: rounded to it, where the kernel rounds them.
+        problem: the problem, with X and W in the dtype of the products: rounded to it, where the kernel rounds them.
         upstream, classes: see ``linear_backward_reference``.
-        input_dtype, weight_dtype: the dtypes of dX and dW; None: the dtype of the products.
+        input_dtype, weight_dtype: the dtypes of dX and dW; None for the dtype of the products.
     """
     weight = problem.classes_first
     sizes = coefficient_sizes(

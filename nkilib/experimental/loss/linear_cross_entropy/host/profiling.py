@@ -3,7 +3,8 @@
 
 """The modelled times of launches, from shapes alone: for host code, and in the simulator only.
 
-:func:`profile_linear_launch` profiles linear cross-entropy, :func:`profile_token_scores_launch` token scores.
+:func:`profile_linear_launch` profiles linear cross-entropy, :func:`profile_token_scores_launch` token scores. N
+positions, D features, V classes, K target ids per position; X and W are the operands.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def profile_linear_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """Profile a kernel on X [N, D] and W [V, D] or [D, V]; modelled, not measured.
+    """Return the profile of a kernel on X [N, D] and W [V, D] or [D, V]; modelled, not measured.
 
     Example::
 
@@ -89,9 +90,9 @@ def profile_linear_launch(
 
     Args:
         num_positions, num_features, vocab_size: N, D, V.
-        dtype: the dtype of X and W, an NKI type or its name.
+        dtype: the dtype of X and W, an NKI dtype or its name.
         direction: ``"forward"``, ``"backward"`` or ``"forward_backward"``.
-        tiling: the tiling of the launch; None: the choice of ``choose_linear_tiling``.
+        tiling: the tiling of the launch; None for the choice of ``choose_linear_tiling``.
         target: the generation of the device.
         cores: the number of cores of the launch.
         weight_layout: ``"vd"`` or ``"dv"``, the layout of W.
@@ -131,7 +132,7 @@ def profile_token_scores_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """Profile a kernel of K target ids per position; modelled, not measured.
+    """Return the profile of a kernel of K target ids per position; modelled, not measured.
 
     Example::
 

@@ -3,6 +3,7 @@
 
 """Linear cross-entropy and its gradients in float64, from the same inputs as the kernels.
 
+N positions, D features, V classes; X, W and b are input, weight and bias, and *rows* are positions.
 :class:`LinearProblem` has the inputs and options of a launch, :func:`linear_forward_reference` computes all results of
 the forward, :func:`gradient_of_logits` the gradient of some positions' logits, and :func:`linear_backward_reference`
 the gradients of X, W and bias. Products, loss and gradients are float64 throughout; loss and gradient of logits are
@@ -45,10 +46,10 @@ class LinearProblem:
     use.
 
     Attributes:
-        input: X, [N, D], of any float type.
+        input: X, [N, D], of any float dtype.
         weight: W, [V, D], or [D, V] by ``weight_layout``.
         targets: [N] integers, each a class or the index of ignored positions.
-        bias: [V], or None.
+        bias: b, [V], or None.
         options: the options of the loss, including class weights.
         weight_layout: ``"vd"`` or ``"dv"``.
         logit_scale: s, which multiplies product and bias, before a cap.
@@ -104,7 +105,7 @@ class LinearProblem:
 
     @property
     def classes_first(self) -> Float64Array:
-        """The weight W as [V, D]."""
+        """The weight W as float64 [V, D]."""
         return self.layer.classes_first
 
     @property
@@ -117,7 +118,7 @@ class LinearProblem:
         return self.layer.row_blocks()
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """Return y = X W^T + b of some positions, before scale and cap; ``weight`` is ``classes_first``."""
+        """Return X W^T + b of the positions ``rows``, before scale and cap; ``weight`` is ``classes_first``."""
         return self.layer.logits_of(rows, weight)
 
 
@@ -132,7 +133,10 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
 def gradient_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
 ) -> Float64Array:
-    """Return the gradient G with respect to X W^T of R positions, [R, V]; ``weight`` is ``classes_first``."""
+    """Return the gradient with respect to X W^T of the R positions ``rows``, [R, V].
+
+    ``weight`` is ``problem.classes_first``.
+    """
     return extended_backward_reference(
         problem.logits_of(rows, weight),
         problem.targets[rows],
@@ -145,7 +149,7 @@ def gradient_of_logits(
 def linear_backward_reference(
     problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """Return all gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
+    """Return all gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that the kernel received.
 
     PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
 

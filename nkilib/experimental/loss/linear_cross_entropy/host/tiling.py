@@ -3,13 +3,16 @@
 
 """The choice of a tiling for the linear cross-entropy kernels, and the bytes of HBM that they take: arithmetic only.
 
+N positions, D features, V classes, K target ids per position; X and W are the operands, dX and dW their gradients; z is
+the logit after cap and temperature. A *tile* is 128 positions, classes or features.
+
 :func:`choose_linear_tiling` chooses, of the blocks that fit SBUF, those with the least estimated time.
 :class:`ForwardSizes` estimates it for the forward, :mod:`nkilib.experimental.loss.linear.tiling` for gradients. The
 more positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
 ``nkilib.simulator.profile`` models times; tests check the choice against it.
 
-:func:`form_bytes` counts the bytes of HBM of two launches and of one; :func:`logits_blocks` gives the blocks of
-positions whose logits one launch keeps.
+:func:`form_bytes` counts the bytes of HBM of separate forward and backward launches, and of a single launch of both;
+:func:`logits_blocks` gives the blocks of positions whose logits a single launch keeps.
 """
 
 from __future__ import annotations
@@ -103,13 +106,13 @@ class ForwardSizes:
 
     Attributes:
         num_positions, num_features, vocab_size: N, D and V.
-        itemsize: bytes of an element of X and W.
+        itemsize: the bytes of an element of X and W.
         cores: the number of cores of the launch.
         needs: the options that take memory or time, beyond loss and log-sum-exp.
         program_share: the fraction of a program's allowed instructions that the forward may use.
-        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
-        staging_bytes: bytes per partition for operands that are transposed and then cast.
-        ids: the number of target ids per position.
+        weight_itemsize: the bytes of an element of W in HBM if W is cast while it is loaded; else 0.
+        staging_bytes: the bytes per partition for operands that are transposed and then cast.
+        ids: K.
     """
 
     num_positions: int
@@ -155,7 +158,8 @@ class ForwardSizes:
         return _CAPPED_GROUP_TILES if is_busy else _GROUP_TILES
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions.
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
 
         They hold X and two blocks of W; logits, tangents, z for the argmax and exponentials of two groups; two tiles of
         16 bits each for Scalar and for Vector; two rows each of bias and class weights, and one row that marks the
@@ -197,8 +201,9 @@ class ForwardSizes:
         """Return how many of the last classes both cores process, so that their products take longer than a swap of
         statistics.
 
-        It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be too many. Both
-        conditions are about time alone; a test may set the number (:class:`nkilib.core.plan_limits.PlanLimits`).
+        The result is 0 if a block of these classes would be multiplied before the next block is loaded, or if they
+        would be more than an eighth of all classes. A test may set the number, which affects only time
+        (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
             ValueError: if a test asks for more classes than the statistics have columns for.
@@ -213,7 +218,7 @@ class ForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us, with blocks of ``tiles`` tiles of positions and
+        """Return the approximate time of the launch in us, for blocks of ``tiles`` tiles of positions and
         ``class_block`` classes.
         """
         plan = self.position_plan(tiles * PARTITIONS, class_block)
@@ -238,7 +243,7 @@ class LogitsBlocks(NamedTuple):
     """The blocks of positions of a fused forward-backward launch.
 
     Attributes:
-        positions: the positions of a block, whole tiles of 128 except for the last block.
+        positions: the number of positions of a block, whole tiles of 128 except for the last block.
         number: the number of blocks.
     """
 
@@ -247,7 +252,7 @@ class LogitsBlocks(NamedTuple):
 
 
 class FormBytes(NamedTuple):
-    """The bytes of HBM beyond inputs and outputs that a training step takes as two launches, and as one.
+    """The bytes of HBM beyond inputs and outputs that a training step takes, as two launches and as one.
 
     Attributes:
         two_launches: the bytes of separate forward and backward launches: the larger of the two.
@@ -261,11 +266,11 @@ class FormBytes(NamedTuple):
 def logits_blocks(
     num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES
 ) -> LogitsBlocks:
-    """Return the blocks of positions whose logits one launch keeps.
+    """Return the blocks of positions whose logits a single launch of loss and gradients keeps.
 
-    There is one block if its logits take no more than ``scratch_bytes`` plus the sum of dW that several blocks need;
-    otherwise the fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be. Very many
-    positions are several blocks however few classes there are.
+    There is one block if all logits take no more than ``scratch_bytes`` plus the sum of dW that several blocks need.
+    Otherwise there are the fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions allow.
+    Very many positions are several blocks however few classes there are.
 
     Args:
         num_positions: N.
@@ -286,7 +291,7 @@ def logits_blocks(
 def one_launch_bytes(
     num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES, cores: int = 2
 ) -> int:
-    """Return the bytes that ``linear_cross_entropy_forward_backward`` takes on ``cores`` cores.
+    """Return the bytes of HBM that ``linear_cross_entropy_forward_backward`` takes on ``cores`` cores.
 
     See :func:`logits_blocks` for the other arguments.
     """
@@ -306,17 +311,18 @@ def form_bytes(
     scratch_bytes: int = SCRATCH_BYTES,
     cores: int = 2,
 ) -> FormBytes:
-    """Return the bytes of HBM beyond inputs and outputs, for two launches and for one.
+    """Return the bytes of HBM beyond inputs and outputs, of separate forward and backward launches and of a single
+    launch of both.
 
     - The forward takes none.
     - The backward keeps a float32 sum of dX for each core, and, if there are several blocks of positions, a float32 sum
       of dW of one class block for each core, of at most 64 MiB.
     - The backward of more than 65,536 positions processes them in parts: its sums of dX have the size of a part. It
       also keeps dX of a part, and a float32 sum of dW if dW is not float32.
-    - Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if
-      there are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they
-      take no more than the logits of a block and the sum of dW may take.
-    - With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
+    - A single launch keeps the float32 logits of a block of positions and the sums of dX, and if there are several
+      blocks a float32 sum of dW. The logits of all positions and classes are kept only where they take no more than the
+      logits of a block and the sum of dW may take.
+    - With a ``compute_dtype``, gradients take a copy of an X of another dtype. W and the bias are never copied.
 
     See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
     """
@@ -327,7 +333,7 @@ def form_bytes(
 
 
 class _Launch(NamedTuple):
-    """The arguments of :func:`choose_linear_tiling`, validated, as one key of the cache."""
+    """The validated arguments of :func:`choose_linear_tiling`, which are the key of the cache."""
 
     num_positions: int
     num_features: int
@@ -365,9 +371,7 @@ def _choose_for_forward(launch: _Launch) -> LinearTiling:
 
 
 def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
-    """Return the SBUF and instructions that the tiles of the gradient need: with every option if the launch is
-    ``extended``, else with none.
-    """
+    # With every option if the launch is ``extended``, else with none.
     has = launch.extended
     return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 
@@ -390,13 +394,12 @@ def _choose_for_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: b
 
 
 def _choose_for_backward(launch: _Launch) -> LinearTiling:
-    """Return the tiling of the backward; if the positions are split into parts, of one part."""
+    # If the positions are split into parts, the tiling is that of one part.
     parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
     return _choose_for_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
 
 
 def _choose_for_one_launch(launch: _Launch) -> LinearTiling:
-    """Return the tiling of the gradients of a block of positions whose logits are kept."""
     blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
     block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
     return _choose_for_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
@@ -411,11 +414,7 @@ _CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
 
 @lru_cache(maxsize=1024)
 def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a launch in a direction, ``"forward"``, ``"backward"`` or ``"forward_backward"``; results
-    are cached.
-
-    The choice depends on the limits, which are an argument so that the key of the cache includes them.
-    """
+    # The choice depends on the limits, which are an argument so that the key of the cache includes them.
     return _CHOICES[direction](launch)
 
 
@@ -455,11 +454,11 @@ def choose_linear_tiling(
         target: ``"trn2"`` or ``"trn3"``.
         weight_layout: ``"vd"`` or ``"dv"``.
         extended: whether the launch has a bias, an option of the loss, or a further result, upstream gradient or sum of
-            dW. The choice fits any of them. Ignored positions do not count.
+            dW. The choice fits any of them. ``ignore_index`` is not such an option.
         scratch_bytes: the argument ``scratch_bytes`` of ``linear_cross_entropy_forward_backward``.
         input_dtype, weight_dtype: the dtypes of X and W if the kernel is given a ``compute_dtype``, which is ``dtype``
-            in this case; None: ``dtype``.
-        forward_needs: the options of a forward; None: all of them if ``extended``, else none.
+            in this case; None for ``dtype``.
+        forward_needs: the options of a forward; None for all of them if ``extended``, else none.
         ids: K, 1 to 64, for ``linear_token_scores_forward`` and ``linear_token_scores_backward``.
 
     Returns:

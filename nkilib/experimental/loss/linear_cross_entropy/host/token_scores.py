@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Token scores in float64, log-probabilities of several target ids per position and their gradients, with bounds.
+"""Token scores in float64, with bounds: log-probabilities of several target ids per position, and their gradients.
+
+N positions, V classes, K target ids per position; z is the logit after cap and temperature, *rows* are positions.
 
 :func:`scores_forward_reference` returns the log-probabilities and other results, :func:`scores_forward_bounds` their
 bounds, :func:`scores_backward_reference` the gradients, and :func:`scores_gradients_and_bounds` gradients and their
@@ -51,10 +53,10 @@ class ScoreInputs:
     """The arguments of ``linear_token_scores_backward`` besides operands and targets.
 
     Attributes:
-        lse: [N], the log-sum-exp that the kernel received, in the same precision.
-        grad_logprob: [N, K]; None for 0.
-        grad_lse: [N]; None for 0.
-        entropy, grad_entropy: [N]; None for no gradient of the entropy.
+        lse: the log-sum-exp that the kernel received, [N], in the same precision.
+        grad_logprob: the upstream gradients of the log-probabilities, [N, K]; None for 0.
+        grad_lse: the upstream gradients of lse, [N]; None for 0.
+        entropy, grad_entropy: the entropies and their upstream gradients, [N]; None for no gradient of the entropy.
     """
 
     lse: npt.NDArray[Any]
@@ -66,14 +68,13 @@ class ScoreInputs:
 
 @dataclass(frozen=True)
 class _AtIds:
-    """Values at the target ids, float64 [N, K], and per position, [N, 1]; an ignored id counts as class 0. z is the
-    logit after cap and temperature.
+    """Values at the target ids, float64 [N, K]; an ignored id counts as class 0.
 
     Attributes:
         scores: z of the ids.
         below: z minus the maximum of the position.
         off: the bound on the error of z from the rounding of products.
-        log_sum: lse minus the maximum.
+        log_sum: lse minus the maximum, one per position, [N, 1].
     """
 
     scores: Float64Array
@@ -101,7 +102,7 @@ class _AtIds:
 
 
 def _of_largest(problem: LinearProblem) -> LinearProblem:
-    """Return the problem with one target per position instead of K: the class of the largest logit. No target is
+    """Return the problem with one target per position instead of K: the class of the largest logit; no target is
     ignored.
 
     It is used only to estimate the size of errors.
@@ -131,10 +132,13 @@ def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
 
 
 def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Return the accepted errors by result name; the problem is that of :func:`scores_forward_reference`.
+    """Return the accepted errors of the results of :func:`scores_forward_reference`, by name.
 
     The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 u (u = 2^-24) of
     the distance from that logit.
+
+    Args:
+        problem: a problem with targets [N, K].
     """
     bounds, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
     recipe = problem.recipe
@@ -156,8 +160,8 @@ class _Ids:
         problem: the problem with ids.
         rest: the problem without ids, whose targets are all ignored.
         upstream: the upstream gradients of log-sum-exp and entropy alone.
-        classes: [N, K], 0 for an ignored id.
-        gradients: [N, K], 0 for an ignored id.
+        classes: the classes of the ids, [N, K], 0 for an ignored id.
+        gradients: the upstream gradients g_k, [N, K], 0 for an ignored id.
     """
 
     problem: LinearProblem
@@ -187,11 +191,10 @@ class _Ids:
 
     @property
     def sizes(self) -> Float64Array:
-        """The magnitudes |g_k| of the gradients, [N, K]."""
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
-        """Return, for positions ``rows``, the sums of the values [N, K] at the classes of their ids, [R,
+        """Return, for positions ``rows``, the sums of ``values`` [N, K] at the classes of their ids, [positions,
         vocabulary].
         """
         classes = self.classes[rows]
@@ -200,7 +203,6 @@ class _Ids:
         return sums
 
     def gradient(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """Return the gradient G of the logits of some positions, [R, V]."""
         problem, recipe = self.problem, self.problem.recipe.of_rows(rows)
         logits, lse = problem.logits_of(rows, weight), self.upstream.lse[rows].astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -250,7 +252,7 @@ class _Ids:
 def scores_backward_reference(
     problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
+    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that the kernel received.
 
     Args:
         problem: a problem with all classes and targets [N, K].

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: X^T of both models stays on chip, and W^T of the core's classes is streamed in for each
-model.
+"""The forward on one core: X^T of both models stays on chip, and W^T of the core's classes streams for each model.
 
-:func:`forward_of_core` goes through the blocks of positions. The cores divide the classes, and exchange their
-statistics at the end of a block. A divergence from a mixture needs a second pass (:mod:`.visits`), for which the first
-one keeps the scores.
+N positions, D features; *scores* are the logits before scaling, or tanh(logit / cap) under a cap.
+:func:`forward_of_core` loops over the blocks of positions. The cores divide the classes, and exchange their statistics
+at the end of a block. The last classes may be *shared*: both cores process them, each for its own tiles of positions. A
+divergence from a mixture needs a second pass (:mod:`.visits`), for which the first one keeps the scores.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class _Pass:
         tiles: range,
         first: int,
     ) -> _Pass:
-        """Return the pass of some tiles of positions over blocks of classes.
+        """Return the forward of some tiles of positions, before any block of classes.
 
         Args:
             forward: the forward of the core.
             labels_sbuf: the labels of the block of positions; None if no score at a label is wanted.
-            picked_sbuf: the tile for the scores at these labels; None like them.
-            tiles: the tiles of positions of the pass.
-            first: the first class of the first block, counted in the weights.
+            picked_sbuf: the tensor for the scores at these labels; None if there are no labels.
+            tiles: the tiles of positions.
+            first: the first class of the first block, counted from the first class of the weights.
         """
         if labels_sbuf is None or picked_sbuf is None:
             return cls(tiles, None)
@@ -88,12 +88,12 @@ class _BlockForward:
         block: the positions.
         inputs: X^T of the tiles, of each model.
         positions: labels and row weights.
-        statistics: the statistics gathered so far.
-        own, shared: the pass of all tiles over the core's own classes, and the pass of the core's part of the tiles
-            over shared classes; None without any.
-        shared_picked_sbuf: the student's scores at the labels that are in shared classes, float32 [128, tiles]; None if
-            there are no such classes.
-        part: the tiles whose results this core computes at the end: its part of the tiles, or all if no classes are
+        statistics: the statistics so far.
+        own: the forward of all tiles over the core's own classes.
+        shared: the forward of the tiles ``part`` over the shared classes; None if there is none.
+        shared_picked_sbuf: the student's scores at labels among the shared classes, float32 [128, tiles]; None without
+            such classes.
+        part: the tiles whose results this core computes at the end: its own tiles, or all tiles if no classes are
             shared.
         reopens: whether the last step loads the first classes again, for another block of positions.
     """
@@ -128,9 +128,6 @@ class _BlockForward:
         return cls(forward, block, inputs, positions, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """Process one block of the core's own classes; if it fills a window of blocks, combine the window's
-        statistics.
-        """
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -139,7 +136,6 @@ class _BlockForward:
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
-        """Process one block of the classes that the cores share."""
         schedule = self.forward.schedule
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
@@ -147,10 +143,10 @@ class _BlockForward:
         self.forward.pairs.take_waiting()
 
     def finish(self, results: PairResults) -> None:
-        """Compute the results of all classes.
+        """Compute and store the results over all classes.
 
-        If classes are shared, each core stores the results of its part of the positions; else the cores store whole
-        result vectors, alternately.
+        If classes are shared, each core stores the results of its own tiles of positions. Otherwise the cores store
+        whole result vectors, alternately.
         """
         forward, statistics, positions = self.forward, self.statistics, self.positions
         launch, second = forward.launch, forward.second
@@ -179,7 +175,7 @@ class _BlockForward:
 
         Args:
             step: the step of the block.
-            through: the pass to extend by the block; None: the block is only loaded.
+            through: the tiles of positions to process; with None the block is only loaded.
             column: the column of the statistics.
             is_last: whether this is the last block of classes of these positions.
         """
@@ -235,9 +231,10 @@ class _CoreForward:
         sizes: the sizes of the launch.
         schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        streams: the streams of the classes of each model.
-        pairs: the tiles of logits.
-        staging: the memory in which operands of other types than the products' are cast; None if there are none.
+        streams: the buffers of W^T of each model.
+        pairs: the tiles of scores of both models.
+        staging: the memory in which operands are cast if their dtype is not the dtype of the products; None if there
+            are none.
         second: the second pass over the classes; None without one.
         has_divergence: whether this pass stores divergence and moment.
     """
@@ -294,7 +291,6 @@ class _CoreForward:
         )
 
     def open_classes(self) -> None:
-        """Load W^T and biases of the classes that the first step expects to be loaded."""
         for stream in self.streams:
             stream.open(self.schedule.opening)
 
@@ -344,7 +340,6 @@ def forward_of_core(
     """Compute the results of all positions; each core stores some of them.
 
     Args:
-        launch: the launch of the kernel.
         tiling: a tiling that fits SBUF.
         results: the results of all positions.
         sizes: the sizes of the launch.

@@ -3,6 +3,8 @@
 
 """The results of a first pass for a block of positions, from the statistics of both models.
 
+N positions; P and Q are the distributions of teacher and student; *scores* are the logits before scaling, or tanh(logit
+/ cap) under a cap, and the scale of a model turns scores into its logits after cap and temperature.
 :class:`PairResults` are the vectors in HBM. :func:`results_of_models` computes the entropy and the statistics that are
 saved, :func:`divergence_results` the divergence, :func:`label_results` log-probabilities and logits at labels. Where a
 model has no distribution, :func:`add_nan_of_empty` adds NaN.
@@ -66,7 +68,7 @@ class PairResults:
 
 
 def results_of_models(statistics: PairStatistics, results: PairResults) -> list[GroupResult]:
-    """Return the entropy and the statistics of both models, once the logs of the statistics are computed."""
+    """Return the entropy and the statistics of both models, after the logs of the statistics are computed."""
     student, teacher = statistics.models
     group_results = [GroupResult(results.entropy_hbm, statistics.entropy.entropies(student))]
     for side, maximum_hbm, log_sum_hbm in (
@@ -93,10 +95,9 @@ def add_nan_of_empty(
 ) -> None:
     """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
 
-    A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
+    A shard of the vocabulary may mask all of its classes; there nothing is added for masked classes.
 
     Args:
-        launch: the launch of the kernel.
         values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """
@@ -114,9 +115,7 @@ def add_nan_of_empty(
 
 
 def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """Multiply the values by ``factor``, which makes large ones overflow to infinity, and then by ``inverse``, which
-    scales the others back; in place.
-    """
+    # ``factor`` makes large values overflow to infinity; ``inverse`` scales the others back.
     nisa.tensor_scalar(
         dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
     )
@@ -175,8 +174,8 @@ def divergence_results(
 ) -> list[GroupResult]:
     """Return the Kullback-Leibler divergence, times the row weights, and its moment.
 
-    The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). A shard of the
-    vocabulary cannot know the divergence from a mixture: both are 0 then.
+    The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). For a shard of
+    the vocabulary with 0 < beta < 1, both results are 0, because a shard cannot know the divergence from a mixture.
     """
     if launch.is_mixed:
         nothing_sbuf = constant(statistics.student.row_sum_sbuf, 0.0)
@@ -190,7 +189,7 @@ def divergence_results(
 
 
 def label_results(statistics: PairStatistics, positions: PairPositions, results: PairResults) -> list[GroupResult]:
-    """Return the log-probabilities and the logits at the labels."""
+    """Return the log-probabilities and the logits at the labels, as far as they are requested."""
     score_sbuf = positions.picked_sbuf
     if score_sbuf is None:
         return []

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The statistics of both models that the first pass over the classes computes for a block of positions, and the inputs
-of these positions.
+"""The statistics of both models that the first pass over the classes computes for a block of positions, and its inputs.
 
-:class:`PairStatistics` are the maxima and sums over the classes, with the weighted differences of scores that a
-divergence needs (:class:`GapMoment`, :class:`GapPass`). :class:`PairPositions` are the caller's inputs: labels, which
-positions are valid, and row weights. :mod:`.pair_results` computes results from both.
+*Scores* are the logits before scaling, or tanh(logit / cap) under a cap; the scale of a model turns scores into its
+logits after cap and temperature. :class:`PairStatistics` are the maxima and sums over the classes, with the weighted
+differences of scores that a divergence needs (:class:`GapMoment`, :class:`GapPass`). :class:`PairPositions` are the
+caller's inputs: labels, which positions are valid, and row weights. :mod:`.pair_results` computes results from both.
 
-As in linear cross-entropy, the statistics of a few blocks of classes, a window, are in adjacent columns of
-:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange their
-columns, and combine the columns of both at once.
+As in linear cross-entropy, the statistics of a few blocks of classes (a *window*) are in adjacent columns of
+:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange the
+statistics of their own classes, and combine the columns of both at once. The last classes may be *shared*: both cores
+process them, each for its own tiles of positions.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class GapMoment:
     far below all others: masked in the model that weights, it adds 0; masked in the other model, it makes W very large.
 
     Attributes:
-        columns: the layout of the tiles of blocks.
+        columns: the layout of the tensors with one column for each block of classes.
         weighted_sbuf: W_k of blocks of classes, float32 [128, tiles, columns].
         row_weighted_sbuf: W of positions, float32 [128, tiles].
-        gaps_sbuf, terms_sbuf: scratch tiles of the shape of W_k.
+        gaps_sbuf, terms_sbuf: scratch memory of the shape of W_k.
     """
 
     columns: Columns
@@ -68,16 +69,18 @@ class GapMoment:
 
     @classmethod
     def make(cls, columns: Columns, weighted_sbuf: nl.NkiTensor) -> GapMoment:
-        """Allocate the tiles; ``weighted_sbuf`` is the tile for the sums of blocks, W_k."""
+        """Allocate the tensors other than ``weighted_sbuf``."""
         return cls(columns, weighted_sbuf, columns.row_tile(), columns.tile(), columns.tile())
 
     def take_gaps(
         self, student_distances_sbuf: nl.NkiTensor, teacher_distances_sbuf: nl.NkiTensor, ratio: float, chunks: int
     ) -> None:
-        """Compute g_k - g (see the class) from the distances m_k - m of both models, before these become weights.
+        """Compute g_k - g from the distances m_k - m of both models, before these become weights.
 
-        ``ratio`` converts the teacher's distances to the student's unit, and ``chunks`` is the number of columns in
-        use.
+        Args:
+            student_distances_sbuf, teacher_distances_sbuf: the distances m_k - m of each model.
+            ratio: the factor that converts the teacher's distances to the student's unit.
+            chunks: the number of columns in use.
         """
         nisa.scalar_tensor_tensor(
             dst=self.columns.in_use(self.gaps_sbuf, chunks),
@@ -89,7 +92,7 @@ class GapMoment:
         )
 
     def weight(self, weighting: Statistics, chunks: int) -> None:
-        """Compute w_k * W_k (see the class), while the tile of weights holds w_k."""
+        """Compute w_k * W_k, while the weights of ``weighting`` are w_k, for the first ``chunks`` columns."""
         nisa.tensor_tensor(
             dst=self.columns.in_use(self.terms_sbuf, chunks),
             data1=self.columns.in_use(self.weighted_sbuf, chunks),
@@ -98,7 +101,7 @@ class GapMoment:
         )
 
     def combine(self, weighting: Statistics, chunks: int) -> None:
-        """Compute W (see the class), once the tile of weights holds w_k * S_k.
+        """Compute W, after the weights of ``weighting`` have become w_k * S_k, from the first ``chunks`` columns.
 
         A block with weight 0 adds 0, whatever its difference of maxima is.
         """
@@ -125,15 +128,15 @@ class GapMoment:
 
 @dataclass(frozen=True)
 class GapPass:
-    """The pass of Vector that computes W_k of :class:`GapMoment` for one tile, after other engines have computed
-    differences and weights.
+    """The pass of Vector that computes W_k of :class:`GapMoment` for one tile, after other engines have computed its
+    operands.
 
     Attributes:
         moment: the sums.
         gap_sbuf: the teacher's minus the student's scores, t - s, float32 [128, classes]; it is overwritten.
         center_sbuf: g_k, float32 [128, 1].
         weights_sbuf: the weights e, float32 [128, classes].
-        place: the place of the tile in the statistics.
+        place: the column of the tile in the statistics.
     """
 
     moment: GapMoment
@@ -143,7 +146,6 @@ class GapPass:
     place: Place
 
     def take(self) -> None:
-        """Issue the instruction that computes W_k of the tile."""
         nisa.scalar_tensor_tensor(
             dst=self.gap_sbuf,
             data=self.gap_sbuf,
@@ -180,13 +182,13 @@ class PairStatistics:
     Attributes:
         launch: the launch of the kernel.
         student, teacher: maxima and sums of exponentials.
-        entropy: the moment of the student's entropy.
-        entropy_terms_sbuf, distances_sbuf: scratch tiles, float32 [128, tiles, columns].
+        entropy: the sums for the student's entropy.
+        entropy_terms_sbuf, distances_sbuf: scratch memory, float32 [128, tiles, columns].
         gap: the weighted differences; None for the divergence of a mixture.
         picked_sbuf: the student's scores at the labels in this core's classes, float32 [128, tiles]; None if no label
             is wanted.
-        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], columns of this core, of the other core, and
-            of blocks that the cores share, in an order that makes the columns of a core contiguous.
+        exchanged_sbuf: all statistics, [128, columns, statistics, tiles]: columns of this core, of the other core, and
+            of shared blocks, in an order that makes the columns of a core contiguous.
         temperatures: the temperatures of the positions; None if all have the temperature of the launch.
     """
 
@@ -207,8 +209,13 @@ class PairStatistics:
     ) -> PairStatistics:
         """Allocate the statistics before any class is added.
 
-        ``shared`` is the number of blocks of classes that the cores share; each has a column. ``temperatures`` are
-        those of the positions. The initial maximum is a masked score, whose distance from other scores is finite.
+        The initial maximum is a masked score, whose distance from other scores is finite.
+
+        Args:
+            launch, needs: the launch, and its options that take memory.
+            tiles: the number of tiles of positions of the block.
+            shared: the number of shared blocks of classes; each has a column.
+            temperatures: the temperatures of the positions.
         """
         own, count = WINDOW + 1, needs.exchanged_statistics
         swapped = nl.num_programs() * own
@@ -231,7 +238,7 @@ class PairStatistics:
 
     @property
     def columns(self) -> Columns:
-        """The layout of the tiles [128, tiles, columns] of statistics, which have one column for each block of
+        """The layout of the tensors [128, tiles, columns] of statistics, which have one column for each block of
         classes.
         """
         return self.student.columns
@@ -253,7 +260,7 @@ class PairStatistics:
 
     @staticmethod
     def shared_column(number: int) -> int:
-        """Return the column of the statistics for block ``number`` of the classes that the cores share."""
+        """Return the column of the statistics for block ``number`` of the shared classes."""
         return nl.num_programs() * (WINDOW + 1) + number
 
     def combine_window(self) -> None:
@@ -286,21 +293,22 @@ class PairStatistics:
             side.take_logs()
 
     def received_picked(self) -> nl.NkiTensor | None:
-        """Return the student's scores at the labels in the other core's classes; None on one core."""
+        """Return the student's scores at the labels in the other core's classes; None on one core or if no label is
+        wanted.
+        """
         if self.picked_sbuf is None or nl.num_programs() == 1:
             return None
         last = int(self.exchanged_sbuf.shape[2]) - 1
         return self.exchanged_sbuf[:, WINDOW + 1, last]
 
     def totals(self) -> tuple[ModelTotals, ModelTotals]:
-        """Return the totals of student and teacher, once all columns are combined."""
+        """Return the totals of student and teacher, after all columns are combined."""
         student, teacher = (
             ModelTotals(side.row_neg_max_sbuf, side.row_sum_sbuf, side.log_sum_sbuf, side.scale) for side in self.models
         )
         return student, teacher
 
     def _combine(self, chunks: int) -> None:
-        """Combine maxima, sums and moments of the columns of ``chunks`` blocks."""
         distances = [side.take_distances(chunks) for side in self.models]
         kept_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         nisa.tensor_copy(dst=kept_sbuf, src=distances[0])
@@ -318,11 +326,11 @@ class PairStatistics:
             self.gap.combine(self.weighting, chunks)
 
     def _forget_combined(self, number: int) -> None:
-        """Reset the columns of the last window that its blocks did not fill. They still hold the statistics of the
-        previous window, which are already combined into column 0.
+        """Reset the columns of the last window that its blocks did not fill.
 
-        ``number`` is the number of blocks of the core's own classes. The last window is not combined by itself: if it
-        is full, there is nothing to reset.
+        These columns still hold the statistics of the previous window, which are already combined into column 0. The
+        last window is not combined by itself: if it is full, there is nothing to reset. ``number`` is the number of
+        blocks of the core's own classes.
         """
         left = number % WINDOW
         if left == 0 or number < WINDOW:
@@ -366,7 +374,7 @@ def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor
 
 @dataclass(frozen=True)
 class PairPositions:
-    """The inputs of a block of positions, tiles [128, tiles]; None for inputs that the launch does not have.
+    """The inputs of a block of positions, tensors [128, tiles]; None for inputs that the launch does not have.
 
     Attributes:
         labels_sbuf: the labels, float32, exact up to class 2^24.
@@ -406,9 +414,12 @@ class PairPositions:
         return values_sbuf if self.is_local_sbuf is None else selected(values_sbuf, self.is_local_sbuf)
 
     def join_picked(self, launch: PairLaunch, candidates: list[nl.NkiTensor]) -> None:
-        """Set the student's scores at the labels to the largest of the candidates, one for each part of the classes.
+        """Set the student's scores at the labels to the largest of the candidates.
 
         A masked class gets -inf.
+
+        Args:
+            candidates: for each part of the classes, the scores found there, float32 [128, tiles].
         """
         if self.picked_sbuf is None:
             return

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Pairs of tiles of logits: products of both models, their maxima, exponentials, and the sums of a divergence.
+"""Pairs of tiles of scores: products of both models, their maxima, exponentials, and the sums of a divergence.
+
+D features. *Scores* are the logits before scaling, or tanh(logit / cap) under a softcap; z is the logit after cap and
+temperature, a multiple of the score. A *pair* is one tile of the student and one of the teacher, for the same positions
+and classes; a *group* is the pairs that are processed together; a *pass* is one instruction of an engine over a tile. A
+mixture is the distribution that a Jensen-Shannon divergence compares both models with.
 
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and computes the maximum
-(:class:`ModelTiles`). Then the bank is free for Tensor. Under a softcap c scores are tanh(x / c) of the logits x, and
-their maximum is tanh of the maximum. If a bias may mask classes, another pass replaces the scores of these classes, and
-computes the maximum too.
+(:class:`ModelTiles`). Then the bank is free for Tensor. Under a softcap the maximum of the scores is tanh of the
+maximum of the logits. If a bias may mask classes, another pass replaces the scores of these classes, and computes the
+maximum too.
 
 Vector has the most work, four passes over a pair of tiles for a Kullback-Leibler divergence; so Scalar computes
 exponentials and tangents, and GpSimd the differences of scores (:class:`PairTiles`). Vector's sums over a pair need
 both, so they are issued only after the maxima of the next pair: :class:`WaitingPasses`.
 
-Pairs are processed in groups: of one pair without a softcap, and of several pairs with one, because Scalar loads a
-table whenever it changes from tanh to exp.
+A group has one pair without a softcap, and several pairs with one, because Scalar loads a table whenever it changes
+from tanh to exp.
 """
 
 from __future__ import annotations
@@ -51,9 +56,9 @@ class ModelGroup:
     """A group of tiles of one model, float32.
 
     Attributes:
-        scores_sbuf: [128, tiles, classes].
+        scores_sbuf: the scores, [128, tiles, classes].
         wide_sbuf: the same tiles with all classes that they have room for.
-        exponentials_sbuf: the place of the exponentials, [128, tiles, classes]; scratch before they are computed.
+        exponentials_sbuf: the memory for the exponentials, [128, tiles, classes]; scratch before they are computed.
         maxima_sbuf: [128, tiles]: without a bias minus the maxima of the products, with a bias the maxima of the
             scores. If the statistics use these maxima unchanged, it is their column.
     """
@@ -81,8 +86,8 @@ class ModelTiles:
         maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
         negative_sbuf: -1, float32 [128, 1], by which maxima are multiplied, because the statistics hold them negated;
             None without a bias.
-        scale_sbuf: the factor that turns the model's scores into z (logits after cap and temperature), float32 [128,
-            1]; None if the factor is 1, or if each position has its own factor.
+        scale_sbuf: the factor that turns the model's scores into z, float32 [128, 1]; None if the factor is 1, or if
+            each position has its own factor.
         lowest_sbuf: the number to which a bias of -inf is raised, float32 [128, 1]: ``lowest``, or twice that under a
             softcap (see :meth:`_mask`); None without a bias.
     """
@@ -108,9 +113,14 @@ class ModelTiles:
         *,
         has_constant: bool,
     ) -> ModelTiles:
-        """Allocate the buffers for groups whose scores are in the ring buffer ``scores``, [128, tiles, classes].
+        """Allocate the buffers.
 
-        ``has_constant`` says whether the scale is the same for all positions.
+        Args:
+            model, needs: the operands, and the options that need memory.
+            lowest: the score of a masked class.
+            banks: the banks of PSUM.
+            scores: the ring buffer of the scores of groups, [128, tiles, classes].
+            has_constant: whether the scale is the same for all positions.
         """
         slots, group = len(scores.tiles), tuple(scores.tiles[0].shape)
 
@@ -145,7 +155,7 @@ class ModelTiles:
             ring.restart()
 
     def raise_bias(self, classes: ClassTiles) -> None:
-        """Raise -inf in the bias of a block of classes to a finite number, so that differences of scores are no NaN."""
+        """Raise a bias of -inf of a block of classes to a finite number, so that differences of scores are not NaN."""
         bias_sbuf = classes.bias_sbuf
         if bias_sbuf is None or self.lowest_sbuf is None:
             return
@@ -153,8 +163,11 @@ class ModelTiles:
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=lowest_sbuf, op=nl.maximum, engine=_GPSIMD)
 
     def begin(self, tiles: int, classes: int, column_sbuf: nl.NkiTensor) -> ModelGroup:
-        """Return the buffers of the next group, of ``tiles`` tiles of positions and ``classes`` classes;
-        ``column_sbuf`` is the column of the statistics for its maxima, [128, tiles].
+        """Return the buffers of the next group.
+
+        Args:
+            tiles, classes: the number of tiles of positions, and of classes.
+            column_sbuf: the column of the statistics for the maxima of the group, [128, tiles].
         """
         wide_sbuf = self.scores.next_tile()[:, 0:tiles]
         is_plain = not self.has_bias and self.model.softcap is None
@@ -199,7 +212,7 @@ class ModelTiles:
             nisa.tensor_tensor(dst=scores_sbuf, data1=product_psum, data2=bias_sbuf, op=nl.add)
 
     def close(self, group: ModelGroup, column_sbuf: nl.NkiTensor) -> None:
-        """Compute tanh of a softcap, and the maxima of a group in the form in which the statistics store them."""
+        """Compute the tanh of a softcap, and store minus the maxima of the scores of a group in ``column_sbuf``."""
         cap = self.model.score_cap
         if cap is not None and not self.has_bias:
             for place in range(group.tiles):
@@ -216,7 +229,13 @@ class ModelTiles:
             multiply_by_column(column_sbuf, group.maxima_sbuf, self.negative_sbuf)
 
     def take_bias(self, row: Statistics, tiles: slice, column: int) -> None:
-        """Compute the addend of the exponentials, minus the maximum times the scale, from the maxima of a group."""
+        """Compute the addend of the exponentials, minus the maximum times the scale, from the maxima of a group.
+
+        Args:
+            row: the statistics of the model.
+            tiles: the tiles of positions of the group.
+            column: the column of the statistics.
+        """
         bias_sbuf, neg_max_sbuf = row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column]
         if isinstance(row.scale, RowScale):
             multiply_on_gpsimd(bias_sbuf, neg_max_sbuf, row.scale.rows_sbuf[:, tiles])
@@ -243,13 +262,13 @@ class ModelTiles:
 
 @dataclass(frozen=True)
 class PairGroup:
-    """A group of pairs of tiles, of student and teacher, whose maxima are computed.
+    """A group of pairs whose maxima are computed.
 
     Attributes:
         start: the number of the first tile of positions.
         column: the column of the statistics.
         student, teacher: the tiles of each model.
-        scores: the scores of both models if they are in one tile; else None.
+        scores: the scores of both models if they are in one tensor; else None.
     """
 
     start: int
@@ -265,23 +284,23 @@ class PairGroup:
 
     @property
     def tiles(self) -> slice:
-        """The range of tiles of positions that the group has, as a slice."""
+        """The range of tiles of positions of the group."""
         return slice(self.start, self.start + self.student.tiles)
 
     @property
     def places(self) -> list[Place]:
-        """The places of the group's tiles in the statistics, one for each tile of positions."""
+        """One :class:`Place` in the statistics for each tile of positions of the group."""
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
 
 def _pair_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
-    """Allocate tiles with the scores of both models of a group, so that kept scores of a position are contiguous."""
+    # In one tensor, so that kept scores of a position are contiguous.
     return Ring.of_sbuf(needs.slots, (PARTITIONS, 2, tiles, classes), nl.float32)
 
 
 @dataclass(frozen=True)
 class PairTiles:
-    """The buffers in which groups of pairs of tiles, of student and teacher, are computed one after another.
+    """The buffers in which groups of pairs are computed one after another.
 
     Attributes:
         launch: the launch of the kernel.
@@ -348,7 +367,7 @@ class PairTiles:
             self.gaps.restart()
 
     def raise_biases(self, classes: PairClasses) -> None:
-        """Make the biases of a block of classes finite, once after they are loaded."""
+        """Raise biases of -inf of a block of classes to finite values; call this once after the biases are loaded."""
         for model, of_model in zip(self.models, classes, strict=True):
             model.raise_bias(of_model)
 
@@ -365,11 +384,11 @@ class PairTiles:
 
         Args:
             start: the number of the first tile of positions.
-            inputs: X^T of the tiles for each model.
+            inputs: X^T of each tile, [128, ceil(D / 128), 128], for each model.
             classes: the block of classes, for each model.
             statistics: the statistics of the positions.
             column: the column of the statistics that the block of classes uses.
-            first: the number of the first pair, which determines the banks of PSUM, used round-robin.
+            first: the number of the first pair, which selects the banks of PSUM round-robin.
         """
         tiles, size = len(inputs[0]), int(classes[0].weight_sbuf.shape[2])
         span = slice(start, start + tiles)
@@ -394,7 +413,7 @@ class PairTiles:
         return PairGroup(start, column, groups[0], groups[1], scores)
 
     def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:
-        """Compute all sums over the classes of a group; Vector's passes are added to those that wait."""
+        """Compute all sums over the classes of a group; Vector's passes are added to the waiting ones."""
         gap_passes = self._gap_passes(group, statistics)
         places, (student, teacher) = group.places, group.models
         for number, place in enumerate(places):
@@ -416,7 +435,7 @@ class PairTiles:
             )
 
     def take_waiting(self) -> None:
-        """Issue all passes that wait."""
+        """Issue all waiting passes."""
         self.waiting.take_all()
         if self.fresh is not None:
             self.fresh.take_all()
@@ -442,10 +461,10 @@ class PairTiles:
     def _subtract(
         self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
     ) -> None:
-        """Compute first - second of two tiles, one of each model, in the student's unit: the teacher's tile is
-        multiplied by the ratio.
+        """Compute first - second of two tensors, one of each model, in the student's unit: the teacher's is multiplied
+        by the ratio.
 
-        ``scales_first`` says that the first tile is the teacher's; otherwise the second one is.
+        ``scales_first`` says that the first tensor is the teacher's; otherwise the second one is.
         """
         if self.ratio_sbuf is not None:
             multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)

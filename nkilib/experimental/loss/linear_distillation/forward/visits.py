@@ -3,8 +3,9 @@
 
 """The data that a first pass over the classes hands to the second pass, which a mixture of both distributions needs.
 
-:class:`SecondVisit` is the interface that the first pass calls. It hands over statistics (:class:`PairTotals`) and
-scores (:class:`PairScoreGroup`), which :class:`KeptPair` keeps in HBM.
+:class:`SecondVisit` is the interface that the first pass calls. The first pass hands over statistics
+(:class:`PairTotals`) and scores (:class:`PairScoreGroup`), which :class:`KeptPair` keeps in HBM. *Scores* are the
+logits before scaling, or tanh(logit / cap) under a cap.
 
 The mixture M = beta P + (1 - beta) Q of teacher P and student Q needs the log-sum-exps of both models, which are known
 only after all classes have been visited. So the scores of a block of positions are kept, or are recomputed, and a
@@ -36,7 +37,8 @@ class PairScoreGroup:
 
     Attributes:
         start: the number of the first tile of positions, counted in the block of positions.
-        pair_sbuf: float32 [128, models, tiles, classes], student and teacher, each in the unit of its model.
+        pair_sbuf: the scores, float32 [128, models, tiles, classes], student and teacher, each in the unit of its
+            model.
     """
 
     start: int
@@ -50,7 +52,7 @@ class PairScoreGroup:
 
 @dataclass(frozen=True)
 class ModelTotals:
-    """The statistics of one model from the first pass: float32 [128, tiles], of the positions of a block.
+    """The statistics of one model from the first pass, of the positions of a block: float32 [128, tiles].
 
     With the largest score m of a position and the scale of the model, S is the sum of exp(scale * (score - m)).
 
@@ -97,8 +99,7 @@ class RunBlock(Protocol):
 
 
 class SecondVisit(Protocol):
-    """The interface of a second pass over the classes. It determines the blocks of positions; the first pass calls its
-    methods.
+    """The interface of a second pass over the classes, which also determines the blocks of positions.
 
     The first pass calls, for each block of positions, ``begin``, then for each block of classes ``beside`` and
     ``keep``, then ``exchange`` and ``finish``.
@@ -106,7 +107,7 @@ class SecondVisit(Protocol):
 
     @property
     def schedule(self) -> ClassSchedule:
-        """The order of the core's classes, without any that the cores share."""
+        """The order of the core's classes, none of which are shared with the other core."""
 
     @property
     def tiles(self) -> int:
@@ -147,7 +148,7 @@ class KeptPair:
 
     Attributes:
         first_class: the first class of the core.
-        scratch_hbm: float32 [positions, models * classes of the core].
+        scratch_hbm: the scores, float32 [positions, models * classes of the core].
     """
 
     first_class: int
@@ -155,7 +156,7 @@ class KeptPair:
 
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> KeptPair:
-        """Allocate the scores of ``tiles`` tiles of positions and the classes of a core.
+        """Allocate the memory for the scores of ``tiles`` tiles of positions and the classes of a core.
 
         Args:
             tiles: the number of tiles of positions.
@@ -177,15 +178,15 @@ class KeptPair:
         """Load the kept scores of one tile of positions.
 
         Args:
-            dst_sbuf: float32 [128, blocks, models, classes].
+            dst_sbuf: the destination, float32 [128, blocks, models, classes].
             tile: the number of the tile.
             classes: the first block of several consecutive blocks of classes of equal size.
         """
         nisa.dma_copy(dst=dst_sbuf, src=self._of_tile(tile, classes, int(dst_sbuf.shape[1])))
 
     def _of_tile(self, tile: int, classes: Block, blocks: int) -> nl.NkiTensor:
-        """Return the view [128, blocks, models, classes] of the scores of tile ``tile`` of positions, for ``blocks``
-        blocks of classes from the block ``classes`` on.
+        """Return a view [128, blocks, models, classes]: the scores of tile ``tile`` for ``blocks`` blocks from
+        ``classes`` on.
         """
         first = (classes.first - self.first_class) * _MODELS
         of_classes = Block(first, blocks * _MODELS * classes.size).of(self.scratch_hbm, 1)

@@ -3,7 +3,8 @@
 
 """Host code of distillation from hidden states, in numpy and arithmetic.
 
-``tiling`` chooses a tiling, with ``pair_sizes`` for the first pass over the classes and the backward, and
-``mixture_tiling`` for the second pass. ``reference`` has float64 results, ``bounds`` bounds on the errors of the
-kernels, and ``profiling`` models the times of launches.
+- ``tiling`` chooses a tiling, with ``pair_sizes`` for the first pass over the classes and the backward, and
+  ``mixture_tiling`` for the second pass.
+- ``reference`` has float64 results, ``bounds`` has bounds on the errors of the kernels.
+- ``profiling`` models the times of launches.
 """

@@ -6,29 +6,31 @@
 :func:`pair_forward_bounds`, :func:`mixture_bounds` and :func:`pair_gradients_and_bounds` return the bounds of the three
 kernels. :class:`StatisticsErrors` are the errors of the statistics that a backward received.
 
-Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture;
-z their logits after scale, softcap and temperature T; r = log(P / Q); dz the error of z, and likewise for other
-letters; E_P the mean under P.
+Notation: u = 2^-23, the unit in the last place of 1; N positions, V classes, R rows (positions of a block); P, Q, M the
+distributions of teacher, student and mixture M = beta P + (1 - beta) Q; z their logits after scale s, softcap c and
+temperature T; r = log(P / Q); dz the error of z, and likewise for other letters; E_P the mean under P; H the entropy; G
+the gradient of a product X W^T; dX, dW, db the gradients of X, W and the bias. The *moment* is KL(Q||P) for beta 1,
+KL(Q||M) for a mixture.
 
 - The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.reference``); the operands
-  have the type of the products. A softcap c adds 4 u c / T, for its tanh and the product with c. If logit scales or
+  have the dtype of the products. A softcap c adds 4 u c / T, for its tanh and the product with c. If logit scales or
   softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded: 2 u |z|.
-- The error of the divergence for exact z: as in ``distillation.host``, u (a_P + a_Q) (2 + E|r|) with
-  a = 8 + 2 max|z| of each row, and -2 log(beta (1 - beta)) more for a mixture.
+- The error of the divergence for exact z: as in ``distillation.host``, u (a_P + a_Q) (2 + E|r|) with a = 8 + 2 max|z|
+  of each row, and -2 log(beta (1 - beta)) more for a mixture.
 - The error of z by a tensor of temperatures: 1 / T, by the device's reciprocal and a product, has a relative error of
   at most 4 u, so dz is 4 u |z| larger. In a gradient, quotients by the scale add the same for the log-sum-exps and the
   moment, and the factor 1 / T adds 4 u of the gradient.
 - The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
   derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r
-  has the other sign, and P and Q change places. For the mixture they are beta P (log(P/M) - KL(P||M)) and
-  (1 - beta) Q (log(Q/M) - KL(Q||M)); the change of M itself has no effect, because the two parts add up to a constant.
-  At z + dz the derivative differs: P is at most exp(2 m) times as large, where m is the sum of both models' largest dz,
-  and log-ratios have an error of 2 m. So the total is at most exp(4 m) (sum |D| dz + 2 m^2), for m <= 0.2.
-- The moment KL(Q||M): likewise; its derivatives also have the terms of M, (1 - beta) Q (Q/M - E_Q[Q/M]) and
-  beta P (Q/M - E_P[Q/M]), in which (1 - beta) Q/M and beta P/M are at most 1.
+  has the other sign, and P and Q are swapped. For the mixture they are beta P (log(P/M) - KL(P||M)) and (1 - beta) Q
+  (log(Q/M) - KL(Q||M)); the change of M itself has no effect, because the two parts add up to a constant. At z + dz the
+  derivative differs: P is at most exp(2 m) times as large, where m is the sum of both models' largest dz, and
+  log-ratios have an error of 2 m. So the total is at most exp(4 m) (sum |D| dz + 2 m^2), for m <= 0.2.
+- The moment KL(Q||M): likewise; its derivatives also have the terms of M, (1 - beta) Q (Q/M - E_Q[Q/M]) and beta P (Q/M
+  - E_P[Q/M]), in which (1 - beta) Q/M and beta P/M are at most 1.
 - Entropy, log-sum-exp, log-probability: the bounds of cross-entropy for the student's exact logits
-  (``cross_entropy.bounds``), and the effect of dz: on lse at most the largest dz, on the log-probability
-  that and the label's own dz, on the entropy twice sum Q |log Q + H| dz and the square of the largest dz.
+  (``cross_entropy.bounds``), and the effect of dz: on lse at most the largest dz, on the log-probability that and the
+  label's own dz, on the entropy twice sum Q |log Q + H| dz and the square of the largest dz.
 - Sums of the mixture kernel, which receives log-sum-exps: a term q log(q/M) has a relative error of u a + dz for q, and
   an error of q beta p/M times the error of r, u a + dz of both models. Sums have an error of 8 u of their magnitudes.
   The received log-sum-exps may be larger than the z at hand: their sizes are added to a.
@@ -37,8 +39,8 @@ letters; E_P the mean under P.
   there dz changes log(Q/M) by beta P/M of itself. A probability below 2^-126 may count as 0. The log-probability's
   onehot - Q has an error of (u a + dz) Q and 4 u of itself. If the received log-sum-exps and moment are results of a
   forward, while the reference has exact ones, their errors are added: ``StatisticsErrors``.
-- The gradient G of a product is the gradient of z times s (1 - tanh^2) / T: an error of 3 u of s / T, and of
-  2 |tanh| s dy / c of itself. For dX, dW and db from G see ``linear.reference``.
+- The gradient G of a product is the gradient of z times s (1 - tanh^2) / T: an error of 3 u of s / T, and of 2 |tanh| s
+  dy / c of itself. For dX, dW and db from G see ``linear.reference``.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -101,9 +103,12 @@ class StatisticsErrors:
 
 
 class _Rows(NamedTuple):
-    """The values of both models at R positions, for bounds: z [R, V], its error dz [R, V] and the size a [R].
+    """The values of both models at R positions.
 
-    z is a logit after scale, softcap and temperature; ``of_...`` hold dz, and ``..._size`` hold a = 8 + 2 max|z|.
+    Attributes:
+        student, teacher: z, [R, V].
+        of_student, of_teacher: dz, [R, V].
+        student_size, teacher_size: a = 8 + 2 max|z|, [R].
     """
 
     student: Float64Array
@@ -115,7 +120,7 @@ class _Rows(NamedTuple):
 
     @property
     def most(self) -> Float64Array:
-        """The sum m of both models' largest dz (errors of z), [R]."""
+        """The sum m of both models' largest dz, [R]."""
         return np.asarray(self.of_student.max(axis=1) + self.of_teacher.max(axis=1))
 
 
@@ -125,7 +130,7 @@ def _log_softmax(z: Float64Array) -> Float64Array:
 
 
 def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float64Array) -> Float64Array:
-    """Return dz, the bounds on the errors of the logits z of one model, [R, V]."""
+    """Return dz of one model, [R, V]."""
     of_rows, off = model.at_rows(rows), logit_bounds(model, rows, weight) * model.logit_scale
     if model.logit_softcap is not None:
         off += CAP_UNITS * UNIT * model.logit_softcap
@@ -142,7 +147,7 @@ def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float6
 
 
 def _size(z: Float64Array) -> Float64Array:
-    """Return the size a = 8 + 2 max|z| of each row, over its finite z, [R]."""
+    # a = 8 + 2 max|z| of each row, over the finite z.
     return np.asarray(_OF_EXPONENTIAL + 2.0 * np.where(np.isfinite(z), np.abs(z), 0.0).max(axis=1))
 
 
@@ -161,7 +166,7 @@ def _rows_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Flo
 
 
 def _centred(log_p: Float64Array, values: Float64Array) -> Float64Array:
-    """Return p |value - E_p value|, [R, V], with the mean E_p under p; 0 where p is 0."""
+    """Return p |value - E_p value|, [R, V]; 0 where p is 0."""
     p = np.exp(log_p)
     finite = np.where(p == 0.0, 0.0, values)
     return np.asarray(p * np.abs(finite - (p * finite).sum(axis=1, keepdims=True)))
@@ -174,7 +179,7 @@ def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
 
 
 def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
-    """Return the effect of the errors dz of z on a divergence, [R].
+    """Return the effect of dz on a divergence, [R].
 
     ``by_student`` and ``by_teacher`` are the magnitudes of the divergence's derivatives.
     """
@@ -183,7 +188,6 @@ def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) ->
 
 
 def _divergence_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> Float64Array:
-    """Return the bound on the error of the unweighted divergence, [R]."""
     q, p, beta = pair.student_log, pair.teacher_log, problem.beta
     if problem.is_mixed:
         mixture = pair.mixture_log(beta)
@@ -212,9 +216,7 @@ def _moment_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> F
 def _model_bounds(
     model: ModelProblem, z: Float64Array, off: Float64Array, labels: npt.NDArray[np.int64]
 ) -> dict[str, Float64Array]:
-    """Return the bounds on the errors of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R]
-    each.
-    """
+    """Return the bounds on lse, maximum, log_sum, entropy, logprob and target_logit of one model, by name, [R] each."""
     # The bounds for exact z: scale and softcap are in dz.
     scaled = ExtendedLoss(ignore_index=_IGNORED, temperature=model.temperature / model.logit_scale)
     bounds = extended_forward_bounds(z * scaled.element_divisor, labels, None, scaled)
@@ -300,7 +302,11 @@ def _divergence_gradient_bound(
     of_teacher: Float64Array,
     of_moment: Float64Array,
 ) -> Float64Array:
-    """Return the bound of the gradient of an unweighted divergence, from the errors of log Q, log P and the moment."""
+    """Return the bound on the error of the gradient of an unweighted divergence with respect to the student's z, [R,
+    V].
+
+    ``of_student``, ``of_teacher`` and ``of_moment`` are the errors of log Q, log P and the moment.
+    """
     student, rounded = pair.student, 4.0 * UNIT
     if problem.beta == 0.0:
         teacher = pair.teacher
@@ -404,10 +410,10 @@ def pair_gradients_and_bounds(
     """Return the gradients of ``pair_backward_reference``, and the bounds on the errors of all their elements.
 
     Args:
-        problem: the problem with operands in the type of the products: rounded to it if the kernel rounds them.
+        problem: the problem with operands in the dtype of the products: rounded to it if the kernel rounds them.
         upstream, classes: see ``pair_backward_reference``.
-        errors: the errors of the statistics that the kernel received; None: it received those of ``upstream``.
-        input_dtype, weight_dtype: types of dX and dW; None: the type of the products.
+        errors: the errors of the statistics that the kernel received; None if it received those of ``upstream``.
+        input_dtype, weight_dtype: the dtypes of dX and dW; None for the dtype of the products.
     """
     student = problem.student
     sizes = np.abs(np.where(problem.counts, upstream.grad_divergence.astype(np.float64), 0.0) * problem.weights)

@@ -3,20 +3,21 @@
 
 """The tiling of a divergence from a mixture, which needs a second pass over the classes.
 
+N positions, V classes; a *tile* is 128 positions, classes or features. *Scores* are the logits before scaling, or
+tanh(logit / cap) under a cap; a *pair* is one tile of scores of each model. W is the output weight of a model.
+
 The second pass recomputes the scores, or loads scores that the first pass kept. If they are recomputed
-(:class:`MixtureSizes`), the output weights of both models are read less often the more positions are on chip.
+(:class:`MixtureSizes`), W of both models is read less often the more positions are on chip.
 
 If they are kept (:class:`KeptSizes`), the float32 scores of both models stay in HBM from the first pass to the second
-one, 8 V bytes for each position with V classes. Two blocks of positions are kept at a time, in two scratch tensors that
-blocks use alternately. If the limit of a launch has no room for two blocks of 128 positions, or for the only one,
-nothing is kept (:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses
-the tiling.
+one, 8 V bytes for each position. Two blocks of positions are kept at a time, in two scratch tensors that blocks use
+alternately. If the limit of a launch has no room for two blocks of 128 positions, or for the only one, nothing is kept
+(:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses the tiling.
 
 The second pass for a block has no products and runs during the first pass for the next one: then Scalar computes four
-more functions for each pair of tiles. The second pass for the last block has nothing to overlap with. So blocks become
-smaller towards the end (:class:`MixtureBlocks`): the products of each block take about as long as the second pass for
-the previous block, and the last block is small. On the other hand, each further block reads the output weights once
-more.
+more functions for each pair. The second pass for the last block has nothing to overlap with. So blocks become smaller
+towards the end (:class:`MixtureBlocks`): the products of each block take about as long as the second pass for the
+previous block, and the last block is small. On the other hand, each further block reads W once more.
 """
 
 from __future__ import annotations
@@ -74,14 +75,19 @@ _LOOP_US, _ITERATION_US, _STEP_US, _RECOMPUTED_BLOCK_US, _KEPT_BLOCK_US = 25.0, 
 def group_tiles(tiles: int, class_block: int) -> int:
     """Return the number of tiles of positions that Scalar processes as a group, with one load of each activation table.
 
-    ``tiles`` is the number of tiles of a block of positions, and ``class_block`` the number of classes of a block.
+    Args:
+        tiles: the number of tiles of a block of positions.
+        class_block: the number of classes of a block.
     """
     return max(1, min(tiles, GROUP_COLUMNS // class_block))
 
 
 def terms_bytes(tiles: int, class_block: int) -> int:
-    """Return the bytes of a partition for the scores of both models and the softplus terms, of all groups that are on
-    chip.
+    """Return the bytes of a partition for the scores of both models and the softplus terms of all groups on chip.
+
+    Args:
+        tiles: the number of tiles of a block of positions.
+        class_block: the number of classes of a block.
     """
     return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * FLOAT32_BYTES
 
@@ -102,7 +108,7 @@ class MixtureSizes:
         return self.forward.position_tiles
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
         classes.
         """
         forward = self.forward
@@ -114,7 +120,7 @@ class MixtureSizes:
         return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
 
     def position_plan(self, tiling: LinearTiling) -> PositionSplit:
-        """Return blocks of positions of about equal size, in a device loop if the unrolled program would be too
+        """Return blocks of positions of about equal size, as a device loop if the unrolled program would be too
         long.
         """
         forward = self.forward
@@ -134,8 +140,8 @@ class MixtureSizes:
         return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_pair + forward.block_instructions))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch in us, with blocks of ``tiles`` tiles of positions and
-        ``class_block`` classes.
+        """Return the estimated time of the launch in us, for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
         """
         forward, plan = self.forward, self.position_plan(LinearTiling(tiles * PARTITIONS, class_block))
         needs = forward.needs
@@ -155,9 +161,7 @@ class MixtureSizes:
 
     @property
     def _masked_caps(self) -> int:
-        """The number of models that have a softcap and a bias, which may mask classes: the scores of masked classes
-        must be replaced after tanh.
-        """
+        # Where a bias may mask classes, the scores of masked classes must be replaced after tanh.
         return sum(model.softcap and model.bias for model in self.forward.needs.models)
 
 
@@ -167,12 +171,14 @@ def tile_bytes(vocab_size: int) -> int:
 
 
 def kept_tiles(vocab_size: int, memory_limit: int) -> int:
-    """Return the number of tiles of 128 positions whose scores fit a limit."""
+    """Return the number of tiles of positions whose scores fit ``memory_limit`` bytes."""
     return memory_limit // tile_bytes(vocab_size)
 
 
 def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
-    """Return whether scores are kept: whether two blocks of 128 positions fit the limit, or the only block."""
+    """Return whether scores are kept: whether ``memory_limit`` has room for two blocks of 128 positions, or for the
+    only block.
+    """
     return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, PARTITIONS))
 
 
@@ -195,7 +201,7 @@ class MixtureBlocks(NamedTuple):
     """The sizes of the blocks of positions, in tiles of 128.
 
     Attributes:
-        leading: the blocks before a loop of the device; all of them without a loop.
+        leading: the blocks before a device loop; all of them without a loop.
         looped: the number of tiles of a block in the loop; 0 without a loop.
         pairs: the number of iterations of the loop, of two blocks each.
         trailing: the blocks after the loop.
@@ -208,9 +214,7 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """The sizes of the blocks whose code the program contains: the blocks before the loop, the two blocks of an
-        iteration, and the blocks after the loop.
-        """
+        """The sizes of the blocks whose code the program contains, with the two blocks of an iteration."""
         return (*self.leading, *(self.looped,) * (2 if self.pairs else 0), *self.trailing)
 
     @property
@@ -220,8 +224,9 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The number of tiles of each scratch tensor for kept scores: two that blocks use alternately, or one for a
-        single block.
+        """The number of tiles of each scratch tensor for kept scores.
+
+        There are two, which blocks use alternately, or one for a single block.
         """
         blocks = self.copies
         return tuple(max(blocks[slot::2]) for slot in range(min(2, len(blocks))))
@@ -256,8 +261,8 @@ class BlockTimes(NamedTuple):
         """Return the time of the first pass for a block during the second pass for the previous one, in us.
 
         Args:
-            tiles: tiles of the block.
-            before: tiles of the previous block.
+            tiles: the number of tiles of the block.
+            before: the number of tiles of the previous block.
         """
         return _KEPT_BLOCK_US + max(
             tiles * self.product,
@@ -272,9 +277,9 @@ class PairWork:
     """The amounts of work from which the times of a tile of positions are estimated.
 
     Attributes:
-        products: the passes of Tensor over a column of a pair of tiles of logits.
+        products: the number of passes of Tensor over a column of a pair.
         loaded_bytes: the bytes of a class in the W of both models.
-        vector_passes, scalar_passes: the passes of Vector and Scalar over a pair of tiles in the first pass, which
+        vector_passes, scalar_passes: the number of passes of Vector and Scalar over a pair in the first pass, which
             computes the scores.
         columns: the number of classes of the core with the most.
         class_block: the number of classes that are processed at a time.
@@ -288,7 +293,7 @@ class PairWork:
     class_block: int
 
     def times(self) -> BlockTimes:
-        """Return the times of a tile of positions."""
+        """Return the estimated times of this work for one tile of positions."""
         columns = self.columns
         between = div_ceil(columns, self.class_block) * _GAP_COLUMNS
         # Without products beside it the second pass takes tiles of several blocks of classes.
@@ -311,8 +316,11 @@ class PairWork:
 
 
 def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
-    """Return the estimated time of blocks of positions, one after the other, in us; ``blocks`` are their sizes in
-    tiles.
+    """Return the estimated time of blocks of positions, one after the other, in us.
+
+    Args:
+        blocks: the number of tiles of each block.
+        times: the times of a tile.
     """
     befores = (0, *blocks[:-1])
     beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
@@ -341,7 +349,7 @@ class _Left(NamedTuple):
 
     Attributes:
         tiles: the number of tiles.
-        before: tiles of the block before them.
+        before: the number of tiles of the block before them.
         slot: the scratch tensor of the next block, 0 or 1.
     """
 
@@ -355,7 +363,7 @@ class _Choice(NamedTuple):
 
     Attributes:
         us: the time with this choice.
-        block: tiles of the next block; 0 for none.
+        block: the number of tiles of the next block; 0 for none.
     """
 
     us: float
@@ -368,8 +376,8 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
 
     Args:
         tiles: the number of tiles, at least 1.
-        before: tiles of the block before them; 0 for none.
-        slots: the most tiles of a block, for the blocks 1, 3, ... and for the blocks 2, 4, ....
+        before: the number of tiles of the block before them; 0 for none.
+        slots: the largest number of tiles of a block, for the blocks 1, 3, ... and for the blocks 2, 4, ....
         times: the times of a tile.
     """
     # Time and next block, by the tiles that are left, the tiles of the block before them, and the next block's slot.
@@ -399,10 +407,10 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return the sizes of all blocks, in tiles: the fastest division of the last 48 tiles, after blocks of the largest
-    size for earlier tiles.
+    """Return the numbers of tiles of all blocks, without a loop.
 
-    ``slots`` are the most tiles of a block for the blocks 1, 3, ... and for the blocks 2, 4, ....
+    The last 48 tiles are divided in the fastest way; the tiles before them are in blocks of the largest size. ``slots``
+    are the largest numbers of tiles of a block for the blocks 1, 3, ... and for the blocks 2, 4, ....
     """
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:
@@ -427,7 +435,7 @@ def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> Mixt
 
 
 def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks | None:
-    """Return the blocks with a loop of the device over pairs of them; None if there are too few tiles for it.
+    """Return the blocks with a device loop over two blocks at a time; None if there are too few tiles for a loop.
 
     Args:
         tiles, most, kept, times: see :func:`unrolled_blocks`.
@@ -447,15 +455,16 @@ class KeptSizes:
 
     Attributes:
         forward: the sizes of the first pass.
-        memory_limit: bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only one.
+        memory_limit: the bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only
+            one.
     """
 
     forward: PairForwardSizes
     memory_limit: int
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions and
-        ``class_block`` classes.
+        """Return the bytes per partition of SBUF for blocks of at most ``tiles`` tiles of positions and ``class_block``
+        classes.
         """
         of_scales = self.forward.needs.temperatures * 2 * _SCALES
         numbers = _SUM_NUMBERS + _KEPT_NUMBERS + of_scales
@@ -484,7 +493,7 @@ class KeptSizes:
     def time_us(self, tiling: LinearTiling) -> float:
         """Return the estimated time of the launch in us.
 
-        It is extrapolated from the blocks that the program has a copy of.
+        It is extrapolated to all positions from the blocks whose code the program contains.
         """
         blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // PARTITIONS)
         time_us = blocks_us(blocks.copies, self._times(tiling.class_block))

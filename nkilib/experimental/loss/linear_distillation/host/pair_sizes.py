@@ -3,14 +3,18 @@
 
 """The needs of a launch of two models: bytes of SBUF, instructions, and modelled time.
 
-:class:`PairNeeds` counts the tiles and instructions that a pair of tiles of logits (student and teacher) needs, given
-the options of a launch: for the first pass over the classes, and for the backward, which computes a tile of the
-student's gradient from each pair (:func:`gradient_needs`; functions such as :func:`copies_student` serve the backward
-too).
+N positions, D features, V classes; X and W are input and weight of a model; a *tile* is 128 positions or features.
+*Scores* are the logits before scaling, or tanh(logit / cap) under a softcap; z is the logit after cap and temperature.
+A *pair* is one tile of scores of student and teacher; a *group* is the pairs that are processed together; a tile is
+*opened* (begun) before its gradient is computed.
+
+:class:`PairNeeds` counts the tiles and instructions that a pair needs, given the options of a launch: for the first
+pass over the classes, and for the backward, which computes a tile of the student's gradient from each pair
+(:func:`gradient_needs`; functions such as :func:`copies_student` serve the backward too).
 
 :class:`PairForwardSizes` has the sizes of a forward, from which its tiling is chosen, and :class:`StreamSizes` those of
-one model. W^T of both models is streamed in as in linear cross-entropy, with the same blocks of classes and positions
-for both.
+one model. W^T of both models streams as in linear cross-entropy, with the same blocks of classes and positions for
+both.
 """
 
 from __future__ import annotations
@@ -92,12 +96,12 @@ class PairNeeds:
 
     Attributes:
         student, teacher: the options of each model.
-        mixed: whether the divergence is that of a mixture: the first pass computes no differences of scores.
+        mixed: whether the divergence is from a mixture: then the first pass computes no differences of scores.
         reverse: whether the divergence is weighted by the student's probabilities: KL(student || teacher).
         target: whether the student's scores at labels are wanted.
         ratio: whether the teacher's scores must be converted to the unit of the student's, because logit scales or
             softcaps differ.
-        short: whether the products of a pair of tiles take little longer than the work on them.
+        short: whether the products of a pair take little longer than the work of the other engines on the pair.
         sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
         temperatures: whether each position has a temperature.
     """
@@ -114,15 +118,17 @@ class PairNeeds:
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
-        """Return all options at once, for a mixture if ``mixed``, else for a Kullback-Leibler divergence: a tiling that
-        fits with all of them fits with any of them.
+        """Return all options at once: a tiling that fits with all of them fits with any of them.
+
+        The divergence is from a mixture if ``mixed``, else a Kullback-Leibler divergence.
         """
         model = ModelNeeds(True, True, True)
         return cls(model, model, mixed, False, True, not mixed, sums_bias=True, temperatures=True)
 
     def of_products(self, products: int) -> PairNeeds:
-        """Return the options with :attr:`short` set: whether ``products``, Tensor's passes over a column of a pair of
-        tiles, are few under a softcap.
+        """Return the options with :attr:`short` set, from ``products``, Tensor's passes over a column of a pair.
+
+        ``short`` is True if there is a softcap and the passes are few.
         """
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT_PASSES)
 
@@ -145,14 +151,12 @@ class PairNeeds:
 
     @property
     def slots(self) -> int:
-        """The number of groups of tiles that are on chip at the same time."""
+        """The number of groups that are on chip at the same time."""
         return _CAPPED_SLOTS if self.softcap and not self.short else _SLOTS
 
     @property
     def rings(self) -> int:
-        """The number of float32 buffers for each pair of tiles: scores and exponentials of both models, and
-        differences.
-        """
+        """The number of float32 buffers for each pair: scores and exponentials of both models, and differences."""
         return 4 + (not self.mixed)
 
     @property
@@ -167,24 +171,26 @@ class PairNeeds:
 
     @property
     def vector_passes(self) -> int:
-        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, the weighted differences, and
-        the masked scores of each model that has both a bias and a softcap.
+        """The number of Vector's passes over a pair.
+
+        They compute two maxima, the entropy, the weighted differences, and the masked scores of each model that has
+        both a bias and a softcap.
         """
         return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
 
     @property
     def scalar_passes(self) -> int:
-        """The number of Scalar's passes over a pair of tiles: exponentials, and tangents."""
+        """The number of Scalar's passes over a pair: exponentials, and tangents."""
         return 2 + sum(model.softcap for model in self.models)
 
     @property
     def gpsimd_passes(self) -> int:
-        """The number of GpSimd's passes over a pair of tiles: differences of scores, and the ratio of units if any."""
+        """The number of GpSimd's passes over a pair: differences of scores, and the ratio of units if any."""
         return 0 if self.mixed else 1 + self.ratio
 
     @property
     def instructions(self) -> int:
-        """The number of instructions for a pair of tiles besides its products, including its part of those for a whole
+        """The number of instructions for a pair besides its products, including its part of the instructions for a
         group.
         """
         of_gap = 0 if self.mixed else 2 + 2 * self.ratio
@@ -193,7 +199,7 @@ class PairNeeds:
 
 
 def opens_groups(needs: PairNeeds) -> bool:
-    """Return whether a group of tiles is opened (begun) before the first of them is computed.
+    """Return whether a group of tiles is opened before the gradient of the first of them is computed.
 
     This is so if Scalar computes tanh or softplus, which need another table than exp.
     """
@@ -201,8 +207,9 @@ def opens_groups(needs: PairNeeds) -> bool:
 
 
 def takes_differences(needs: PairNeeds) -> bool:
-    """Tell whether the gradient needs the differences of both models' scores: for every divergence but KL(teacher ||
-    student).
+    """Return whether the gradient needs the differences of both models' scores.
+
+    Only the gradient of KL(teacher || student) does not.
     """
     return needs.mixed or needs.reverse
 
@@ -215,33 +222,33 @@ def teacher_is_plain(needs: PairNeeds) -> bool:
 def copies_student(needs: PairNeeds) -> bool:
     """Return whether the backward copies the student's products from PSUM.
 
-    It does if Vector would need two operands from PSUM, or if tiles are opened (begun) long before they are computed,
-    because a bank is not kept that long.
+    It does if Vector would need two operands from PSUM, or if tiles are opened long before they are computed, because a
+    bank is not kept that long.
     """
     is_plain = not needs.student.bias and not needs.student.softcap
     return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
 
 
 def copies_teacher(needs: PairNeeds) -> bool:
-    """Tell whether the teacher's products are copied from PSUM; see :func:`copies_student`."""
+    """Return whether the backward copies the teacher's products from PSUM; see :func:`copies_student`."""
     return teacher_is_plain(needs) and opens_groups(needs) and not takes_differences(needs)
 
 
 def spares_scores(needs: PairNeeds) -> bool:
     """Return whether the student's scores may be in the tile in which the gradient is computed.
 
-    They may not if several pairs are opened before the first of them is computed, nor if differences of scores are
-    needed: then the scores are needed for longer, and the next exponentials would wait for the tile.
+    This is not possible if several pairs are opened before the first of them is computed, or if differences of scores
+    are needed: then the scores are needed for longer, and the next exponentials would wait for the tile.
     """
     return not opens_groups(needs) and not takes_differences(needs)
 
 
 def gradient_needs(needs: PairNeeds) -> TileNeeds:
-    """Return the memory and instructions that the tiles of the logits' gradient need.
+    """Return the memory and instructions that the tiles of the gradient of the logits need.
 
-    The ring buffers (``rings``) are one for each bias and each softcap's tanh (one fewer where the sums of logits and
-    bias are in other tiles), one for each copy of products, one for the differences of scores or else the teacher's
-    exponentials, and one for the gradient at labels, if it is wanted.
+    There is a ring buffer for each bias and each softcap's tanh (one fewer where the sums of logits and bias are in
+    other tiles), for each copy of products, for the differences of scores or else the teacher's exponentials, and for
+    the gradient at labels, if it is wanted.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
     if needs.sums_bias and (needs.student.softcap or spares_scores(needs)):
@@ -264,9 +271,9 @@ class StreamSizes:
 
     Attributes:
         num_features: D.
-        itemsize: bytes of an element of X and W on chip.
-        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
-        staging_bytes: bytes of a partition for operands that are transposed and then cast.
+        itemsize: the bytes of an element of X and W on chip.
+        weight_itemsize: the bytes of an element of W in HBM if W is cast while it is loaded; else 0.
+        staging_bytes: the bytes of a partition for operands that are transposed and then cast.
     """
 
     num_features: int
@@ -281,8 +288,8 @@ class StreamSizes:
 
     @property
     def products(self) -> int:
-        """The number of Tensor's passes over a column of a tile: for each tile of features one, or four if the operands
-        are float32.
+        """The number of Tensor's passes over a column of a tile: one for each tile of features, or four if operands are
+        float32.
         """
         return self.depth * (4 if self.itemsize == 4 else 1)
 
@@ -319,7 +326,7 @@ class PairForwardSizes:
 
     @property
     def products(self) -> int:
-        """The number of Tensor's passes over a column of a pair of tiles, one tile of each model."""
+        """The number of Tensor's passes over a column of a pair."""
         return self.student.products + self.teacher.products
 
     @property
@@ -339,14 +346,15 @@ class PairForwardSizes:
 
     @property
     def class_tiles(self) -> int:
-        """The number of tiles of classes of the core that has most."""
+        """The number of tiles of 128 classes of the core with the most classes."""
         return div_ceil(div_ceil(self.vocab_size, PARTITIONS), self.cores)
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions.
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
 
-        They hold X^T of both models and two blocks of W^T of each; the buffers of groups of pairs of tiles; two rows of
-        each bias; the statistics of a window of blocks, which the cores exchange, and numbers computed from them.
+        They hold X^T of both models and two blocks of W^T of each; the buffers of groups of pairs; two rows of each
+        bias; the statistics of a window of blocks, which the cores exchange, and values computed from them.
         """
         needs = self.needs
         operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
@@ -382,7 +390,7 @@ class PairForwardSizes:
 
     @property
     def pair_instructions(self) -> int:
-        """The number of instructions for a pair of tiles, including its products."""
+        """The number of instructions for a pair, including its products."""
         return self.student.depth + self.teacher.depth + self.needs.instructions
 
     @property
@@ -398,8 +406,9 @@ class PairForwardSizes:
         """Return how many of the last classes both cores process, so that their products take longer than an exchange
         of statistics.
 
-        It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be too many. A
-        test may set the number, which affects only time (:class:`nkilib.core.plan_limits.PlanLimits`).
+        The result is 0 if a block of these classes would be multiplied before the next block is loaded, or if they
+        would be more than an eighth of all classes. A test may set the number, which affects only time
+        (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
             ValueError: if a test asks for more classes than the statistics have columns for.
@@ -414,8 +423,8 @@ class PairForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, _SWAP)
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch in us, with blocks of ``tiles`` tiles of positions and
-        ``class_block`` classes.
+        """Return the estimated time of the launch in us, for blocks of ``tiles`` tiles of positions and ``class_block``
+        classes.
         """
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles, needs = plan.tiles, self.needs

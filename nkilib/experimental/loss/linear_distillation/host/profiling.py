@@ -3,6 +3,7 @@
 
 """The modelled times of launches of the kernels, from shapes alone: for host code, and in the simulator only.
 
+N positions, V classes, Ds and Dt features of student and teacher; X and W are input and weight of a model.
 :func:`profile_linear_distillation_launch` models the three kernels.
 """
 
@@ -56,14 +57,14 @@ def profile_linear_distillation_launch(
 
     Args:
         num_positions, student_features, teacher_features, vocab_size: N, Ds, Dt, V.
-        dtype: the type of X and W: an NKI type or its name.
+        dtype: the dtype of X and W: an NKI dtype or its name.
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a shard of the vocabulary.
-        tiling: the tiling of the launch; None: the result of ``choose_linear_distillation_tiling``.
-        teacher_dtype: the type of the teacher's X and W; None: ``dtype``.
+        tiling: the tiling of the launch; None for the result of ``choose_linear_distillation_tiling``.
+        teacher_dtype: the dtype of the teacher's X and W; None for ``dtype``.
         target: the generation of the device.
         cores: the number of cores of the launch.
         student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``, the layouts of W.
-        parameters: the model's assumptions where nothing is published.
+        parameters: the assumptions of the performance model where nothing is published.
         options: further keyword arguments of the kernel, such as ``beta``; tensors are given as specifications
             (:func:`nkilib.simulator.spec`).
 

@@ -3,7 +3,9 @@
 
 """The reference of the kernels: distillation from hidden states and its gradients in float64, from the same inputs.
 
-:class:`PairProblem` has the inputs of a launch, :class:`ModelProblem` those of one model.
+N positions, V classes, R positions of a block; X, W and b are input, weight and bias of a model; z are its logits after
+scale, softcap and temperature; P, Q and M = beta P + (1 - beta) Q are the distributions of teacher, student and
+mixture. :class:`PairProblem` has the inputs of a launch, :class:`ModelProblem` those of one model.
 :func:`pair_forward_reference`, :func:`mixture_reference` and :func:`pair_backward_reference` compute the results of the
 three kernels. Products, divergences and gradients are float64 throughout. Positions are processed in blocks, so that no
 [N, V] is in memory.
@@ -39,9 +41,7 @@ class ModelProblem(OutputLayer):
     temperature: float | npt.NDArray[Any] = 1.0
 
     def at_rows(self, rows: slice) -> ModelProblem:
-        """Return the model for some positions alone: with their temperatures, so that :meth:`z_of` takes their
-        logits.
-        """
+        """Return the model with the temperatures of the positions ``rows``, so that :meth:`z_of` takes their logits."""
         if np.size(self.temperature) == 1:
             return self
         return replace(self, temperature=np.asarray(self.temperature)[rows])
@@ -52,7 +52,7 @@ class ModelProblem(OutputLayer):
         return divisor_of(self.temperature)[:, np.newaxis]
 
     def z_of(self, logits: Float64Array) -> Float64Array:
-        """Return z, the logits after scale, softcap and temperature, from X W^T + b; a masked class stays -inf."""
+        """Return z from X W^T + b; a masked class stays -inf."""
         scaled = self.logit_scale * logits
         if self.logit_softcap is not None:
             capped = self.logit_softcap * np.tanh(scaled / self.logit_softcap)
@@ -78,8 +78,8 @@ class PairProblem:
     Attributes:
         student, teacher: the models over the same positions and classes. Their temperatures are equal.
         labels: [N] integers, or None; positions of ``ignore_index`` are ignored.
-        row_weight: [N], or None for 1.
-        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
+        row_weight: the factor of each divergence, [N], or None for 1.
+        beta: 0 for KL(teacher || student), 1 for KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
         ignore_index: the label of ignored positions.
         first_class: for a shard of the vocabulary the number of its first class.
@@ -118,7 +118,9 @@ class PairProblem:
 
     @property
     def local_labels(self) -> npt.NDArray[np.int64]:
-        """The labels counted from ``first_class``; -1 if a position is ignored or its class is in another shard."""
+        """The labels counted from ``first_class``, [N]; -1 where a position is ignored or its class is in another
+        shard.
+        """
         if self.labels is None:
             return np.full(self.num_positions, -1, np.int64)
         labels = np.asarray(self.labels, np.int64) - self.first_class
@@ -127,7 +129,7 @@ class PairProblem:
 
     @property
     def classes_first(self) -> tuple[Float64Array, Float64Array]:
-        """The weights of student and teacher as [V, D]."""
+        """The weights of student and teacher as [V, features]."""
         return self.student.classes_first, self.teacher.classes_first
 
     def row_blocks(self) -> Iterator[slice]:
@@ -135,10 +137,7 @@ class PairProblem:
         return self.student.row_blocks()
 
     def scores_of(self, rows: slice, weights: tuple[Float64Array, Float64Array]) -> tuple[Float64Array, Float64Array]:
-        """Return z (logits after scale, softcap and temperature) of student and teacher at some positions, [R, V].
-
-        ``weights`` are :attr:`classes_first`.
-        """
+        """Return z of student and teacher at the R positions ``rows``, [R, V]; ``weights`` are ``classes_first``."""
         student, teacher = (
             model.at_rows(rows).z_of(model.logits_of(rows, weight))
             for model, weight in zip((self.student, self.teacher), weights, strict=True)
@@ -159,7 +158,7 @@ class PairProblem:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The log-sum-exp of both models as maximum and log of the sum of exponentials, [N] each, of any float type."""
+    """The log-sum-exp of both models as maximum and log of the sum of exponentials, [N] each, of any float dtype."""
 
     student_maximum: npt.NDArray[Any]
     student_log_sum: npt.NDArray[Any]
@@ -177,8 +176,11 @@ class Statistics:
         return self.teacher_maximum.astype(np.float64) + self.teacher_log_sum.astype(np.float64)
 
     def distributions(self, rows: slice, student: Float64Array, teacher: Float64Array) -> Distributions:
-        """Return the log-probabilities of both models at positions ``rows``, from their z there (``student``,
-        ``teacher``) and these log-sum-exps.
+        """Return the log-probabilities of both models at positions ``rows``.
+
+        Args:
+            rows: R positions.
+            student, teacher: z of each model at these positions, [R, V].
         """
         return Distributions(student - self.student_lse[rows, np.newaxis], teacher - self.teacher_lse[rows, np.newaxis])
 
@@ -190,7 +192,7 @@ class ExactResults(Statistics):
     Attributes:
         divergence: the weighted divergence, 0 where a position is ignored.
         entropy: the entropy of the student.
-        moment: KL(student || teacher) for beta 1, KL(student || mixture) between 0 and 1, 0 for beta 0.
+        moment: KL(student || teacher) for beta 1, KL(student || mixture) for beta between 0 and 1, 0 for beta 0.
         logprob: the log-probability of the label, 0 where a position is ignored. For a shard it is relative to the
             shard's own log-sum-exp.
         target_logit: z of the student at the label; 0 where a position is ignored or the label's class is in another
@@ -212,7 +214,7 @@ class ExactMixtureSums(NamedTuple):
     Attributes:
         student_terms: sum of q log(q / M).
         teacher_terms: sum of p log(p / M).
-        student_mass, teacher_mass: sum of q, of p.
+        student_mass, teacher_mass: sum of q, and sum of p.
     """
 
     student_terms: Float64Array
@@ -223,13 +225,13 @@ class ExactMixtureSums(NamedTuple):
 
 @dataclass(frozen=True)
 class PairUpstream:
-    """The inputs of the backward besides those of the forward.
+    """The inputs of the backward that the forward does not have.
 
     Attributes:
         statistics: the log-sum-exps over all classes, as the kernel received them.
-        moment: [N], as the kernel received it.
-        grad_divergence: [N].
-        grad_logprob: [N], or None.
+        moment: the moment of the forward, [N], as the kernel received it.
+        grad_divergence: the upstream gradient of each divergence, [N].
+        grad_logprob: the upstream gradient of each log-probability, [N], or None.
     """
 
     statistics: Statistics
@@ -256,8 +258,9 @@ def divergence_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 
 
 def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
-    """Return the moment of the student's gradient, for each position: KL(student || mixture) for a beta between 0 and
-    1, KL(student || teacher) for beta 1, and 0 for beta 0.
+    """Return the moment of each position, which the student's gradient needs.
+
+    It is KL(student || mixture) for beta between 0 and 1, KL(student || teacher) for beta 1, and 0 for beta 0.
     """
     if problem.beta == 0.0:
         return np.zeros(len(pair.student_log))
@@ -267,8 +270,7 @@ def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
     """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
 
-    A class that is masked in the student has a gradient of 0, except for beta 0, where it is -P (P: the teacher's
-    probability).
+    A class that is masked in the student has a gradient of 0, except for beta 0, where it is -P.
     """
     if problem.beta == 0.0:
         return pair.student - pair.teacher
@@ -280,7 +282,10 @@ def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Di
 
 
 def z_gradient_of(problem: PairProblem, upstream: PairUpstream, rows: slice, pair: Distributions) -> Float64Array:
-    """Return the gradient of the student's z at some positions, [R, V]; ``pair`` has the distributions there."""
+    """Return the gradient with respect to the student's z at the R positions ``rows``, [R, V].
+
+    ``pair`` has the distributions at these positions.
+    """
     coefficient = upstream.grad_divergence[rows].astype(np.float64) * problem.weights[rows]
     coefficient = np.where(problem.counts[rows], coefficient, 0.0)
     gradient = np.where(
@@ -328,7 +333,7 @@ def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, 
 
 
 def pair_forward_reference(problem: PairProblem) -> ExactResults:
-    """Compute all results of ``linear_distillation_forward`` over all classes; for a shard the results that it defines.
+    """Return all results of ``linear_distillation_forward`` over all classes; for a shard the results that it defines.
 
     PyTorch equivalent, in float64, for beta 0 and without ignored labels::
 
@@ -341,7 +346,7 @@ def pair_forward_reference(problem: PairProblem) -> ExactResults:
 
 
 def mixture_reference(problem: PairProblem, statistics: Statistics) -> ExactMixtureSums:
-    """Compute all results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
+    """Return all results of ``linear_distillation_mixture``, with the log-sum-exps that the kernel received.
 
     Args:
         problem: the problem with the classes of a shard.
@@ -366,7 +371,7 @@ def mixture_reference(problem: PairProblem, statistics: Statistics) -> ExactMixt
 def pair_backward_reference(
     problem: PairProblem, upstream: PairUpstream, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """Compute all gradients of ``linear_distillation_backward``: of the student's input, weight and bias.
+    """Return all gradients of ``linear_distillation_backward``: those of the student's input, weight and bias.
 
     PyTorch equivalent, in float64 and for exact statistics, with the forward's results::
 
@@ -375,8 +380,8 @@ def pair_backward_reference(
     Args:
         problem: the problem with all classes.
         upstream: the upstream gradients and statistics that the kernel received.
-        classes: the classes of a shard of the vocabulary: its part of the gradient of the input and its own
-            gradients of weight and bias are returned.
+        classes: the classes of a shard of the vocabulary: its part of the gradient of the input and its own gradients
+            of weight and bias are returned.
     """
     weights = problem.classes_first
     blocks = (

@@ -3,13 +3,15 @@
 
 """The choice of the tiling of the kernels of two models: arithmetic only.
 
+N positions, V classes, Ds and Dt features of student and teacher; X and W are input and weight of a model.
+
 Of the blocks that fit SBUF, those are chosen that are estimated to be fastest:
 :func:`choose_linear_distillation_tiling` from sizes and options, :func:`forward_tiling` and :func:`backward_tiling`
-from the known sizes of a launch. ``nkilib.simulator.profile`` models times; tests check the choice against it.
+from the sizes of a launch while it is traced.
 
-A backward of very many positions is split into parts (:func:`pair_parts`). Its estimate is the one of both linear
-losses (:mod:`nkilib.experimental.loss.linear.tiling`), with X^T and W^T of the teacher in the work of Tensor
-and the DMA engines.
+A backward of very many positions is split into parts (:func:`pair_parts`). Its estimate is the one of both fused linear
+losses (:mod:`nkilib.experimental.loss.linear.tiling`), with X^T and W^T of the teacher in the work of Tensor and the
+DMA engines.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def pair_parts(num_positions: int, student_features: int, teacher_features: int,
     Args:
         num_positions: N.
         student_features, teacher_features: Ds and Dt.
-        feature_bytes: bytes of a row of X of both models, in the types of their products.
+        feature_bytes: the bytes of a row of X of both models, in the dtypes of their products.
     """
     unsplit = POSITIONS_UNSPLIT if feature_bytes <= _MOST_BYTES_OF_FEATURES else _FEW_POSITIONS
     return position_parts(num_positions, max(student_features, teacher_features), unsplit=unsplit)
@@ -73,10 +75,7 @@ def pair_parts(num_positions: int, student_features: int, teacher_features: int,
 
 @lru_cache(maxsize=1024)
 def _chosen_backward(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a backward launch.
-
-    The choice depends on the limits, which are an argument so that the key of the cache includes them.
-    """
+    # The choice depends on the limits, which are an argument so that the key of the cache includes them.
     try:
         return choose_backward_tiling(launch)
     except ValueError as error:
@@ -130,10 +129,7 @@ class _Launch(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a forward.
-
-    The choice depends on the limits, which are an argument so that the key of the cache includes them.
-    """
+    # The choice depends on the limits, which are an argument so that the key of the cache includes them.
     if isinstance(sizes, KeptSizes):
         return choose_kept_tiling(sizes, sbuf_bytes)
     return fastest_tiling(sizes, sbuf_bytes)
@@ -158,9 +154,7 @@ def _within(name: str, value: int, least: int, most: int) -> int:
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """Return the sizes of a forward pass over the classes that computes the products of both models; ``mixed`` says
-    whether it is the first pass for a mixture.
-    """
+    # ``mixed``: the sizes of the first pass for a mixture.
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
     return PairForwardSizes(
         launch.num_positions,
@@ -186,7 +180,7 @@ def _choose_for_forward(launch: _Launch) -> LinearTiling:
 
 
 def _choose_for_backward(launch: _Launch) -> LinearTiling:
-    """Return the tiling of a backward, or of a part of the positions if they are split."""
+    # If the positions are split into parts, the tiling is that of one part.
     mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
     student, teacher = launch.student, launch.teacher
     first, teacher_first = (layout == CLASSES_FIRST for layout in launch.layouts)
@@ -240,7 +234,7 @@ def choose_linear_distillation_tiling(
 ) -> LinearTiling:
     """Return the tiling with which a kernel is, in the model, fastest or nearly so; the kernels use it by default.
 
-    Modelled, not measured. Results are cached.
+    The choice is modelled, not measured. Results are cached.
 
     Example::
 
@@ -249,27 +243,28 @@ def choose_linear_distillation_tiling(
 
     Args:
         num_positions: N, rows of both inputs, 1 to 2^31 - 1.
-        student_features, teacher_features: Ds and Dt, their columns, 16 to 16,384.
+        student_features, teacher_features: Ds and Dt, columns of the inputs, 16 to 16,384.
         vocab_size: V, classes of both weights, 1 to 2^24.
-        dtype: bfloat16, float16 or float32, the type of the student's products: an NKI, numpy or torch dtype, or a
+        dtype: the dtype of the student's products, bfloat16, float16 or float32: an NKI, numpy or torch dtype, or a
             string.
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a mixture over a shard.
-        teacher_dtype: type of the teacher's products; None: ``dtype``.
+        teacher_dtype: the dtype of the teacher's products; None for ``dtype``.
         cores: the number of cores of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
         student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``.
-        extended: whether the launch has a bias, a softcap, a logit scale, a temperature or a result at the labels: the
-            choice fits any of them. Ignored positions and row weights do not count.
-        beta, memory_limit: the arguments of ``linear_distillation_forward``: for a divergence from a mixture there
-            is a second pass, of kept scores.
-        student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: types of the operands if
-            the kernel has a ``compute_dtype``, which is ``dtype`` then; None: the type of the products.
+        extended: whether the launch has a bias, a softcap, a logit scale, a temperature or a result at the labels; the
+            choice fits any of them. ``ignore_index`` and row weights are not such options.
+        beta, memory_limit: the arguments of ``linear_distillation_forward``; a divergence from a mixture (beta between
+            0 and 1) has a second pass over kept scores.
+        student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: the dtypes of the operands
+            if the kernel is given a ``compute_dtype``, which is ``dtype`` in this case; None for the dtype of the
+            products.
 
     Returns:
         The tiling, which the kernels accept for such a launch on the target.
 
     Raises:
-        TypeError: if a size is no integer.
+        TypeError: if a size is not an integer.
         ValueError: if a size is out of range, or another argument is unknown.
     """
     positions, classes, *features = [

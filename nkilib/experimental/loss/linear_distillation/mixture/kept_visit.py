@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second pass over the classes, from kept scores (:class:`KeptVisit`), during the first pass of the next block of
-positions.
+"""The second pass over the classes from kept scores, during the first pass of the next block of positions.
 
-It has no products. While Tensor computes the products of the next block, Scalar, Vector and GpSimd do a part of the
-second pass after each pair of tiles of that block. Only the second pass for the last block runs alone, and uses wider
-tiles.
+*Scores* are the logits before scaling, or tanh(logit / cap) under a cap. A *pair* is the scores of both models for one
+tile of 128 positions and one or several blocks of classes; a *group* is the pairs that Scalar processes with one load
+of each table; the *products* of a pair are softplus terms times exponentials, which Vector sums. A *slot* holds the
+data of a block of positions between its two passes. The *pending* block is the one whose second pass is still to come.
+
+The second pass (:class:`KeptVisit`) has no matrix products. While Tensor computes the products of the next block,
+Scalar, Vector and GpSimd do a part of the second pass after each pair of tiles of that block. Only the second pass for
+the last block runs alone, and uses wider tiles.
 """
 
 from __future__ import annotations
@@ -53,8 +57,8 @@ class _Slot:
 
     @classmethod
     def make(cls, launch: PairLaunch, tiles: int, share: Span, number: int) -> _Slot:
-        """Allocate slot number ``number``, which holds the data of a block of at most ``tiles`` tiles of positions;
-        ``share`` are the core's classes.
+        """Allocate slot number ``number`` for blocks of at most ``tiles`` tiles of positions; ``share`` are the core's
+        classes.
         """
         kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
@@ -79,11 +83,11 @@ class _Pending:
 
 
 class _Waiting(NamedTuple):
-    """A tile whose exponentials have been issued, and whose products Vector computes later.
+    """A pair whose exponentials have been issued, and whose products Vector computes later.
 
     Attributes:
-        step: the step with its block of classes.
-        pair: the tile.
+        step: the step of the block of classes.
+        pair: the pair.
     """
 
     step: Step
@@ -92,11 +96,11 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class _WaitingProducts:
-    """The passes of Vector over tiles that Scalar has not finished yet; they are issued later.
+    """The instructions of Vector for pairs that Scalar has not finished yet; they are issued later.
 
     Attributes:
-        terms, sums: the terms and sums of the pass.
-        waiting: the tiles.
+        terms, sums: the terms and sums of the second pass.
+        waiting: the pairs.
     """
 
     terms: MixtureTerms
@@ -104,18 +108,16 @@ class _WaitingProducts:
     waiting: list[_Waiting] = field(default_factory=list)
 
     def add(self, step: Step, pair: MixturePair) -> None:
-        """Add a tile whose products are computed later."""
         self.waiting.append(_Waiting(step, pair))
 
     def take_all(self) -> None:
-        """Compute the products of all waiting tiles."""
         for step, pair in self.waiting:
             self.terms.take_products(pair, self.sums, step)
         self.waiting.clear()
 
 
 def _spans(schedule: ClassSchedule) -> list[Span]:
-    """Return all blocks of classes of a core, in the order in which they are processed."""
+    # All blocks of classes of a core, in the order in which they are processed.
     plan = schedule.plan
     head = [] if schedule.head is None else [schedule.head]
     count = plan.iterations * plan.blocks_per_iteration
@@ -134,14 +136,14 @@ def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
 
 
 class _StepVisit:
-    """The second pass over a block of classes.
+    """The second pass over one block of classes, or several blocks of the same size.
 
     Attributes:
         pending: the block of positions.
-        terms: the tiles on chip.
-        products: the passes of Vector to be issued later.
-        step: the step with the block of classes, or the first one of several blocks of the same size.
-        blocks: the number of blocks.
+        terms: the memory of pairs on chip.
+        products: the instructions of Vector to be issued later.
+        step: the step of the block of classes, or of the first one of several.
+        blocks: the number of blocks of classes.
     """
 
     def __init__(
@@ -154,7 +156,6 @@ class _StepVisit:
 
     @property
     def tiles(self) -> int:
-        """The number of tiles of positions."""
         return self.pending.tiles
 
     def load_group(self) -> None:
@@ -171,7 +172,7 @@ class _StepVisit:
         self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Compute softplus and exponentials of the tiles before ``end``; the sums of their products are left for
+        """Compute softplus and exponentials of the tiles before number ``end``; the sums of their products are left for
         later.
         """
         rows = self.pending.slot.rows
@@ -193,19 +194,19 @@ class _StepVisit:
 
 @dataclass
 class KeptVisit:
-    """The second pass for all blocks of positions.
+    """The second pass for all blocks of positions; a :class:`.SecondVisit`.
 
     Attributes:
         launch: the launch of the kernel.
         store: the vectors of the results.
         schedule: the order of the core's classes, in both passes.
         blocks: the blocks of positions.
-        slots: the slots that blocks use round-robin.
-        terms: the tiles on chip.
+        slots: the slots, which blocks use round-robin.
+        terms: the memory of pairs on chip.
         sums: the sums of a block of positions.
-        products: the passes of Vector to be issued later.
+        products: the instructions of Vector to be issued later.
         slot_number: the number of the next block, which determines its slot.
-        pending: the block whose scores are kept; None at first.
+        pending: the pending block; None at first.
         tiles_beside: the number of tiles of the block whose first pass runs at the same time.
     """
 
@@ -223,7 +224,7 @@ class KeptVisit:
 
     @classmethod
     def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
-        """Set up the pass for a tiling that fits SBUF."""
+        """Allocate the slots and buffers for a tiling that fits SBUF."""
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
         bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
@@ -243,11 +244,9 @@ class KeptVisit:
 
     @property
     def tiles(self) -> int:
-        """The number of tiles of the largest block of positions."""
         return self.blocks.largest
 
     def run_blocks(self, run: RunBlock) -> None:
-        """Run the first pass for each block of positions, and at the end the second pass for the last block."""
         blocks = self.blocks
         first = self._run_some(run, 0, blocks.leading)
         if blocks.pairs > 0:
@@ -266,9 +265,6 @@ class KeptVisit:
         self._end()
 
     def begin(self, tiles: int) -> None:
-        """Begin the first pass for a block of ``tiles`` tiles of positions, and the second pass for the previous block,
-        if any.
-        """
         self.tiles_beside = tiles
         if self.pending is not None:
             self.sums.clear()
@@ -281,8 +277,10 @@ class KeptVisit:
             kept.store(scores, step.block)
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """Start the second pass over a block of classes, for the previous block of positions, and return an iterator
-        whose steps do the work; see :meth:`.SecondVisit.beside`. The iterator is empty without a previous block.
+        """Start the second pass over a block of classes, for the previous block of positions; see
+        :meth:`.SecondVisit.beside`.
+
+        The steps of the returned iterator do the work. The iterator is empty without a previous block.
         """
         if self.pending is None:
             return iter(())
@@ -303,8 +301,9 @@ class KeptVisit:
         self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
     def finish(self, totals: PairTotals) -> None:
-        """End the first pass for a block of positions: compute its per-row scalars from ``totals``, and make it the
-        pending block.
+        """End the first pass for a block of positions, which becomes the pending block.
+
+        ``totals`` are the statistics from which the per-row scalars of the block are computed.
         """
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
@@ -316,12 +315,12 @@ class KeptVisit:
 
     @property
     def _next_slot(self) -> _Slot:
-        """The slot of the block whose first pass is running."""
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Run the blocks of positions from position ``first`` on, and return the first position after them; ``blocks``
-        are their sizes in tiles.
+        """Run the blocks of positions from position ``first`` on, and return the first position after them.
+
+        ``blocks`` are the numbers of tiles of the blocks.
         """
         total = self.launch.num_positions
         for tiles in blocks:
@@ -331,7 +330,7 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """Set the positions of the block whose second pass is due, if there is one, to ``block``.
+        """Set the positions of the pending block, if there is one, to ``block``.
 
         This is needed because the body of the device loop is traced once, and each iteration has other positions.
         """
@@ -354,9 +353,6 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """Issue the remaining work on a block of classes, and add up its sums. ``is_last`` says whether the block is
-        the core's last one.
-        """
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()

@@ -3,9 +3,13 @@
 
 """The second pass from recomputed products (:func:`mixture_of_core`): no logits are kept.
 
-X^T of both models for a block of positions stays on chip, and W^T of both is streamed in, as in the first pass. While
-Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores are computed from the products
-and stored in SBUF (:class:`PairScores`).
+D features. *Scores* are the logits before scaling, or tanh(logit / cap) under a cap; a *pair* is the scores of both
+models for one tile of 128 positions and a block of classes; a *group* is the pairs that Scalar processes with one load
+of each table.
+
+X^T of both models for a block of positions stays on chip, and W^T of both streams, as in the first pass. While Scalar
+and Vector process a group, Tensor multiplies the next one. The scores are computed from the products and stored in SBUF
+(:class:`PairScores`).
 """
 
 from __future__ import annotations
@@ -39,12 +43,12 @@ StoreSums = Callable[[Block, nl.NkiTensor, MixtureRows, tuple[nl.NkiTensor, nl.N
 
 @dataclass(frozen=True)
 class _ModelScores:
-    """The scores of one model.
+    """The computation of the scores of one model.
 
     Attributes:
         model: the operands of the model.
         lowest: the score of a masked class.
-        products: the tiles of products.
+        products: the computation of the products, in banks of PSUM.
     """
 
     model: ModelOperands
@@ -72,9 +76,9 @@ class _ModelScores:
         """Compute the scores of a tile.
 
         Args:
-            number: the number that determines the bank of the product.
-            dst_sbuf: float32 [128, classes].
-            tangents_sbuf: scratch of that shape, for tanh.
+            number: the number that selects the bank of the product.
+            dst_sbuf: the result, float32 [128, classes].
+            tangents_sbuf: scratch memory of that shape, for tanh.
             input_sbuf, classes: X^T of the tile of positions, and W^T of the block of classes.
         """
         product_psum, cap = self.products.product(number, input_sbuf, classes.weight_sbuf), self.model.score_cap
@@ -101,7 +105,7 @@ class _ModelScores:
 
 @dataclass(frozen=True)
 class PairScores:
-    """The scores of both models.
+    """The computation of the scores of both models.
 
     Attributes:
         student, teacher: the scores of each model.
@@ -122,7 +126,7 @@ class PairScores:
         )
 
     def raise_masked(self, classes: tuple[ClassTiles, ClassTiles]) -> None:
-        """Make the biases of a block of classes finite, once they are loaded."""
+        """Raise biases of -inf of a block of classes to finite values, after the biases are loaded."""
         self.student.raise_masked(classes[0])
         self.teacher.raise_masked(classes[1])
 
@@ -133,8 +137,13 @@ class PairScores:
         inputs: tuple[nl.NkiTensor, nl.NkiTensor],
         classes: tuple[ClassTiles, ClassTiles],
     ) -> None:
-        """Compute the scores of a pair of tiles. ``number`` is the running number of the pair, which determines the
-        banks of its products.
+        """Compute the scores of a pair.
+
+        Args:
+            number: the running number of the pair, which selects the banks of its products.
+            pair: the memory of the scores.
+            inputs: X^T of the tile of positions, of each model.
+            classes: the operands of the block of classes, of each model.
         """
         tangents_sbuf = pair.student_logs_sbuf[:, 0]
         self.student.take(2 * number, pair.student_sbuf[:, 0], tangents_sbuf, inputs[0], classes[0])
@@ -143,7 +152,7 @@ class PairScores:
 
 @dataclass
 class _Group:
-    """Tiles whose scores are computed, and whose sums are still to be computed."""
+    """Pairs whose scores are computed, and whose sums are still to be computed."""
 
     pairs: list[MixturePair]
     step: Step
@@ -157,13 +166,14 @@ class _RecomputedVisit:
         launch, vectors, store: the arguments of :func:`mixture_of_core`.
         schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        staging: the memory in which operands of another type than the products' are cast; None if there are none.
-        streams: the buffers into which W^T of each model is streamed.
-        scores: the tiles of scores.
-        terms: the tiles in which the terms of the sums are computed.
+        staging: the memory in which operands are cast if their dtype is not the dtype of the products; None if there
+            are none.
+        streams: the buffers of W^T of each model.
+        scores: the computation of the scores.
+        terms: the memory of pairs on chip.
         rows: the per-row scalars of a block of positions.
         sums: the sums of a block of positions.
-        waiting: a group whose sums are computed once the scores of the next one are under way.
+        waiting: a group whose sums are computed after the scores of the next one are issued.
     """
 
     launch: PairLaunch
@@ -218,7 +228,6 @@ class _RecomputedVisit:
         )
 
     def open(self) -> None:
-        """Load the operands of the first classes."""
         for stream in self.streams:
             stream.open(self.schedule.opening)
 
@@ -244,7 +253,6 @@ class _RecomputedVisit:
         self.store(block, self.sums.exchanged()[:, :, 0:tiles], rows, log_sums)
 
     def _load_inputs(self, start: int, block: Block) -> None:
-        """Load X^T of both models for the positions ``block``, into the tiles from number ``start`` on."""
         end = start + div_ceil(block.size, PARTITIONS)
         for tiles_sbuf, model in zip(self.inputs, self.launch.models, strict=True):
             load_input(tiles_sbuf[start:end], model.input_hbm, block, self.staging)
@@ -277,7 +285,6 @@ class _RecomputedVisit:
             self.open()
 
     def _open(self, tiles: range, step: Step, classes: tuple[ClassTiles, ClassTiles]) -> _Group:
-        """Compute the scores of a group, and their differences."""
         pairs = [self.terms.next_pair(tile, 1, step.block.size) for tile in tiles]
         first = step.number * len(self.inputs[0])
         for pair in pairs:
@@ -287,8 +294,8 @@ class _RecomputedVisit:
         return _Group(pairs, step)
 
     def _close_waiting(self, rows: MixtureRows) -> None:
-        """Compute the sums of the group in :attr:`waiting`, whose scores are computed already, and take it out; do
-        nothing if there is none. ``rows`` are the per-row scalars.
+        """Compute the sums of the group in :attr:`waiting`, if any, and remove it from there; ``rows`` are the per-row
+        scalars.
         """
         group, self.waiting = self.waiting, None
         if group is None:
@@ -304,10 +311,10 @@ class _RecomputedVisit:
 def mixture_of_core(
     launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
 ) -> None:
-    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
+    """Compute the mixture sums of all positions, and pass the sums of each block, over all cores' classes, to
+    ``store``.
 
     Args:
-        launch: the launch of the kernel.
         vectors: maxima and log sums of all positions.
         sizes: the sizes of the launch.
         tiling: a tiling that fits SBUF.

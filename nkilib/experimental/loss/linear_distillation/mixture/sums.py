@@ -4,21 +4,25 @@
 """The second pass of a divergence from a mixture: per-row scalars, terms and sums of the scores of both models, and
 results.
 
+N positions; P, Q and M = beta P + (1 - beta) Q are the distributions of teacher, student and mixture. *Scores* are the
+logits before scaling, or tanh(logit / cap) under a cap; z is the logit after cap and temperature, the *scale* of a
+model times the score. A *window* is a few blocks of classes whose sums are added up at once.
+
 A second pass computes per-row scalars (:class:`MixtureRows`) from the statistics of a first pass, or from the
 log-sum-exps of all positions (:class:`.launch.PairVectors`). From each tile of scores (:class:`MixturePair`) it
-computes terms (:class:`MixtureTerms`) and adds them up, one window of blocks of classes after another
-(:class:`MixtureSums`, :func:`ends_a_window`). It stores the sums over a shard of the vocabulary
-(:class:`MixtureResults`), or the divergences over all classes (:class:`MixtureDivergences`, :class:`MixtureStore`).
+computes terms (:class:`MixtureTerms`) and adds them up, one window after another (:class:`MixtureSums`,
+:func:`ends_a_window`). It stores the sums over a shard of the vocabulary (:class:`MixtureResults`), or the divergences
+over all classes (:class:`MixtureDivergences`, :class:`MixtureStore`).
 
-With the mixture M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
+With x = log(P / Q) + log(beta / (1 - beta)),
 
     log(M / Q) = softplus(x) + log(1 - beta)        log(M / P) = softplus(-x) + log(beta),
 
 so that each of the two divergences is minus the mean of a softplus and a constant. The softplus is never negative, and
 its accuracy does not depend on how far the models are apart. Where they are close, it cancels against the constant, see
 :class:`MixtureTerms`. A class that is masked in one model has a finite score that is far below all others: its
-exponential is 0, so it adds nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1
-- beta)) times its probability.
+exponential is 0, so it adds nothing for this model, and the softplus for the other model is 0: it adds log(1 / beta) or
+log(1 / (1 - beta)) times its probability.
 """
 
 from __future__ import annotations
@@ -51,12 +55,11 @@ _LEAST_MASS = 2.0**-100
 
 
 def _log_odds(beta: float) -> float:
-    """Return log(beta / (1 - beta))."""
     return log(beta) - log1p(-beta)
 
 
 def _exponentials(totals: ModelTotals) -> Exponentials:
-    """Return the totals of a model in the form that :func:`log_ratio` accepts; it reads only the sums."""
+    # :func:`log_ratio` reads only the sums.
     return Exponentials(ONE, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
 
 
@@ -64,8 +67,8 @@ def _exponentials(totals: ModelTotals) -> Exponentials:
 class MixtureRows:
     """The per-row scalars of a block of positions, float32 [128, tiles].
 
-    They are computed from the log-sum-exps of both models. With teacher P, student Q, r = log P - log Q, the scores y
-    of both models and log odds = log(beta / (1 - beta)),
+    They are computed from the log-sum-exps of both models. With r = log P - log Q, the scores y of both models and log
+    odds = log(beta / (1 - beta)),
 
         x = r + log odds = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
 
@@ -90,7 +93,7 @@ class MixtureRows:
 
     @classmethod
     def make(cls, launch: PairLaunch, tiles: int) -> MixtureRows:
-        """Allocate the tiles for blocks of at most ``tiles`` tiles of positions; nothing is computed yet."""
+        """Allocate the memory for blocks of at most ``tiles`` tiles of positions; nothing is computed yet."""
 
         def tile() -> nl.NkiTensor:
             return nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
@@ -118,9 +121,7 @@ class MixtureRows:
         )
 
     def _keep_scales(self, student: Scale, teacher: Scale) -> None:
-        """Copy the scales of both models into the tiles of the rows if each position has a temperature; a constant
-        scale needs no copy.
-        """
+        # A constant scale needs no copy.
         for kept, given in ((self.student_scale, student), (self.teacher_scale, teacher)):
             if isinstance(kept, RowScale) and isinstance(given, RowScale):
                 nisa.tensor_copy(dst=kept.rows_sbuf, src=given.rows_sbuf)
@@ -129,7 +130,7 @@ class MixtureRows:
             nisa.tensor_scalar(dst=opposite_sbuf, data=student.rows_sbuf, op0=nl.multiply, operand0=-1.0)
 
     def take_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
-        """Compute the scalars of both models from the statistics (maxima and sums) of a first pass."""
+        """Compute the scalars from the statistics (maxima and sums) of a first pass, of both models."""
         self._keep_scales(student.scale, teacher.scale)
         for bias_sbuf, totals in ((self.student_bias_sbuf, student), (self.teacher_bias_sbuf, teacher)):
             totals.scale.multiply(bias_sbuf, totals.neg_max_sbuf)
@@ -175,7 +176,7 @@ class MixtureRows:
         return log_sums
 
     def _finish(self, launch: PairLaunch) -> None:
-        """Compute b and -b (see the class) from lse_teacher - lse_student, in place."""
+        """Compute b and -b from lse_teacher - lse_student, in place."""
         odds = _log_odds(launch.options.beta)
         nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
@@ -190,8 +191,8 @@ class MixtureSums:
     """The sums of a block of positions.
 
     The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are
-    only added up, and in the end the sums of both cores. The sums of a window (a few blocks of classes) are in adjacent
-    columns, and are added at once.
+    only added up, and in the end the sums of both cores. The sums of a window are in adjacent columns, and are added at
+    once.
 
     Attributes:
         columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]: column 0 has the accumulated ones, and the
@@ -206,7 +207,7 @@ class MixtureSums:
 
     @classmethod
     def make(cls, tiles: int) -> MixtureSums:
-        """Allocate the tiles for blocks of at most ``tiles`` tiles of positions."""
+        """Allocate the memory for blocks of at most ``tiles`` tiles of positions."""
         shape = (PARTITIONS, SUMS, tiles)
         return cls(
             nl.ndarray((*shape, 1 + WINDOW), dtype=nl.float32, buffer=nl.sbuf),
@@ -219,18 +220,20 @@ class MixtureSums:
         nisa.memset(dst=self.columns_sbuf, value=0.0)
 
     def place(self, which: int, tile: int, step: Step) -> nl.NkiTensor:
-        """Return the place of one sum of a tile of positions and a block of classes, [128, 1].
+        """Return the view of one sum of a tile of positions and a block of classes, [128, 1].
 
-        ``which`` is the sum, such as ``_STUDENT_MASS``.
+        Args:
+            which: the sum, such as ``_STUDENT_MASS``.
+            tile: the number of the tile of positions.
+            step: the step of the block of classes.
         """
         column = _column(step)
         return self.columns_sbuf[:, which, tile, column : column + 1]
 
     def close(self, step: Step, is_last: bool) -> None:
-        """Add the columns of sums of the window (some blocks of classes) to column 0, if the window ends with the block
-        of ``step``.
+        """Add the columns of a window to column 0, if the window ends with the block of ``step``.
 
-        The window ends where the block fills it, or is the core's last one (``is_last``).
+        A window ends with the block that fills it, and with the core's last block (``is_last``).
         """
         if _column(step) == WINDOW or is_last:
             columns = _column(step) + 1
@@ -250,7 +253,7 @@ class MixtureSums:
 
 
 def ends_a_window(step: Step) -> bool:
-    """Tell whether the block of ``step`` fills a window of blocks of classes, whose sums are then added up."""
+    """Return whether the block of ``step`` fills a window, whose sums are then added up."""
     return _column(step) == WINDOW
 
 
@@ -262,8 +265,8 @@ class MixturePair:
         tile: the number of the tile of positions.
         scores_sbuf: the scores of both models, float32 [128, blocks, models, classes], overwritten by their
             exponentials.
-        logs: softplus(x) and softplus(-x), with x of :class:`MixtureRows`, float32 [128, blocks, classes] each; the
-            second tile first holds differences of scores.
+        logs: softplus(x) and softplus(-x), float32 [128, blocks, classes] each; the second tensor first holds
+            differences of scores.
     """
 
     tile: int
@@ -282,36 +285,34 @@ class MixturePair:
 
     @property
     def student_logs_sbuf(self) -> nl.NkiTensor:
-        """The tile of softplus(x), for the student's divergence from the mixture; x is that of :class:`MixtureRows`."""
+        """The memory of softplus(x) of :class:`MixtureRows`, for the student's divergence from the mixture."""
         return self.logs[0]
 
     @property
     def teacher_logs_sbuf(self) -> nl.NkiTensor:
-        """The tile of softplus(-x), for the teacher's divergence from the mixture; x is that of
-        :class:`MixtureRows`.
-        """
+        """The memory of softplus(-x) of :class:`MixtureRows`, for the teacher's divergence from the mixture."""
         return self.logs[1]
 
 
 @dataclass(frozen=True)
 class MixtureTerms:
-    """The tiles in which the terms of the sums are computed, and the operations on them.
+    """The memory in which the terms of the sums are computed, and the operations on it.
 
-    The softplus takes no pass of Vector: GpSimd computes the differences of scores, Scalar two softplus and two
-    exponentials, and Vector the sums of their products. Vector adds the constants before it multiplies, so that terms
-    of similar models cancel element by element. The sums of the exponentials, by which the means are divided, are a
-    by-product of Scalar's exponentials. Scalar loads a table for softplus and one for exp, so tiles are processed in
-    groups: first the logs of a group, then its exponentials.
+    *Logs* are the softplus terms, softplus(x) and softplus(-x). GpSimd computes the differences of scores, Scalar two
+    logs and two exponentials, and Vector the sums of their products. Vector adds the constants before it multiplies, so
+    that terms of similar models cancel element by element. The sums of the exponentials, by which the means are
+    divided, are a by-product of Scalar's exponentials. Scalar loads a table for softplus and one for exp, so tiles are
+    processed in groups: first the logs of a group, then its exponentials.
 
     Attributes:
         launch: the launch of the kernel.
-        group: tiles of positions that are processed at a time.
-        blocks: blocks of classes that a tile has room for, side by side.
-        class_block: classes of each block.
-        scores_sbuf: the memory of the tiles of scores, float32 [128, blocks, models, classes].
-        logs: the memory of the tiles of logs, float32 [128, blocks, classes] each.
+        group: the number of tiles of positions that are processed at a time.
+        blocks: the number of blocks of classes that a pair has room for, side by side.
+        class_block: the number of classes of each block.
+        scores_sbuf: the memory of the scores, float32 [128, blocks, models, classes].
+        logs: the memory of the logs, float32 [128, blocks, classes] each.
         ratio_sbuf: the factor of the teacher's scores, float32 [128, 1]; None for 1.
-        taken: a list of one element, the number of tiles returned by :meth:`next_pair` since the last :meth:`restart`.
+        taken: a list of one element, the number of pairs returned by :meth:`next_pair` since the last :meth:`restart`.
     """
 
     launch: PairLaunch
@@ -325,7 +326,7 @@ class MixtureTerms:
 
     @classmethod
     def make(cls, launch: PairLaunch, group: int, class_block: int) -> MixtureTerms:
-        """Allocate the tiles for groups of ``group`` tiles, of at most ``class_block`` classes."""
+        """Allocate the memory for groups of ``group`` tiles, of at most ``class_block`` classes."""
         count = GROUPS * group
         scores_sbuf = nl.ndarray((PARTITIONS, count, 2, class_block), dtype=nl.float32, buffer=nl.sbuf)
         student_sbuf, teacher_sbuf = (
@@ -338,13 +339,13 @@ class MixtureTerms:
         return cls(launch, group, 1, class_block, scores_sbuf, (student_sbuf, teacher_sbuf), ratio_sbuf)
 
     def with_wide_tiles(self, blocks: int) -> MixtureTerms:
-        """Return the same memory divided into tiles of ``blocks`` blocks of classes, at most as many as a group has
+        """Return the same memory divided into pairs of ``blocks`` blocks of classes, at most as many as a group has
         tiles.
         """
         return replace(self, group=1, blocks=min(blocks, self.group), taken=[0])
 
     def restart(self) -> None:
-        """Start with the first tiles again, where a loop of the device begins or ends."""
+        """Let :meth:`next_pair` start with the first memory again; call this where a device loop begins or ends."""
         self.taken[0] = 0
 
     def next_pair(self, tile: int, blocks: int, classes: int) -> MixturePair:
@@ -363,9 +364,8 @@ class MixtureTerms:
         )
 
     def take_difference(self, pair: MixturePair) -> None:
-        """Compute ratio * teacher - student of the scores of a pair, on GpSimd, into ``pair.teacher_logs_sbuf``.
-
-        The ratio is ``launch.ratio``.
+        """Compute ``launch.ratio`` * teacher - student of the scores of a pair, on GpSimd, into
+        ``pair.teacher_logs_sbuf``.
         """
         teacher_sbuf = pair.teacher_sbuf
         if self.ratio_sbuf is not None:
@@ -386,8 +386,8 @@ class MixtureTerms:
     def take_logs(self, pair: MixturePair, rows: MixtureRows) -> None:
         """Compute softplus(x) into the student's logs and softplus(-x) into the teacher's.
 
-        For the difference d of :meth:`take_difference`, x = scale * d + ``rows.ratio_bias_sbuf``; -x is computed
-        with ``rows.opposite_bias_sbuf``. The difference is overwritten.
+        For the difference d of :meth:`take_difference`, x = scale * d + ``rows.ratio_bias_sbuf``; -x is computed with
+        ``rows.opposite_bias_sbuf``. The difference is overwritten.
         """
         of_tile = slice(pair.tile, pair.tile + 1)
         # Both read the differences; the second one overwrites them.
@@ -422,7 +422,9 @@ class MixtureTerms:
             )
 
     def take_products(self, pair: MixturePair, sums: MixtureSums, step: Step) -> None:
-        """Compute the sums of the softplus terms times the exponentials, once both are computed."""
+        """Compute the sums of the softplus terms times the exponentials, after both are computed, and store them in
+        ``sums``.
+        """
         beta = self.launch.options.beta
         for logs_sbuf, constant, exponentials_sbuf, which in (
             (pair.student_logs_sbuf, log1p(-beta), pair.student_sbuf, _STUDENT_LOGS),
@@ -434,6 +436,8 @@ class MixtureTerms:
 @dataclass(frozen=True)
 class MixtureResults:
     """The results of the kernel that computes mixture sums alone, float32 [N] in HBM.
+
+    p and q are the probabilities of teacher and student, M is that of the mixture.
 
     Attributes:
         student_terms_hbm, teacher_terms_hbm: sums of q log(q / M) and of p log(p / M) over the classes of the shard.
@@ -466,9 +470,9 @@ class MixtureResults:
 
         Args:
             block: the positions.
-            sums_sbuf: float32 [128, sums, tiles].
+            sums_sbuf: the sums, float32 [128, sums, tiles].
             rows: the per-row scalars.
-            log_sums: the log sums of student and teacher over all shards.
+            log_sums: the log sums of student and teacher over all shards, float32 [128, tiles].
         """
         terms: list[nl.NkiTensor] = []
         masses: list[nl.NkiTensor] = []
@@ -504,8 +508,8 @@ class MixtureDivergences:
     """The divergences of rows, float32 [128, tiles].
 
     KL(student || mixture) is -A / S, where S is the sum of the student's exponentials e and A the sum of e * log(M /
-    Q), for student Q and mixture M. For the teacher P it is the same with log(M / P). A divergence is clamped at 0,
-    because rounding may make it negative.
+    Q). For the teacher it is the same with log(M / P). A divergence is clamped at 0, because rounding may make it
+    negative.
 
     Attributes:
         divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
@@ -540,7 +544,8 @@ class MixtureStore:
 
     Attributes:
         launch: the launch of the kernel.
-        divergence_hbm, moment_hbm: the divergences, and their KL(student || mixture), float32 [N] in HBM.
+        divergence_hbm, moment_hbm: the divergence and the moment KL(student || mixture) of each position, float32 [N]
+            in HBM.
     """
 
     launch: PairLaunch
@@ -552,7 +557,7 @@ class MixtureStore:
 
         Args:
             block: the positions.
-            sums_sbuf: float32 [128, sums, tiles].
+            sums_sbuf: the sums, float32 [128, sums, tiles].
             neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles]; NaN where a temperature
                 is not accepted.
         """
@@ -572,7 +577,9 @@ class MixtureStore:
         rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
-        """Store the results of a block of positions, with the largest scores derived from the per-row scalars.
+        """Store the results of a block of positions, as :meth:`store` does; the largest scores are computed from
+        ``rows``.
+
         ``log_sums``, which :meth:`MixtureResults.store` needs, is ignored.
         """
         student_sbuf = rows.student_scale.quotients(rows.student_bias_sbuf)
