@@ -63,7 +63,10 @@ class Stages(Protocol):
         """Issue the load of data that only the second pass over a piece needs."""
 
     def prepare(self, number: int, piece: RowPiece) -> None:
-        """Issue work that :meth:`open` needs; called for a piece two steps before :meth:`take`."""
+        """Issue work that :meth:`open` needs.
+
+        The loop calls it two steps before :meth:`take`.
+        """
 
     def open(self, number: int, piece: RowPiece) -> None:
         """Compute the statistics of a piece that :meth:`take` needs, such as maxima.
@@ -72,7 +75,10 @@ class Stages(Protocol):
         """
 
     def take(self, number: int, piece: RowPiece) -> None:
-        """Compute the remaining statistics of a piece, such as sums; called one step after :meth:`open`."""
+        """Compute the remaining statistics of a piece, such as sums.
+
+        The loop calls it one step after :meth:`open`.
+        """
 
     def combine(self, number: int, stage: int) -> None:
         """Issue combining stage number ``stage``, counted from 0, of a batch."""
