@@ -104,7 +104,10 @@ class _Due:
 
 
 class _Run:
-    """The state of the loop: how many pieces each stage has been issued for, and the stages that wait for a later step."""
+    """The state of the loop.
+
+    It counts the pieces for which each stage has been issued, and holds the stages that wait for a later step.
+    """
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
