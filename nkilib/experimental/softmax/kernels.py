@@ -70,19 +70,19 @@ def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_chunk_size(function: str, chunk_size: int | None) -> None:
-    """Check that ``chunk_size`` is a size that an instruction can process, or None.
+    """Check that ``chunk_size`` is None or a number of elements that an instruction can process.
 
     Raises:
-        AssertionError: if it is not; the message has function, requirement, value and remedy.
+        AssertionError: if the value is not accepted; the message has function, requirement, value and remedy.
     """
     _require_size(function, "chunk_size", chunk_size, CHUNK_SIZE_MAX, "what is modelled to be fastest")
 
 
 def require_partitions_per_row(function: str, partitions_per_row: int | None) -> None:
-    """Check that ``partitions_per_row`` is a number of partitions, or None.
+    """Check that ``partitions_per_row`` is None or a number of partitions.
 
     Raises:
-        AssertionError: if it is not; the message has function, requirement, value and remedy.
+        AssertionError: if the value is not accepted; the message has function, requirement, value and remedy.
     """
     _require_size(function, "partitions_per_row", partitions_per_row, PARTITIONS, "as few partitions as hold a row")
 
@@ -98,7 +98,7 @@ def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTenso
     """Check that a gradient and an output have the same shape and accepted types.
 
     Raises:
-        AssertionError: if they do not; the message has function, requirement, value and remedy.
+        AssertionError: if shapes or types are not accepted; the message has function, requirement, value and remedy.
     """
     require(
         tuple(grad_hbm.shape) == tuple(output_hbm.shape),

@@ -65,19 +65,19 @@ class Stages(Protocol):
     def prepare(self, number: int, piece: RowPiece) -> None:
         """Issue work that :meth:`open` needs.
 
-        The loop calls it two steps before :meth:`take`.
+        The loop calls this method two steps before :meth:`take`.
         """
 
     def open(self, number: int, piece: RowPiece) -> None:
-        """Compute the statistics of a piece that :meth:`take` needs, such as maxima.
+        """Compute the statistics of a piece that :meth:`take` needs, for example maxima.
 
-        The loop calls it one step before :meth:`take`.
+        The loop calls this method one step before :meth:`take`.
         """
 
     def take(self, number: int, piece: RowPiece) -> None:
-        """Compute the remaining statistics of a piece, such as sums.
+        """Compute the remaining statistics of a piece, for example sums.
 
-        The loop calls it one step after :meth:`open`.
+        The loop calls this method one step after :meth:`open`.
         """
 
     def combine(self, number: int, stage: int) -> None:
@@ -104,9 +104,8 @@ class _Due:
 
 
 class _Run:
-    """The state of the loop.
-
-    It counts the pieces for which each stage has been issued, and holds the stages that wait for a later step.
+    """The state of the loop: counts of the pieces for which each stage has been issued, and stages that wait for a
+    later step.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -189,9 +188,7 @@ class _Run:
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
     def _is_free(self, number: int, piece: RowPiece) -> bool:
-        """Return whether the tile of a piece may be overwritten: whether the earlier batch's results in it have been
-        stored.
-        """
+        """Return whether the results of the earlier batch that used the tile of a piece have been stored."""
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
             return True

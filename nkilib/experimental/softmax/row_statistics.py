@@ -85,7 +85,7 @@ class Lines:
         nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
 
     def sum_parts(self) -> None:
-        """Compute d of each row: the sum over its parts of d of the part times the weight of the part."""
+        """Compute d of each row as the sum over the row's parts of (d of the part) times (weight of the part)."""
         products_sbuf = _float32(self.weights_sbuf.shape)
         nisa.tensor_tensor(dst=products_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
         nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=products_sbuf, axis=2)
@@ -178,7 +178,7 @@ class RowStatistics:
     def combine(self, stage: int) -> None:
         """Issue combining stage number ``stage``, counted from 0.
 
-        If each stage is issued in a step of its own, no engine waits for another one's results.
+        If each stage is issued in a step of its own, no engine waits for the results of another engine.
         """
         _stages(self.batch.plan)[stage](self)
 

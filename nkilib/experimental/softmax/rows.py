@@ -89,7 +89,7 @@ def forward_plan(
         row_size: C, the number of elements of a row.
         kind: softmax or log-softmax.
         x_dtype, y_dtype: the types of the input and of the result.
-        chunk_size: the kernel's argument: the maximum number of elements of a piece; None chooses it.
+        chunk_size: the kernel's argument: the maximum number of elements of a piece; None for no request.
         least_parts: the kernel's argument ``partitions_per_row``: the minimum number of partitions of a row.
     """
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)

@@ -76,7 +76,7 @@ def backward_plan(
         row_size: C, the number of elements of a row.
         kind: softmax or log-softmax.
         dtypes: the types of dy, y and dx.
-        chunk_size: the kernel's argument: the maximum number of elements of a piece; None chooses it.
+        chunk_size: the kernel's argument: the maximum number of elements of a piece; None for no request.
         least_parts: the kernel's argument ``partitions_per_row``: the minimum number of partitions of a row.
     """
     streams = backward_streams(kind, dtypes)

@@ -67,7 +67,7 @@ def rest_terms(
     slope: Scale,
     options: Options,
 ) -> list[nl.NkiTensor]:
-    """Return the terms 2 g s lse and l of D, without those that are 0."""
+    """Return the non-zero terms among 2 g s lse and l, which are terms of D."""
     terms_sbuf = []
     if options.square != 0.0 and grad_loss_sbuf is not None:
         square_sbuf = float32_like(lse_sbuf)

@@ -183,8 +183,8 @@ class _MaximumForward:
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
         """Open chunk number ``load`` if it is not open yet, and if possible the next chunk too.
 
-        Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. It requires a third
-        chunk buffer: with two, the load after the next one would be issued before this chunk is used.
+        Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. This requires a third
+        chunk buffer: with two, the load after the next load would be issued before this chunk is used.
         """
         options = self.options
         is_ahead = options.softcap is not None or options.wanted.entropy
@@ -346,14 +346,14 @@ class _ShiftedForward:
     def _ahead(self) -> int:
         """The number of chunks that are opened before the sums of the current chunk are computed.
 
-        With an entropy it is 1 if there is a third chunk buffer, so that Vector works on the next chunk meanwhile; with
-        two buffers, the load after the next one would come before this chunk is used.
+        With an entropy and a third chunk buffer it is 1, so that Vector works on the next chunk meanwhile; else 0. With
+        two buffers, the load after the next load would come before this chunk is used.
         """
         return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
 
     def _open_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """Open a chunk: compute the shift if it is the first of its row, and raise negligible elements if there is an
-        entropy.
+        """Open a chunk: for the first chunk of a row compute the shift, and with an entropy raise negligible
+        elements.
         """
         statistics, chunk_sbuf = group.statistics, self.logits.loaded(chunk.load)
         if chunk.number == 0:

@@ -146,7 +146,7 @@ def cross_entropy_backward(
             ``grad_loss_hbm`` of the extended kernel.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
         partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's. The
-            gradient does not depend on them.
+            gradient does not depend on these two.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -199,7 +199,7 @@ def extended_cross_entropy_forward(
 
         (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
 
-    and 0 where the target t is ``ignore_index``. For class probabilities y it is, with y' = (1 - e) * y + e / V::
+    and 0 where the target t is ``ignore_index``. For class probabilities y the loss is, with y' = (1 - e) * y + e / V::
 
         sum_k w[k] * y'[k] * (lse - z[k]) + s * lse^2
 
@@ -250,8 +250,8 @@ def extended_cross_entropy_forward(
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit: ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for probabilities,
         0 if the position is ignored or its target is in another shard; position_weight: ``w[t]``, 0 in the same cases,
-        or ``sum_k w[k] y'[k]`` for probabilities. Then the requested ones of: argmax (int32; num_classes in a row with
-        a NaN), entropy, distance_sum, maximum and log_sum.
+        or ``sum_k w[k] y'[k]`` for probabilities. These four are followed by the requested results among argmax (int32;
+        num_classes in a row with a NaN), entropy, distance_sum, maximum and log_sum.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -311,7 +311,7 @@ def extended_cross_entropy_backward(
 
     The result is the sum of the gradients of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of
     the entropy, each multiplied by its upstream gradient. The row of an ignored position has only the gradients of lse
-    and entropy, and is 0 without them. In PyTorch, with the forward's results::
+    and entropy, and is 0 if there are none. In PyTorch, with the forward's results::
 
         torch.autograd.grad((loss, lse, logprob, entropy), logits, (grad_loss, grad_lse, grad_logprob, grad_entropy))
 

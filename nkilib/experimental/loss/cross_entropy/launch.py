@@ -222,14 +222,12 @@ class Options:
 
     @property
     def kept(self) -> float:
-        """The share 1 - e of the target that its own class keeps, with the label smoothing e."""
+        """The probability 1 - e that label smoothing e leaves to the target's class."""
         return 1.0 - self.recipe.label_smoothing
 
     @property
     def spread(self) -> float:
-        """The share e / V of the target that every class gets, with the label smoothing e and the V classes of all
-        shards.
-        """
+        """The probability e / V that label smoothing e gives to each of the V classes of all shards."""
         return self.recipe.label_smoothing / self.classes.total
 
     @property
@@ -372,15 +370,20 @@ class Launch:
         return Temperatures.load(self.temperature_hbm, rows, shape, TEMPERATURE_LIMITS)
 
     def divided(self, plan: SbufPlan, batches: list[Batch], most_buffers: int = MAX_CHUNK_BUFFERS) -> DividedSbuf:
-        """Divide SBUF among chunk buffers and the scratch tiles of ``plan``; ``batches``, those of the core, are not
-        empty.
+        """Return the division of SBUF among chunk buffers and the scratch tiles of ``plan``.
+
+        Args:
+            plan: the scratch tiles that the kernel needs.
+            batches: the batches of the core, at least one.
+            most_buffers: the maximum number of chunk buffers.
         """
         loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
         return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads, most_buffers)
 
     def divided_beside_folds(self, options: Options, batches: list[Batch]) -> tuple[DividedSbuf, Folding | None]:
-        """Divide SBUF for a forward with the exact maximum, with tiles for folded chunks if these leave enough chunk
-        buffers.
+        """Return the division of SBUF for a forward with the exact maximum, and how GpSimd folds chunks.
+
+        Chunks are folded if enough chunk buffers fit beside the tiles of folded chunks.
 
         Returns:
             The division, and the folding (:meth:`Options.folding`) or None if chunks are not folded.

@@ -135,7 +135,7 @@ class ShiftedGroup:
         batches: the batches of the group.
         statistics: the sums of exponentials of chunks.
         entropy: the terms of the entropy, or None.
-        targets: the values at the targets. For an ignored target, they are the values at another element of its row.
+        targets: the values at the targets. For an ignored target, the values are those of another element of the row.
     """
 
     batches: BatchGroup
@@ -267,7 +267,8 @@ def _results_under_shift(group: ShiftedGroup) -> _TargetResults:
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
     """Return the sum over the classes of f * (lse - z).
 
-    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G already.
+    The sum is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G
+    already.
     """
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
     first_sbuf = statistics.scaled(first.row_first_sbuf)
@@ -279,7 +280,7 @@ def _results_of_class_targets(group: Group, targets: TargetValues, options: Opti
     """Return the loss, x[t] and w[t] of class targets.
 
     The loss is (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with the sum W of the class weights.
-    It is not computed from lse: see :func:`_distance_of_target`.
+    The loss is not computed from lse: see :func:`_distance_of_target`.
     """
     statistics = group.statistics
     logit_sbuf = targets.logits_sbuf

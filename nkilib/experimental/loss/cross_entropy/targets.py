@@ -344,8 +344,9 @@ class ClassFactors:
         return self._loaded(visit * self.num_chunks + chunk)
 
     def sums_of_classes(self) -> nl.NkiTensor | None:
-        """Return the sum of all class weights, float32 [rows, 1] with equal rows; None if :attr:`sums` does not name
-        it.
+        """Return the sum of all class weights, float32 [rows, 1] with equal rows.
+
+        The result is None unless :attr:`sums` is ``FactorSums.CLASSES``.
         """
         return self._row_sums(0, self.batches[0].rows) if self.sums is FactorSums.CLASSES else None
 

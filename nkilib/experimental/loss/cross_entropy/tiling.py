@@ -191,8 +191,8 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tiling that is modelled to be fastest on two cores, or nearly.
 
-    In the model (not measured), its time is within 3% of the best tiling of a search on trn2, in a few launches of some
-    20 us within 4%. Results are cached for repeated calls.
+    In the model (not measured), the time of the chosen tiling is within 3% of the best tiling of a search on trn2, in a
+    few launches of some 20 us within 4%. Results are cached for repeated calls.
 
     Example::
 
@@ -465,7 +465,7 @@ def _takes_shift(launch: _Launch, is_trn2: bool) -> bool:
 def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     """Estimate the time of the forward under a shift, in nanoseconds.
 
-    Only the first chunk of a row needs a maximum, and it is half as long as others. On Scalar all chunks follow each
+    Only the first chunk of a row, which is half as long as others, needs a maximum. On Scalar all chunks follow each
     other without gaps.
     """
     vocab_size = (launch.chunks - 1) * launch.chunk + launch.last

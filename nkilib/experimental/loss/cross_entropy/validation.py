@@ -48,7 +48,7 @@ _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 def validated_options(
     launch: Launch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
 ) -> Options:
-    """Return the options of an extended kernel, after a check of its arguments, except the sizes of tiles
+    """Return the options of an extended kernel, after a check of the kernel's arguments, except the sizes of tiles
     (:func:`validate_tiles`).
 
     Raises:

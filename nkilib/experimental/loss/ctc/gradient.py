@@ -404,7 +404,7 @@ class Gradient:
 
 
 def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """Yield functions that complete the previous wavefront: they transpose its states, and compute the gradient."""
+    """Yield functions that complete the previous wavefront: transposes of its states, and the gradient."""
     before = wavefront.number - 1
     if before < 0:
         return

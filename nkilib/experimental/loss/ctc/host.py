@@ -148,7 +148,7 @@ def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64
 
     Args:
         emissions: the log-probability of each state's class at each time, [T, states].
-        may_skip: for each state, whether it may follow the state two before it.
+        may_skip: for each state, whether the state may follow the state two places before.
     """
     alphas = np.full(emissions.shape, -np.inf)
     alphas[0, :2] = emissions[0, :2]
@@ -298,11 +298,11 @@ def ctc_loss_gradient_bound(
 ) -> Float64Array:
     """Return the accepted error of each element of the gradient, [T, N, C].
 
-    The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta,
-    the error of the loss, and four further roundings. This error is relative to the occupancy of the class. The
-    exponential has an error of ``SIMULATED.exp`` units u = 2^-23. Arguments are as for
-    :func:`ctc_loss_gradient_reference`; ``exact`` is its result, and results are stored in the type of the
-    log-probabilities.
+    The probability of a state is e to the power alpha + beta - emission + loss. This probability has the errors of
+    alpha and beta, the error of the loss, and four further roundings. This error is relative to the occupancy of the
+    class. The exponential has an error of ``SIMULATED.exp`` units u = 2^-23. Arguments are as for
+    :func:`ctc_loss_gradient_reference`; ``exact`` is the result of that function. Gradients are stored in the type of
+    the log-probabilities.
     """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))

@@ -186,7 +186,7 @@ def ctc_loss_forward(
         blank: class of the blank.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``, which divides each loss by the length of its target, at least 1,
             and the sum by N.
-        zero_infinity: whether the loss of a target without an alignment is 0; else it is infinite.
+        zero_infinity: whether the loss of a target without an alignment is 0; else the loss is infinite.
         dtype: type of the losses for ``"none"``; None: the type of the log-probabilities.
 
     Returns:
@@ -233,10 +233,10 @@ def ctc_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of the loss with respect to the log-probabilities, as PyTorch defines it.
 
-    For each time and class it is ``exp(log_probs)`` minus the probability that an alignment is at that class at that
-    time, times the upstream gradient. If the log-probabilities are the ``log_softmax`` of logits, the result is also
-    the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves this gradient unchanged.
-    Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
+    For each time and class the gradient is ``exp(log_probs)`` minus the probability that an alignment is at that class
+    at that time, times the upstream gradient. If the log-probabilities are the ``log_softmax`` of logits, the result is
+    also the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves this gradient
+    unchanged. Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.

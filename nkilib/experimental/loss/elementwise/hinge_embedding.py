@@ -51,7 +51,7 @@ class HingeEmbedding:
     """The definition of the hinge embedding loss.
 
     Attributes:
-        margin: a dissimilar pair (target -1) has no loss if its input is at least this; finite.
+        margin: a dissimilar pair (target -1) has no loss if its input is at least the margin; finite.
     """
 
     margin: float

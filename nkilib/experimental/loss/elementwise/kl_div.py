@@ -92,8 +92,8 @@ class KlDiv:
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives -t for the input, and log t + 1 - x for the target; the latter is NaN at t = 0, as in
-        PyTorch.
+        """Return the derivatives -t for the input, and log t + 1 - x for the target; the derivative for the target is
+        NaN at t = 0, as in PyTorch.
         """
         derivatives = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:

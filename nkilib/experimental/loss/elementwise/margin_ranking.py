@@ -165,8 +165,8 @@ def margin_ranking_loss_forward(
     Args:
         input1_hbm: x1, bfloat16, float16 or float32, of any dense shape, in HBM.
         input2_hbm: x2, of the shape of input1, in any of these types.
-        target_hbm: t, of the shape of input1, in any of these types: 1 where x1 should be larger than x2, -1 where it
-            should be smaller.
+        target_hbm: t, of the shape of input1, in any of these types: 1 where x1 should be larger than x2, -1 where x1
+            should be smaller than x2.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
         margin: a pair has no loss if ``t (x1 - x2)`` is at least this; finite.
         dtype: the type of the losses for ``"none"``; None: the type of input1.

@@ -102,8 +102,9 @@ class PoissonOfLogRate:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives exp(x) - t for x and -x for t; ``full`` adds the slope of Stirling's approximation to
-        the latter.
+        """Return the derivatives exp(x) - t for x and -x for t.
+
+        For ``full`` the slope of Stirling's approximation is added to the derivative for t.
         """
         derivatives = {}
         if INPUT in wanted:

@@ -207,7 +207,7 @@ def gradient_bounds(
 ) -> Float64Array:
     """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
 
-    For p = 1, a hinge within its error of 0 may have the derivative 1 or 0.
+    For p = 1, the derivative of a hinge may be 1 or 0 if the hinge is 0 within its error.
     """
     of_hinge = hinge_errors(input, reference, margin)
     scale = np.abs(reference.weights * upstream.astype(np.float64))[:, None]

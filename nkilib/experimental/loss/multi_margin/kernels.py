@@ -271,7 +271,7 @@ class _Backward:
     def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
         """Return the factor of the derivatives of each row, float32 [rows, 1].
 
-        It is the product of p, the upstream gradient, the weight and the factor of the reduction.
+        The factor is the product of p, the upstream gradient, the weight and the factor of the reduction.
         """
         factor_sbuf = float32_like(thresholds.value_sbuf)
         nisa.scalar_tensor_tensor(
@@ -391,9 +391,9 @@ def multi_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multi_margin_loss_forward` with respect to the input.
 
-    With respect to x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where x_j - x_t + margin is positive, and 0
-    elsewhere; with respect to x_t it is minus the sum of the others. The input is read once, and the gradient is
-    written once, except the element at the target.
+    With respect to x_j the gradient is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where x_j - x_t + margin is
+    positive, and 0 elsewhere; with respect to x_t the gradient is minus the sum of the others. The input is read once,
+    and the gradient is written once, except the element at the target.
 
     Args:
         input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: the arguments of the forward.

@@ -193,7 +193,7 @@ class _Counts:
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return, for each value of a row, the value before it minus the value; the value before the first is 0."""
+    """Return, for each value v_i of a row, v_(i - 1) - v_i, with 0 before the first value."""
     rows, iterations, places = sums_sbuf.shape
     columns = iterations * places
     flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)
@@ -343,9 +343,9 @@ def multilabel_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multilabel_margin_loss_forward` with respect to the input.
 
-    With respect to x_j, for a class j that is no target, it is the number of targets t with x_t - x_j < 1, divided by
-    C. With respect to x_t, for a target t, it is minus the number of classes j that are no targets with x_t - x_j < 1,
-    divided by C, once for each time that t is listed.
+    With respect to x_j, for a class j that is no target, the gradient is the number of targets t with x_t - x_j < 1,
+    divided by C. With respect to x_t, for a target t, the gradient is minus the number of classes j that are no targets
+    with x_t - x_j < 1, divided by C, once for each time that t is listed.
 
     Args:
         input_hbm, targets_hbm, reduction: the arguments of the forward.

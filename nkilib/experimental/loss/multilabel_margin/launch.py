@@ -103,7 +103,7 @@ class Launch:
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
-        """Return the blocks of this core in groups; a device loop processes one group at a time, because its start
+        """Return the blocks of this core in groups; a device loop processes a whole group, because the start of a loop
         takes long.
 
         Args:
@@ -117,7 +117,7 @@ class Launch:
     def blocks(self) -> list[RowBlock]:
         """Return the blocks of this core.
 
-        If there is only one row, both cores process it, and only the first one stores its results.
+        If there is only one row, both cores process this row, and only the first core stores the results.
         """
         cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
         if self.rows == 1:
@@ -249,7 +249,7 @@ class TargetLists:
 
 @dataclass(frozen=True)
 class TargetReader:
-    """Loads the lists of targets of blocks and pads them; it holds the tiles for this.
+    """A reader that loads and pads the lists of targets of blocks.
 
     Attributes:
         launch: the launch of the kernel.

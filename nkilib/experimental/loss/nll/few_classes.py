@@ -128,8 +128,8 @@ class ClassTile:
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
     """Return the tiles of :func:`flat_tiles`, all with at most ``columns`` elements per partition.
 
-    If the last tile has more elements in a single partition, each of these (fewer than 128) gets a partition of its
-    own.
+    If the last tile has more elements than that in a single partition, its elements (fewer than 128) are spread over
+    partitions, one in each.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
@@ -259,7 +259,7 @@ class TargetTile:
 
 @dataclass(frozen=True)
 class ClassMasks:
-    """Computes masks of the positions that have a class as target; it holds the tensors and tiles for this.
+    """A source of masks of the positions that have a class as target.
 
     Attributes:
         targets_hbm: the targets, int32 [N, D].
@@ -281,7 +281,7 @@ class ClassMasks:
     def load(self, tile: ClassTile) -> LoadedTargets:
         """Load the targets of a tile.
 
-        Call it one tile ahead, so that Vector does not wait for the targets.
+        The caller loads one tile ahead, so that Vector does not wait for the targets.
         """
         shape = (tile.partitions, tile.positions)
         targets_sbuf = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -339,7 +339,7 @@ class Chosen:
     Attributes:
         targets: the targets of the positions.
         values_sbuf: the elements at the targets, in the type of the input.
-        weight_sbuf: the class weights of the targets; 0 for ignored ones.
+        weight_sbuf: the class weights of the targets; 0 at ignored positions.
     """
 
     targets: TargetTile
@@ -503,7 +503,9 @@ class _Backward:
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _LoadedUpstream:
-        """Load the upstream gradients of a tile; if all classes have the same factor, multiply them by it."""
+        """Load the upstream gradients of a tile, and multiply them by the factor of the classes if all classes have the
+        same one.
+        """
         tile = targets.tile
         if not self.upstream.is_each:
             return _LoadedUpstream(targets, None, None)

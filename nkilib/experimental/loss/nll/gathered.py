@@ -59,7 +59,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Sums:
-    """Partial sums of the weights, and of the losses; the latter are None if each loss is stored."""
+    """Partial sums of the weights, and of the losses; None instead of the sums of losses if each loss is stored."""
 
     weights: PartialSums
     losses: PartialSums | None

@@ -202,7 +202,7 @@ def nll_loss_bound(
 
     The losses are stored in ``dtype`` for ``"none"``. ``streamed`` is the argument of the kernel.
 
-    u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight its error
+    u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight the error
     is 0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean
     multiplies by the reciprocal of a sum that has an error of its own.
     """

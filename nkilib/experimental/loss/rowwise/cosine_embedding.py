@@ -133,7 +133,10 @@ class CosineEmbedding:
         piece.add_function(_SECOND_SQUARES, nl.square, piece.float32(), second_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, and the coefficients of the other row and of the row itself in the gradients."""
+        """Return the loss of each row, and three coefficients for the gradients.
+
+        The coefficients are the factor of the other row, and for each input the factor of its own row.
+        """
         (target_sbuf,) = vectors_sbuf
         inverses = [_inverse_norm(statistics_sbuf[number]) for number in (_FIRST_SQUARES, _SECOND_SQUARES)]
         cosine_sbuf = product(product(statistics_sbuf[_DOT], inverses[0]), inverses[1])

@@ -194,7 +194,10 @@ class MultilabelSoftMargin:
             piece.add_product(_HARD, hard_sbuf, hard_sbuf, piece.tensors[INPUT])
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, the sums over the classes divided by the number of classes, and no coefficients."""
+        """Return the loss of each row: the sums over the classes, divided by the number of classes.
+
+        There are no coefficients.
+        """
         total_sbuf = statistics_sbuf[_SOFT]
         if not self.has_weight:
             total_sbuf = combined(total_sbuf, statistics_sbuf[_HARD], nl.add)

@@ -127,7 +127,7 @@ class Euclidean:
         return inverse_or_zero(distance_sbuf)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the distance; :meth:`derivative` does not use it."""
+        """Return the distance, which :meth:`derivative` does not use."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
@@ -159,7 +159,7 @@ class Manhattan:
         return constant(distance_sbuf, 1.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the distance; :meth:`derivative` does not use it."""
+        """Return the distance, which :meth:`derivative` does not use."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
@@ -304,9 +304,7 @@ class Minkowski:
 
 
 def norm_of(p: float, eps: float) -> Norm:
-    """Return the norm for an exponent p of at least 1; the constant eps is written to SBUF if the norm needs it
-    there.
-    """
+    """Return the norm for an exponent p of at least 1; if the norm needs eps in SBUF, eps is written there."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)

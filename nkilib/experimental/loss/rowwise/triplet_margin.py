@@ -73,7 +73,7 @@ class TripletFactors:
         row_scalars_sbuf: for each distance by number, the result of :meth:`.triplet_distances.Norm.row_scalar`; empty
             if derivatives need none.
         biases_sbuf: for each tensor, the sum of offset * factor over the terms of its gradient, where the offset is
-            that of the norm's derivative.
+            :attr:`.Norm.derivative_offset`.
     """
 
     of_first: list[nl.NkiTensor]
@@ -116,7 +116,7 @@ class Triplet:
     Attributes:
         norm: the norm that gives the distances.
         margin: the amount by which d(anchor, negative) should exceed d(anchor, positive).
-        swap: whether d(positive, negative) replaces d(anchor, negative) where it is smaller.
+        swap: whether d(anchor, negative) is replaced by d(positive, negative) where the latter is smaller.
     """
 
     norm: Norm

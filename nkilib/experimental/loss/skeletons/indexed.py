@@ -65,8 +65,8 @@ class Shape:
     def rows_of_block(self) -> int:
         """The number of rows of a block.
 
-        It is the largest number whose elements have int32 indices, and at most half of all rows, so that each of two
-        cores has a block.
+        The number is the largest for which all elements of a block have int32 indices, and at most half of all rows, so
+        that each of two cores has a block.
         """
         if not self.is_along_rows:
             return 1

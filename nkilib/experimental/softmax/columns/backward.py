@@ -85,7 +85,7 @@ class BackwardArithmetic:
             copies of y, one half for the first pass and one half for the second.
         scratch_sbuf: a tile for outputs that are not used, of instructions whose sums are used.
         windows: the sums of the windows that are being processed, by the number of the window.
-        taken: for each :class:`.Phase`, by its value, how many tiles it has used.
+        taken: the number of tiles that each :class:`.Phase` has used, by the value of the phase.
     """
 
     kind: Kind

@@ -36,8 +36,7 @@ _PIECES = 3
 
 
 class LoadKey(NamedTuple):
-    """The identity of a load: the number of its window, the number of its part, and the number of the pass that needs
-    it.
+    """The identity of a load: the number of the window, of the part, and of the pass that needs the load.
 
     ``visit`` is 0 if the load serves both passes.
     """
@@ -70,7 +69,7 @@ def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], 
     """Return the loads of a tensor in the order in which the loop needs the data.
 
     If columns are read twice, each pass has its own loads. The first pass over a window then runs beside the second
-    pass over the window before, so their loads alternate.
+    pass over the window before, so the loads of both passes alternate.
 
     Args:
         windows: the windows of the core.
@@ -348,7 +347,7 @@ class Results(Protocol):
         """Return the view to compute the result of an item into, [columns, elements of the segment]."""
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Transpose the result ``piece_sbuf`` back on the Tensor engine, if the layout needs it.
+        """Transpose the result ``piece_sbuf`` back on the Tensor engine, if the layout needs a transpose.
 
         Returns:
             The tensor to pass to :meth:`finish`: in PSUM if transposed, else ``piece_sbuf``.
@@ -444,7 +443,7 @@ class OwnTiles:
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def tile(self, item: Item) -> nl.NkiTensor:
-        """Return the tile for the results of the item's part; all items of a part share it."""
+        """Return the tile for the results of the item's part; all items of a part share a tile."""
         key = item.window.number, item.part.number
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)

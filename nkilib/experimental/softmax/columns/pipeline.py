@@ -244,7 +244,7 @@ class Reader:
 
     Attributes:
         source: the source of the items.
-        phases: for each pass that reads the source, the first :class:`.Phase` in which the pass does so.
+        phases: for each pass that reads the source, the first :class:`.Phase` that reads it.
     """
 
     source: Source
@@ -273,7 +273,7 @@ class Reader:
 
 @dataclass
 class Pipeline:
-    """The loop that issues all steps of a core. The text below proves that it never stops halfway.
+    """The loop that issues all steps of a core.
 
     An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue,
     although every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of
@@ -384,8 +384,8 @@ class Pipeline:
             self._finish(*transposed)
 
     def _look_ahead(self, step: Step) -> bool:
-        """Transpose the items of a step, except those whose loads have no buffer slot yet; return whether there were
-        none.
+        """Transpose the items of a step whose loads have been issued; return whether these were all items of the
+        step.
         """
         is_complete = True
         for phase, item in step.items.items():

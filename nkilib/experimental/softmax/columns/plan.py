@@ -358,8 +358,8 @@ def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -
     Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 columns.
     Untransposed columns use runs of HBM that get shorter the longer the columns are, because a window has a fixed
     number of elements per partition. At the limits used here, the modelled times of both loops are equal for large
-    tensors. The choice depends only on the size of the axis, the types and ``chunk_size``, because it affects the
-    rounding of results.
+    tensors. The result depends only on the size of the axis, the types and ``chunk_size``, because the choice of the
+    loop affects the rounding of results.
 
     Args:
         count: C, the number of elements of a column.
@@ -373,7 +373,8 @@ def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -
 def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
     """Return the maximum number of elements of a segment.
 
-    It depends on types and ``chunk_size`` only, because it affects the rounding of results.
+    The maximum depends on types and ``chunk_size`` only, because the length of segments affects the rounding of
+    results.
     """
     is_wide = nl.float32 in (*tensors.read, tensors.written)
     longest = _SEGMENT_FLOAT32 if is_wide else _SEGMENT_16_BIT

@@ -188,7 +188,7 @@ def plan_short(
         dtypes: the types of the inputs and, last, of the result.
         window_bytes: the bytes of all tensors for an element of a window.
         piece_bytes: the bytes of all scratch tiles for an element of a piece.
-        chunk_size: the maximum number of elements per partition of a piece, at least C; None chooses it.
+        chunk_size: the maximum number of elements per partition of a piece, at least C; None for no request.
         cores, core: the number of cores of the launch, and the number of this core.
     """
     outer, length, inner = shape

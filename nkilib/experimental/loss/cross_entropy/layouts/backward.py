@@ -63,8 +63,9 @@ class _Coefficients:
         neg_spread_sbuf: minus the share of label smoothing, added to A * p at every class; None for 0.
         entropy: the terms that the gradient of the entropy adds to A for each class, in the unit of ``all_sbuf``; None
             without a gradient of the entropy.
-        own_sbuf: A - D, which is subtracted at the target; 0 if the target is ignored or in another shard. A number if
-            it is the same for all positions. It must be finite, because it is multiplied by 0 at other classes.
+        own_sbuf: A - D, which is subtracted at the target; 0 if the target is ignored or in another shard. A Python
+            number if all positions have the same value. The value must be finite, because it is multiplied by 0 at
+            other classes.
         column_sbuf: the column of the target in the partition.
         check: the DMA access that is out of range if a target is invalid.
     """
@@ -129,7 +130,7 @@ class _Backward:
         on_chip: gathers elements of packed positions; None for split positions.
         class_sbuf: the column numbers 0, 1, 2, ..., float16 [128, columns].
         log_scale_sbuf: the logarithm of the common upstream gradient, float32 [128, 1]; 0 if the losses have different
-            ones.
+            upstream gradients.
         buffers: tiles for pieces of logits, which become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
         slopes: tiles for the terms of the entropy's gradient.

@@ -55,7 +55,8 @@ def _carries(launch: Launch, options: Options) -> bool:
 
 
 def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
-    """Return the plan of the requested split or packed layout; None if none is requested, or it does not fit.
+    """Return the plan of the requested split or packed layout; None if the launch requests neither, or the tiles do not
+    fit.
 
     Args:
         launch: the launch.

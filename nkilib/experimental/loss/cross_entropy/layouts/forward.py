@@ -111,8 +111,8 @@ class _Open:
         parts: combines the parts of split positions; None for packed positions.
         group: the values of the positions, from which the results are computed.
         column_sbuf: the columns of the targets of packed positions; None for split positions.
-        check: the DMA access that is out of range if a target is invalid; None for split positions, whose gathers check
-            it.
+        check: the DMA access that is out of range if a target is invalid; None for split positions, whose logits are
+            gathered by DMA, which checks targets.
     """
 
     batch: RowBatch

@@ -28,7 +28,7 @@ def check_targets(finder: TargetFinder, rows: Batch | RowBatch, located: Located
     target.
 
     Returns:
-        The DMA instruction. Results must depend on it, so that the access takes place.
+        The DMA instruction. Results must depend on this instruction, so that the access takes place.
     """
     is_invalid_sbuf = located.is_invalid_sbuf
     partitions, columns = is_invalid_sbuf.shape

@@ -274,8 +274,9 @@ class SummedLosses:
         return cls(loss_hbm, factor, PartialSums.make(tiles), runs_sbuf, run, discarded_sbuf)
 
     def take(self, placed: PlacedPiece, definition: LossDefinition, prepared: Prepared) -> None:
-        """Compute the losses of a piece and sum them over its runs; also add up the runs of the previous tile if they
-        are left.
+        """Compute the losses of a piece and sum them over its runs.
+
+        If the runs of the previous tile are not added up yet, add them up.
         """
         runs_sbuf, rows = self._runs(placed), placed.tile.rows
         if placed.start == 0:
@@ -346,9 +347,9 @@ class Weighted:
     def scratch_tiles(self) -> int:
         """The maximum number of float32 tiles that a piece takes.
 
-        These are the tiles of the loss and two more: for the losses without the weight, or for derivatives times the
-        weight. If the gradient of the weight is requested, a piece also computes the losses in the backward: it takes
-        the tiles of the loss twice, and three more.
+        A piece takes the tiles of the loss and two more: for the losses without the weight, or for derivatives times
+        the weight. If the gradient of the weight is requested, a piece of the backward also computes the losses, which
+        takes the tiles of the loss twice and three more.
         """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 

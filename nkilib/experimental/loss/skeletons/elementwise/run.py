@@ -429,7 +429,7 @@ def run_backward(
     Args:
         function, definition, tensors_hbm, reduction, columns, buffers, further: see :func:`run_forward`.
         grad_loss_hbm: the upstream gradient, of the shape of the losses for ``"none"``; else [1], float32.
-        wanted: by the name of a tensor, whether its gradient is requested; the gradients are returned in this order.
+        wanted: whether each gradient is requested, by the name of the tensor; the gradients are returned in this order.
         inplace: whether the gradient of the first tensor overwrites this tensor.
 
     Returns:

@@ -136,7 +136,8 @@ class ElementwiseTiling(NamedTuple):
 def choose_elementwise_tiling(
     elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
 ) -> ElementwiseTiling:
-    """Return the tiling of a launch. It does not depend on the number of cores, and so neither do the bits of a sum.
+    """Return the tiling of a launch. The tiling does not depend on the number of cores, so the bits of a sum do not
+    depend on it either.
 
     Args:
         elements: the number of elements of a tensor.

@@ -86,7 +86,8 @@ def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers:
 
 
 def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
-    """Check the flags of the gradients: at least one is requested; with ``inplace``, that of the first tensor.
+    """Check the flags of the gradients: at least one is requested; with ``inplace``, the first tensor's gradient is
+    requested.
 
     Args:
         function: the name of the function in error messages.

@@ -73,7 +73,8 @@ def width_of_piece(columns: int, each: int) -> int:
 
 
 def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratch_tiles: int) -> RowwiseTiling:
-    """Return the tiling of a launch. It does not depend on the number of cores, and so neither do the bits of a sum.
+    """Return the tiling of a launch. The tiling does not depend on the number of cores, so the bits of a sum do not
+    depend on it either.
 
     Args:
         rows, columns: the shape of a tensor.
