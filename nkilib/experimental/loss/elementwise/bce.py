@@ -88,7 +88,10 @@ class Bce:
     scratch_tiles = 6
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the needed tensors; the derivative for the target needs the input only."""
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target needs the input only.
+        """
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:

@@ -86,7 +86,10 @@ class BceWithLogits:
     scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the needed tensors; the derivative for the target needs the input only."""
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target needs the input only.
+        """
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
@@ -124,7 +127,10 @@ class BceWithPositiveWeight:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the needed tensors; the derivative for the target does not need the target."""
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target does not need the target.
+        """
         return self.tensors if INPUT in wanted else (INPUT, POSITIVE_WEIGHT)
 
     def prepare(self, piece: Piece) -> Prepared:

@@ -79,7 +79,10 @@ class PoissonOfLogRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the needed tensors; the derivative for the target needs the target for ``full`` only."""
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target needs the target for ``full`` only.
+        """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
@@ -136,7 +139,10 @@ class PoissonOfRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the needed tensors; the derivative for the target needs the target for ``full`` only."""
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target needs the target for ``full`` only.
+        """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:

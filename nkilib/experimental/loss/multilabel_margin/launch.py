@@ -164,7 +164,11 @@ class InputBuffers:
 
 
 def validate(launch: Launch) -> None:
-    """Check the arguments of a launch. Raises AssertionError if an argument is not accepted."""
+    """Check the arguments of a launch.
+
+    Raises:
+        AssertionError: if an argument is not accepted.
+    """
     function, shape = launch.function, tuple(launch.input_hbm.shape)
     require(
         len(shape) == 2 and min(shape) > 0,

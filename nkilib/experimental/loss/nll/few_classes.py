@@ -177,7 +177,7 @@ class ClassTiling:
         return [(start, min(start + self.classes, self.shape.classes)) for start in starts]
 
     def tiles(self) -> list[ClassTile]:
-        """Return all tiles of the launch, in the order of their positions."""
+        """Return all tiles of the launch, in the order of positions."""
         shape = self.shape
         rows_and_runs: list[tuple[int | None, FlatTile]]
         if self.has_whole_rows:
@@ -422,7 +422,6 @@ class _Forward:
 def _loaded_classes(
     tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor
 ) -> nl.NkiTensor:
-    """Load the elements of classes [first, last) of a tile, and return the view of ``buffer_sbuf`` with them."""
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
     return input_sbuf

@@ -422,7 +422,6 @@ class _Terms(NamedTuple):
 
     @property
     def size(self) -> Float64Array:
-        """The sum of magnitudes, s + |h|."""
         return self.soft + np.abs(self.hard)
 
     @property

@@ -112,7 +112,7 @@ class Euclidean:
 
     @property
     def derivative_offset(self) -> float:
-        """The number eps, because :meth:`derivative` leaves differences without eps."""
+        """The number eps: :meth:`derivative` uses d in place of d + eps."""
         return self.eps
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:

@@ -109,7 +109,6 @@ def _take_weights(of_group: WindowStatistics) -> None:
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """Compute d of each column."""
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
@@ -119,7 +118,6 @@ def _take_logs(of_group: WindowStatistics) -> None:
 
 
 def _take_only_factor(of_group: WindowStatistics) -> None:
-    """Compute the factor 1 / d of columns of one segment."""
     nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
 
 

@@ -385,7 +385,9 @@ class TransposedResults:
         scalar_share: float,
         tile: Callable[[Item], nl.NkiTensor],
     ) -> TransposedResults:
-        """Allocate the tiles and PSUM banks for results of segments of at most ``longest`` elements."""
+        """Allocate the tiles and PSUM banks for results, each of a segment of at most ``longest`` elements of a
+        column.
+        """
         shape = (nl.tile_size.pmax, longest)
         pieces = [nl.ndarray(shape, dtype=result_hbm.dtype, buffer=nl.sbuf) for _ in range(_PIECES)]
         # A line has up to 128 columns, and the last line of a segment may have few partitions.

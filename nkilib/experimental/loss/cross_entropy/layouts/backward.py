@@ -115,7 +115,6 @@ class _Begun:
 
     @property
     def position(self) -> int:
-        """The index of the position in its partition."""
         return self.piece.first + self.row
 
 

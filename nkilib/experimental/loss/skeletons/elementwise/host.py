@@ -419,7 +419,6 @@ def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int
 
 
 def _run(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Return the maximum number of columns of a run for these tensors, see :func:`.tiling.run_columns`."""
     return run_columns([tensor.dtype.itemsize for tensor in tensors.values()], PIECE_COLUMNS)
 
 

@@ -354,7 +354,10 @@ class Weighted:
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the needed tensors; the derivative with respect to the weight is the loss itself."""
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative with respect to the weight is the loss itself.
+        """
         others = tuple(name for name in wanted if name != WEIGHT)
         names = self.definition.needed(others) if others else ()
         if WEIGHT in wanted:

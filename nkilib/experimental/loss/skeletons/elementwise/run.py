@@ -63,11 +63,9 @@ class _Losses:
     destination: StoredLosses | SummedLosses
 
     def begin(self, placed: PlacedPiece) -> Prepared:
-        """Issue the first steps of a piece's losses."""
         return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
-        """Compute the losses of a piece and pass them to their destination."""
         self.destination.take(placed, self.definition, begun)
 
 
@@ -188,11 +186,9 @@ class _ForwardBackward:
     gradients: Gradients
 
     def begin(self, placed: PlacedPiece) -> tuple[Prepared, dict[str, Derivative]]:
-        """Issue the first steps of a piece's losses and gradients."""
         return self.losses.begin(placed), self.gradients.begin(placed)
 
     def finish(self, placed: PlacedPiece, begun: tuple[Prepared, dict[str, Derivative]]) -> None:
-        """Finish the losses and the gradients of a piece."""
         prepared, derivatives = begun
         self.losses.finish(placed, prepared)
         self.gradients.finish(placed, derivatives)
@@ -331,7 +327,6 @@ def _new_gradients(
 
 
 def _checked_tensors(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
-    """Return the tensors that are not None, after a check."""
     present_hbm = {name: tensor_hbm for name, tensor_hbm in tensors_hbm.items() if tensor_hbm is not None}
     require_tensors(function, {f"{name}_hbm": tensor_hbm for name, tensor_hbm in present_hbm.items()}, _SHARED)
     return present_hbm
@@ -365,7 +360,6 @@ def _require_wanted(
 
 
 def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
-    """Return the factor of the sum of the losses in a reduction; None for ``"none"``."""
     if reduction == "none":
         return None
     divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}

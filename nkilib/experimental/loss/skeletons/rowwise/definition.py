@@ -181,7 +181,6 @@ def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) ->
 
 
 def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
-    """Return ``step`` where ``is_small`` is 1, 1 / ``step`` where ``is_large`` is 1, else 1."""
     factor_sbuf = constant(is_small, 1.0)
     for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
         nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))

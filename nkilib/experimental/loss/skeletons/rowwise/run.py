@@ -301,7 +301,6 @@ class _Forward(Generic[Factors]):
         self._close()
 
     def begin(self, placed: PlacedPiece) -> Prepared:
-        """Issue the first steps of a piece."""
         return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
