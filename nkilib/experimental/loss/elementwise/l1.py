@@ -70,8 +70,8 @@ class L1:
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """Return the derivatives: the sign of x - t for the input, and its negative for the target.
 
-        The sign of NaN is 0, as in PyTorch: sign s of the activation function is replaced by [s > 0] - [s < 0]. Signs
-        are exact in bfloat16.
+        Where x - t is NaN, the derivatives are 0, as in PyTorch: two comparisons turn the result s of the activation
+        function ``sign`` into [s > 0] - [s < 0]. Signs are exact in bfloat16.
         """
         difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
