@@ -18,13 +18,13 @@ FAMILIES: Final[Sequence[ModuleType]] = (loss, softmax)
 
 
 def public_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the public kernels by name, as ``nki.jit`` returned them.
+    """Return the public kernels by name, as launchable kernels.
 
-    Each name ends with ``_forward``, ``_backward`` or ``_mixture``.
+    A kernel's name ends with ``_forward``, ``_backward`` or ``_mixture``.
     """
     return {name: getattr(family, name) for family in FAMILIES for name in family.__all__ if name.endswith(_DIRECTIONS)}
 
 
 def guarantee_of(kernel: Callable[..., Any]) -> Guarantee | None:
-    """Return the :class:`Guarantee` that is registered for a kernel's function; None if there is none."""
+    """Return the :class:`Guarantee` registered for a kernel, or None if none is registered."""
     return guarantee_stated_for(getattr(kernel, "func", kernel))

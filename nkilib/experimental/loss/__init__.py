@@ -4,17 +4,18 @@
 """The losses of large models: cross-entropy, of logits or of hidden states and output weights (linear), and the losses
 of ``torch.nn.functional``.
 
-This package exports the kernels and the functions that choose their tiling. Each loads its modules when it is first
-used.
+This package exports the kernels and the functions that choose their tiling. The module of a name is imported when the
+name is first used.
 
 - ``inline``: the same losses as plain functions, for other kernels; ``extended``, ``extended_inline``: cross-entropy
   with the options of training recipes; ``tiling``, ``profiling``, ``reference``, ``bounds``: public names by purpose;
-- ``temperatures``: temperatures of positions, as tensors;
+- ``temperatures``: one temperature for each position, as a tensor;
 - ``registry``: the entries of all losses;
 - ``cross_entropy``, ``linear_cross_entropy``: cross-entropy of logits, and of hidden states and output weights;
-- ``distillation``, ``linear_distillation``: divergences of two models, of logits or with output layers;
-- ``linear``: what losses with an output layer share;
-- ``elementwise``, ``rowwise``: losses on the skeletons; ``skeletons``: the loops over tiles that they share;
+- ``distillation``, ``linear_distillation``: divergences between two models, from logits or from hidden states;
+- ``linear``: code that losses with an output layer share;
+- ``elementwise``, ``rowwise``: elementwise and row-wise losses; ``skeletons``: the loops over tiles that these losses
+  share;
 - ``nll``, ``multi_margin``, ``multilabel_margin``, ``ctc``: losses with loops of their own.
 """
 

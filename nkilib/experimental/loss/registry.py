@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of losses: one entry per loss, in the order in which the documentation lists them.
+"""The registry of losses: one entry per loss, in the order of the documentation.
 
 The entries determine the pages docs/reference/losses*.md, the names and launches of ``python -m nkilib profile``,
 the cases of ``python -m nkilib verify``, the benchmarks, and the parameters of tests. For host code.

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Temperatures of positions as tensors: :class:`Temperatures` loads them and computes scales from them.
+"""Temperatures of positions as tensors: :class:`Temperatures` loads the temperatures and computes scales from them.
 
-A temperature T of the logits gives the scale 1 / T, or c / T under a softcap c
-(:class:`nkilib.core.rows.scale.RowScale`). A temperature that is a number is a constant of the compiled kernel; a
-tensor is read by the kernel, so that no value compiles anew.
+The logits are divided by a temperature T, so a scale is 1 / T, or c / T under a softcap c
+(:class:`nkilib.core.rows.scale.RowScale`). A temperature that is a Python number is compiled into the kernel. A tensor
+of temperatures is read when the kernel runs, so new values need no new compilation.
+
+Rows are positions. Rows are loaded for a group of batches at a time, into tiles [rows of a batch, batches].
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TemperatureLimits:
-    """The range of accepted temperatures, in which a kernel's arithmetic neither overflows nor underflows float32."""
+    """The range of accepted temperatures: within it, a kernel's arithmetic neither overflows nor underflows float32."""
 
     least: float
     most: float
 
 
 class LoadedRows(Protocol):
-    """The interface of loads of per-row values: for a batch of rows, a group of batches, or all rows of a launch."""
+    """An object that loads the elements of vectors that belong to certain rows: a batch, a group of batches, or all
+    rows.
+    """
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the elements of a vector [N] that belong to the rows, into a tile [rows, batches]."""
+        """Load the elements of a vector [N] that belong to the object's rows into a new tile [rows of a batch,
+        batches].
+        """
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,8 @@ class Temperatures:
     """The temperatures of a group of batches.
 
     Attributes:
-        rows_sbuf: float32 [rows, batches]; NaN where a temperature is outside of the limits.
-        limits: the range of temperatures.
+        rows_sbuf: the temperatures, float32 [rows of a batch, batches]; NaN replaces values outside the limits.
+        limits: the range of accepted temperatures.
     """
 
     rows_sbuf: nl.NkiTensor
@@ -54,18 +60,17 @@ class Temperatures:
         limits: TemperatureLimits,
         valid_sbuf: nl.NkiTensor | None = None,
     ) -> Temperatures:
-        """Load the temperatures of rows.
+        """Load the temperatures of a group of batches.
 
-        A temperature outside of the limits (0 and NaN included) becomes NaN, and so do the results of its row that
-        depend on it.
+        A temperature outside the limits (0 and NaN included) becomes NaN, which makes the results of its row NaN.
 
         Args:
-            temperature_hbm: the temperatures, float32 [N], or [1] for the same in all rows.
-            rows: the rows.
-            shape: (rows, batches).
-            limits: the range of temperatures.
-            valid_sbuf: uint32 of that shape, 0 for ignored rows, where a temperature outside of the limits becomes 1,
-                so that the row's gradient is 0. None: all rows are valid.
+            temperature_hbm: float32 [N], one temperature per position, or [1], one for all positions.
+            rows: loads the elements that belong to the group's rows.
+            shape: the shape of the tile, (rows of a batch, batches).
+            limits: the range of accepted temperatures.
+            valid_sbuf: uint32 of shape ``shape``, 0 for ignored rows. An ignored row with a temperature outside the
+                limits gets the temperature 1, so that its gradient is 0. None: no row is ignored.
         """
         if tuple(temperature_hbm.shape) == (1,):
             loaded_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -93,11 +98,11 @@ class Temperatures:
 
     @property
     def factors(self) -> RowScale:
-        """The temperatures as factors that multiply the values of their rows."""
+        """The temperatures themselves as :class:`RowScale`, to multiply the values of each row by its temperature."""
         return RowScale(self.rows_sbuf, self.limits.least, self.limits.most)
 
     def scale(self, unit: float) -> RowScale:
-        """Compute the scales unit / T, for the temperatures T."""
+        """Return the scales ``unit`` / T, with the temperature T of each row."""
         inverses_sbuf = float32_like(self.rows_sbuf)
         nisa.reciprocal(dst=inverses_sbuf, data=self.rows_sbuf)
         rows_sbuf = inverses_sbuf if unit == 1.0 else scaled(inverses_sbuf, unit)

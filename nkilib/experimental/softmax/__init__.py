@@ -5,14 +5,14 @@
 
 :mod:`nkilib.experimental.softmax.inline` offers them as functions to call from NKI code.
 
-y = softmax_forward[2](x, axis)
-grad_x = softmax_backward[2](grad, y, axis)
+y = softmax_forward[2](x, axis) grad_x = softmax_backward[2](grad, y, axis)
 
-``kernels`` has the signatures and checks, ``inline`` the functions for NKI code, and ``tensors`` views [O, C, I], modes
-and types. The loops for the last axis are in ``rows`` and ``rows_backward``; :mod:`nkilib.core.rows.row_plan` has their
-pieces, partitions and batches, ``row_schedule`` the order of steps, and ``row_statistics`` maxima and sums. ``columns``
-has the loops for other axes. For host code, ``tiling`` has the tiling and its choice, ``host`` the kernels to launch,
-with guarantees, work, references and bounds, and ``profiling`` profiles of launches.
+``kernels`` has the signatures and checks, ``inline`` the functions for NKI code, and ``tensors`` the views [O, C, I],
+the softmax modes and the types. The loops for the last axis are in ``rows`` and ``rows_backward``;
+:mod:`nkilib.core.rows.row_plan` has their pieces, partitions and batches, ``row_schedule`` the order of the
+instructions, and ``row_statistics`` the maxima and sums of rows. ``columns`` has the loops for other axes. For host
+code, ``tiling`` has the tiling and its choice, ``host`` the kernels to launch, with guarantees, work, references and
+bounds, and ``profiling`` profiles of launches.
 """
 
 from typing import TYPE_CHECKING, Final

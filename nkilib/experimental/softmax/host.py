@@ -4,14 +4,15 @@
 """The host side of softmax and log-softmax: the kernels to launch, with guarantees and work, float64 references and
 bounds.
 
-For each of :data:`.kernels`, such as ``softmax_forward``, there are an entry (``SOFTMAX_FORWARD``), a reference
-(``softmax_reference``) and a bound of its error (``softmax_bound``); ``..._backward_...`` are those of the gradients.
+For each kernel of :mod:`.kernels`, such as ``softmax_forward``, there are a guarantee (``SOFTMAX_FORWARD``), a
+reference (``softmax_reference``) and a bound on the error (``softmax_bound``); for the gradients, their names contain
+``backward``.
 
 In the bounds, u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|. For a row x of C
 elements, m is its maximum, d the sum of exp(x - m), and p = exp(x - m) / d. y is the result of the forward, dy its
 gradient, and dx the result of the backward.
 
-- d: its error is at most 16 u d, as in ``cross_entropy/bounds.py``, whose sums are formed in the same way. Its sources
+- d: the error is at most 16 u d, as in ``cross_entropy/bounds.py``, whose sums are formed in the same way. Its sources
   are the rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed (numpy's has
   an error of up to 1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; and the sum.
 - log-softmax: y = (x - m) - log d. The difference and the result are rounded, half a unit each of their values, and a
@@ -95,8 +96,9 @@ def _work(like_hbm: Any, streamed: list[Any], has_exponentials: bool) -> Work:
 
 
 def softmax_forward_work(x_hbm: Any, dtype: Any, **_: Any) -> Work:
-    """Return the work of ``softmax_forward`` and of ``log_softmax_forward``, whose parameters it takes, whatever the
-    tiling: each tensor crosses HBM once, and each element takes one exponential.
+    """Return the work of ``softmax_forward`` and of ``log_softmax_forward``, from the kernel's arguments.
+
+    Each tensor crosses HBM once, and each element takes one exponential.
     """
     return _work(x_hbm, [x_hbm.dtype, x_hbm.dtype if dtype is None else dtype], has_exponentials=True)
 
@@ -106,17 +108,16 @@ def _of_backward(grad_hbm: Any, output_hbm: Any, dtype: Any) -> list[Any]:
 
 
 def softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
-    """Return the work of ``softmax_backward``, whose parameters it takes; it needs no exponential."""
+    """Return the work of ``softmax_backward``, from the kernel's arguments; no exponential is needed."""
     return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=False)
 
 
 def log_softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
-    """Return the work of ``log_softmax_backward``, whose parameters it takes."""
+    """Return the work of ``log_softmax_backward``, from the kernel's arguments."""
     return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=True)
 
 
 def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
-    """Return ``x - m`` in float64, with m the maximum along the axis."""
     exact = x.astype(np.float64)
     with np.errstate(all="ignore"):
         shifted: Float64Array = exact - exact.max(axis, keepdims=True)
@@ -124,8 +125,9 @@ def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
 
 
 def softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
-    """Return ``exp(x - m) / sum(exp(x - m))`` with m the maximum along the axis; NaN where a row has a NaN, +inf, or
-    nothing but -inf.
+    """Return ``exp(x - m) / sum(exp(x - m))`` in float64, with m the maximum along the axis.
+
+    A row that contains NaN or +inf, or only -inf, gives NaN.
     """
     with np.errstate(all="ignore"):
         exponentials = np.exp(_shifted(x, axis))
@@ -134,7 +136,7 @@ def softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
 
 
 def log_softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
-    """Return ``(x - m) - log(sum(exp(x - m)))`` with m the maximum along the axis."""
+    """Return ``(x - m) - log(sum(exp(x - m)))`` in float64, with m the maximum along the axis."""
     with np.errstate(all="ignore"):
         shifted = _shifted(x, axis)
         result: Float64Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
@@ -142,7 +144,9 @@ def log_softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
 
 
 def softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int = -1) -> Float64Array:
-    """Return ``y (dy - sum(y dy))`` for dy = ``grad`` and y = ``output``, the rounded result of the forward."""
+    """Return ``y (dy - sum(y dy))`` in float64, for dy = ``grad`` and y = ``output``, the rounded result of the
+    forward.
+    """
     dy, y = grad.astype(np.float64), output.astype(np.float64)
     with np.errstate(all="ignore"):
         result: Float64Array = y * (dy - (y * dy).sum(axis, keepdims=True))
@@ -150,7 +154,9 @@ def softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[Any],
 
 
 def log_softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int = -1) -> Float64Array:
-    """Return ``dy - exp(y) sum(dy)`` for dy = ``grad`` and y = ``output``, the rounded result of the forward."""
+    """Return ``dy - exp(y) sum(dy)`` in float64, for dy = ``grad`` and y = ``output``, the rounded result of the
+    forward.
+    """
     dy, y = grad.astype(np.float64), output.astype(np.float64)
     with np.errstate(all="ignore"):
         result: Float64Array = dy - np.exp(y) * dy.sum(axis, keepdims=True)
@@ -162,7 +168,10 @@ def _stored(exact: Float64Array, dtype: Any) -> Float64Array:
 
 
 def softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
-    """Return the largest accepted error of each element of ``softmax_forward``."""
+    """Return the largest accepted error of each element of ``softmax_forward``.
+
+    ``dtype`` is the type of the result.
+    """
     exact = softmax_reference(x, axis)
     with np.errstate(all="ignore"):
         relative = np.where(exact == 0.0, 0.0, ROW_UNITS * UNIT * np.maximum(1.0, -_shifted(x, axis)))
@@ -170,7 +179,10 @@ def softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
 
 
 def log_softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
-    """Return the largest accepted error of each element of ``log_softmax_forward``."""
+    """Return the largest accepted error of each element of ``log_softmax_forward``.
+
+    ``dtype`` is the type of the result.
+    """
     exact = log_softmax_reference(x, axis)
     below = -_shifted(x, axis)
     with np.errstate(all="ignore"):
@@ -179,7 +191,10 @@ def log_softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Arra
 
 
 def softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
-    """Return the largest accepted error of each element of ``softmax_backward``."""
+    """Return the largest accepted error of each element of ``softmax_backward``.
+
+    ``dtype`` is the type of the result.
+    """
     exact = softmax_backward_reference(grad, output, axis)
     dy, y = np.abs(grad.astype(np.float64)), np.abs(output.astype(np.float64))
     with np.errstate(all="ignore"):
@@ -188,7 +203,10 @@ def softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any], axi
 
 
 def log_softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
-    """Return the largest accepted error of each element of ``log_softmax_backward``."""
+    """Return the largest accepted error of each element of ``log_softmax_backward``.
+
+    ``dtype`` is the type of the result.
+    """
     exact = log_softmax_backward_reference(grad, output, axis)
     dy, y = np.abs(grad.astype(np.float64)), output.astype(np.float64)
     with np.errstate(all="ignore"):

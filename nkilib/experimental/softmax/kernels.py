@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Softmax and log-softmax along any axis, and their gradients from the saved output: the kernels as plain functions,
-with the checks of their arguments.
+"""Softmax and log-softmax along any axis, and their gradients, as plain functions that check their arguments.
 
-Every tensor is viewed as [O, C, I]: C elements along the axis, O before and I after it (:mod:`.tensors`). If I is 1,
-the loops of :mod:`.rows` process one or more rows per partition, else the loops of :mod:`.columns` process columns. All
-arguments are checked before the first instruction.
+The gradients are computed from the saved output of the forward. Every tensor is viewed as [O, C, I]: C elements along
+the axis, O elements outside it and I inside it (:mod:`.tensors`). If I is 1, the loops of :mod:`.rows` process one or
+more rows per partition, else the loops of :mod:`.columns` process columns. All arguments are checked before the first
+instruction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ CHUNK_SIZE_MAX = 65535
 
 
 def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int) -> int:
-    """Return the axis, counted from the front.
+    """Return ``axis`` as a number from 0 on, after a check of the rank and the axis.
+
+    Args:
+        function: the name of the calling function, for error messages.
+        name: the name of the tensor argument, for error messages.
+        tensor_hbm: the tensor, of 1 to 8 dimensions.
+        axis: the axis; a negative one counts from the end.
 
     Raises:
         AssertionError: if the rank or the axis is out of range; the message has function, requirement and value.
@@ -51,7 +57,7 @@ def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int
 
 
 def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
-    """Check that a type is one of the three that the kernels read and write; they compute in float32.
+    """Check that ``dtype`` is bfloat16, float16 or float32, the types that the kernels read and write.
 
     Raises:
         AssertionError: for another type; the message has function, requirement, value and remedy.
@@ -64,19 +70,19 @@ def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_chunk_size(function: str, chunk_size: int | None) -> None:
-    """Check that ``chunk_size`` is a size that an instruction can process, or None.
+    """Check that ``chunk_size`` is None or a number of elements that an instruction can process.
 
     Raises:
-        AssertionError: if it is not; the message has function, requirement, value and remedy.
+        AssertionError: if the value is not accepted; the message has function, requirement, value and remedy.
     """
     _require_size(function, "chunk_size", chunk_size, CHUNK_SIZE_MAX, "what is modelled to be fastest")
 
 
 def require_partitions_per_row(function: str, partitions_per_row: int | None) -> None:
-    """Check that ``partitions_per_row`` is a number of partitions, or None.
+    """Check that ``partitions_per_row`` is None or a number of partitions.
 
     Raises:
-        AssertionError: if it is not; the message has function, requirement, value and remedy.
+        AssertionError: if the value is not accepted; the message has function, requirement, value and remedy.
     """
     _require_size(function, "partitions_per_row", partitions_per_row, PARTITIONS, "as few partitions as hold a row")
 
@@ -92,7 +98,7 @@ def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTenso
     """Check that a gradient and an output have the same shape and accepted types.
 
     Raises:
-        AssertionError: if they do not; the message has function, requirement, value and remedy.
+        AssertionError: if shapes or types are not accepted; the message has function, requirement, value and remedy.
     """
     require(
         tuple(grad_hbm.shape) == tuple(output_hbm.shape),
@@ -104,10 +110,10 @@ def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTenso
 
 
 def validate_inplace(function: str, inplace: bool, grad_hbm: nl.NkiTensor, dtype: nl.DType) -> None:
-    """Check that a result is not written over a gradient of another type.
+    """Check that with ``inplace`` the result's type ``dtype`` is the type of the gradient that is overwritten.
 
     Raises:
-        AssertionError: if it would be; the message has function, requirement, value and remedy.
+        AssertionError: if the types differ; the message has function, requirement, value and remedy.
     """
     require_flag(function, "inplace", inplace)
     require(
@@ -155,22 +161,22 @@ def softmax_forward(
 ) -> nl.NkiTensor:
     """Compute softmax along an axis: ``exp(x - m) / sum(exp(x - m))`` with m the maximum.
 
-    Equivalent to ``torch.softmax(x, axis)``, computed in float32 and rounded once; with ``dtype`` to that type, where
-    PyTorch would first cast x. Launch with ``softmax_forward[2](...)`` on a logical NeuronCore of two cores; without
+    Equivalent to ``torch.softmax(x, axis)``, computed in float32 and rounded once, to ``dtype``. (PyTorch's argument
+    ``dtype`` casts x first.) Launch with ``softmax_forward[2](...)`` on a logical NeuronCore of two cores; without
     ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Args:
-        x_hbm: the input, any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM; a view is read without a
-            copy.
+        x_hbm: the input, any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM; a strided view is read
+            without a copy.
         axis: the axis along which elements add up to 1; a negative one counts from the end. Along the last axis in
             memory, a row stays on chip: it has at most 7,852,032 elements of 16 bits, or 4,442,112 of float32.
         dtype: the type of the result; None means the type of ``x_hbm``.
         chunk_size: the maximum number of elements per partition that an instruction processes; None means the number
             that is modelled to be fastest. The last bits of a result may depend on ``chunk_size``, on
             ``partitions_per_row``, on the size of the axis and on the types, and on nothing else.
-        partitions_per_row: the fewest partitions that a row lies on, 1 to 128, if the axis is the last one in memory;
-            for other axes it has no effect. None means as few as hold the row. With few rows, more partitions take less
-            time: :func:`~nkilib.experimental.softmax.choose_softmax_tiling` chooses how many.
+        partitions_per_row: the minimum number of partitions that hold a row, 1 to 128, if the axis is the last one in
+            memory; ignored for other axes. None means as few as can hold the row. With few rows, more partitions take
+            less time: :func:`~nkilib.experimental.softmax.choose_softmax_tiling` chooses how many.
 
     Returns:
         y_hbm: the result, of the shape of ``x_hbm`` and of type ``dtype``; ``x_hbm`` itself if it has no elements. NaN
@@ -192,12 +198,12 @@ def log_softmax_forward(
 ) -> nl.NkiTensor:
     """Compute log-softmax along an axis: ``(x - m) - log(sum(exp(x - m)))`` with m the maximum.
 
-    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once; launch, arguments, the case of
-    no elements and the rows with NaN are as for :func:`softmax_forward`.
+    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once. Launch it like
+    :func:`softmax_forward`; empty inputs and rows with NaN are handled in the same way.
 
     Args:
-        x_hbm, axis, dtype, chunk_size, partitions_per_row: see :func:`softmax_forward`, except the longest row that
-            stays on chip: it has 9,424,896 elements of 16 bits, or 4,835,328 of float32.
+        x_hbm, axis, dtype, chunk_size, partitions_per_row: see :func:`softmax_forward`. Along the last axis in memory,
+            a row has at most 9,424,896 elements of 16 bits, or 4,835,328 of float32.
 
     Returns:
         y_hbm: the result in nats, of the shape of ``x_hbm`` and of type ``dtype``.
@@ -292,8 +298,8 @@ def log_softmax_backward(
     Equivalent to ``torch.ops.aten._log_softmax_backward_data(dy, y, axis, dtype)``. Launch it like the forward.
 
     Args:
-        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size, partitions_per_row: see :func:`softmax_backward`, except
-            the longest row that stays on chip: it has 4,444,160 elements of 16 bits, or 3,131,392 of float32.
+        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size, partitions_per_row: see :func:`softmax_backward`. Along
+            the last axis in memory, a row has at most 4,444,160 elements of 16 bits, or 3,131,392 of float32.
 
     Returns:
         grad_x_hbm: the gradient, of the shape of ``grad_hbm`` and of type ``dtype``; with ``inplace``, ``grad_hbm``

@@ -38,7 +38,7 @@ def profile_softmax_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """Return the profile of a kernel launch; its times are modelled, not measured.
+    """Return the modelled profile of one launch of a softmax kernel.
 
     Example::
 
@@ -50,14 +50,14 @@ def profile_softmax_launch(
         dtype: the type of all tensors, an NKI type or the name of one.
         kind: softmax or log-softmax.
         direction: ``"forward"`` or ``"backward"``.
-        target: the generation of the device.
+        target: the generation of the device, such as ``"trn2"``.
         cores: the number of cores of the launch.
-        parameters: the assumptions of the model where nothing is published.
+        parameters: the values that the performance model assumes where no figures are published; None for the defaults.
         options: further keyword arguments of the kernel, such as ``chunk_size``.
 
     Raises:
         AssertionError: if the kernel does not accept the arguments.
-        NkiValidationError: if the hardware does not support them.
+        NkiValidationError: if the hardware does not support the arguments.
     """
     tensor = spec(shape, as_dtype(dtype))
     tensors = [tensor] if direction == "forward" else [tensor, tensor]

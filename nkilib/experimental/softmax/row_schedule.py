@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The order in which the stages of a loop over rows that stay in SBUF are issued: :func:`run` issues :class:`Stages`.
+"""The order in which a loop over rows issues its instructions: :func:`run` issues the stages of :class:`Stages`.
 
-A batch of rows processes its pieces twice: it computes the statistics of the pieces, combines those of a row, and
-finishes the pieces. Each engine and each queue runs its instructions in the order of issue, so an instruction is issued
-late enough that its operands are there: a stage of the combination one step after the stage before, the end of a piece
-after these stages, and its store one step later. Then a queue that loads and stores share is not held up by a store, or
-by a load whose buffer slot is not free.
+A *batch* is a set of rows that are in SBUF together (:class:`RowBatch`). A *piece* is the part of a batch that one
+instruction handles: some rows, or some columns of them (:class:`RowPiece`). Every piece is processed twice: a first
+pass computes the statistics of the piece (such as maxima and sums); then the statistics of a batch's pieces are
+combined; a second pass computes the results of the piece. A *stage* is one of these kinds of work.
+
+Each engine and each DMA queue runs its instructions in the order of issue. So the loop runs in *steps*, and issues an
+instruction late enough that its operands are ready: each combining stage one step after the stage before, the second
+pass of a piece after all combining stages, and the store of its results one step later. Otherwise a store that waits
+would delay the loads behind it in the same queue.
 """
 
 from __future__ import annotations
@@ -25,29 +29,28 @@ LOADS_AGAIN_AHEAD = 4
 
 
 class Stages(Protocol):
-    """The interface of a loop over batches of rows, which are divided into pieces: one method issues each stage of the
-    work. ``number`` is the number of a batch.
+    """The stages of a loop over batches; one method issues the instructions of each stage.
+
+    The argument ``number`` of the methods is the index of a batch in :attr:`batches`.
     """
 
     @property
     def batches(self) -> list[RowBatch]:
-        """The batches of the core."""
+        """The batches that this core processes, in order."""
 
     @property
     def batches_on_chip(self) -> int:
-        """The number of batches that have tiles at one time: batch n uses the tiles of batch n -
+        """The number of batches that have tiles at the same time: batch n reuses the tiles of batch n -
         ``batches_on_chip``.
         """
 
     @property
     def combining_stages(self) -> int:
-        """The number of stages that combine the statistics of a batch."""
+        """The number of stages that combine the statistics of a batch's pieces."""
 
     @property
     def most_taken(self) -> int | None:
-        """The maximum number of pieces that may be past :meth:`take` and not past :meth:`finish`; None for no
-        maximum.
-        """
+        """The maximum number of pieces between :meth:`take` and :meth:`finish`; None for no maximum."""
 
     def load(self, number: int, piece: RowPiece) -> None:
         """Issue the load of a piece from HBM into its tile."""
@@ -57,22 +60,31 @@ class Stages(Protocol):
         """Whether the second pass over a piece needs data that :meth:`load_again` loads."""
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Issue the load of the data that only the second pass over a piece needs."""
+        """Issue the load of data that only the second pass over a piece needs."""
 
     def prepare(self, number: int, piece: RowPiece) -> None:
-        """Issue work on a piece that its statistics need, two steps before :meth:`take`."""
+        """Issue work that :meth:`open` needs.
+
+        The loop calls this method two steps before :meth:`take`.
+        """
 
     def open(self, number: int, piece: RowPiece) -> None:
-        """Compute those statistics of a piece that :meth:`take` needs, such as its maxima, one step before it."""
+        """Compute the statistics of a piece that :meth:`take` needs, for example maxima.
+
+        The loop calls this method one step before :meth:`take`.
+        """
 
     def take(self, number: int, piece: RowPiece) -> None:
-        """Compute the other statistics of a piece, one step after :meth:`open`."""
+        """Compute the remaining statistics of a piece, for example sums.
+
+        The loop calls this method one step after :meth:`open`.
+        """
 
     def combine(self, number: int, stage: int) -> None:
-        """Issue stage number ``stage``, from 0, of the work that combines the statistics of a batch's pieces."""
+        """Issue combining stage number ``stage``, counted from 0, of a batch."""
 
     def finish(self, number: int, piece: RowPiece) -> None:
-        """Compute the results of a piece, after the statistics of its batch are combined."""
+        """Compute the results of a piece, after the statistics of its batch have been combined."""
 
     def store(self, number: int, piece: RowPiece) -> None:
         """Issue the store of a piece's results to HBM."""
@@ -80,8 +92,9 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class _Due:
-    """Work that must not be issued before step number ``step``: a stage that combines the statistics of a batch, or the
-    results or the store of a piece.
+    """A stage that is issued in step number ``step`` or later.
+
+    ``piece`` is None for a combining stage, whose number is ``stage``.
     """
 
     step: int
@@ -91,8 +104,8 @@ class _Due:
 
 
 class _Run:
-    """The state of a loop: for each stage, the number of pieces for which it has been issued, and the work that waits
-    for a later step.
+    """The state of the loop: counts of the pieces for which each stage has been issued, and stages that wait for a
+    later step.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -121,7 +134,6 @@ class _Run:
             self.step += 1
 
     def _load(self) -> None:
-        """Issue loads of the next pieces, as far ahead as allowed and as long as their tiles are free."""
         while self.loaded < len(self.pieces) and self.loaded <= self.taken + LOADS_AHEAD:
             number, piece = self.pieces[self.loaded]
             if not self._is_free(number, piece):
@@ -176,9 +188,7 @@ class _Run:
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
     def _is_free(self, number: int, piece: RowPiece) -> bool:
-        """Return whether the tile of a piece is free: whether the results of the batch that used it before have been
-        stored there.
-        """
+        """Return whether the results of the earlier batch that used the tile of a piece have been stored."""
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
             return True
@@ -188,5 +198,8 @@ class _Run:
 
 
 def run(stages: Stages) -> None:
-    """Issue all stages of all batches, in steps: each computes the statistics of one piece, and finishes one piece."""
+    """Issue all stages of all batches, in steps.
+
+    A step computes the statistics of one piece and the results of another.
+    """
     _Run(stages).run()

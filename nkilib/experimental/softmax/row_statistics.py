@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The maximum and the sum of exponentials of each row of a batch, combined from those of its pieces and partitions.
+"""The maximum and the sum of exponentials of each row, combined from the maxima and sums of its pieces and partitions.
 
-For piece k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). With m = max over k of
-m_k,
+A batch is a set of rows that are in SBUF together, a piece the part of a batch that one instruction handles
+(:mod:`nkilib.core.rows.row_plan`). For piece k of a row x let m_k be the maximum of its elements and s_k the sum of
+exp(x - m_k). With m = max over k of m_k,
 
     d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m)
 
@@ -13,9 +14,10 @@ hold -m_k, which an activation takes as its ``bias``, clamped to the finite rang
 gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gives d = 0, from which NaN follows as in
 PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
-:class:`RowStatistics` issues the stages of the combination, :func:`num_stages` of them. :func:`negated_maximum`
-computes the maxima of pieces, also of rows that GpSimd has halved. :class:`Lines` combines the partitions of a
-row, which :func:`nkilib.core.rows.row_plan.on_line` brings side by side.
+The combination takes :func:`num_stages` stages, which :class:`RowStatistics` issues. :func:`negated_maximum` computes
+the maxima of pieces, also from the maxima of pairs of elements that GpSimd computed. :class:`Lines` combines the
+statistics of a row's partitions, after :func:`nkilib.core.rows.row_plan.on_line` has brought them side by side on one
+partition.
 """
 
 from __future__ import annotations
@@ -42,17 +44,18 @@ def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None
 
 @dataclass
 class Lines:
-    """The statistics of rows that lie on several partitions, brought to a single partition to be combined: float32 [1,
-    rows, parts] or [1, rows].
+    """The statistics of rows that lie on several partitions, on one partition where they are combined.
+
+    The tiles are float32, [1, rows, parts] or [1, rows]; the parts of a row are its elements on each of its partitions.
 
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
-        neg_max_psum, sums_psum: -m and d of each partition, for its part of a row.
-        weights_sbuf: exp(m of a partition - m of its row).
-        row_neg_max_sbuf: -m of rows.
-        divisor_sbuf: d of rows, and then log d or, for softmax, 1 / d.
-        back_psum: on the partitions of each row, [partitions, 1] each: -m and the divisor after :meth:`spread`, or the
-            factor of :meth:`spread_scale`; empty before.
+        neg_max_psum, sums_psum: -m and d of each part of a row.
+        weights_sbuf: exp(m of a part - m of its row).
+        row_neg_max_sbuf: -m of each row.
+        divisor_sbuf: d of each row; :meth:`divide` replaces d by log d, or for softmax by 1 / d.
+        back_psum: values that were copied back to the partitions of each row, each [partitions, 1]: -m and the divisor
+            after :meth:`spread`, the factor after :meth:`spread_scale`.
     """
 
     kind: Kind
@@ -65,26 +68,24 @@ class Lines:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
-        """Bring -m and d (see the module), each for a partition's part of a row, from all partitions, [partitions, 1],
-        to one partition.
-        """
+        """Move -m and d of each part of a row, [partitions, 1], from all partitions to one partition."""
         shape = (1, batch.lines, batch.plan.parts)
         neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
         row = (1, batch.lines)
         return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
 
     def take_distances(self) -> None:
-        """Compute -m of each row and, in the tile of the weights, the distances (m of a partition) - (m of its row)."""
+        """Compute -m of each row, and store (m of a part) - (m of its row) in ``weights_sbuf``."""
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
         nisa.tensor_tensor(dst=self.weights_sbuf, data1=broadcast_sbuf, data2=self.neg_max_psum, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """Compute the weights, exp of the distances, in their tile."""
+        """Replace the distances in ``weights_sbuf`` by their exponentials."""
         nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
 
     def sum_parts(self) -> None:
-        """Compute d of each row, the sum of the partitions' sums d times their weights."""
+        """Compute d of each row as the sum over the row's parts of (d of the part) times (weight of the part)."""
         products_sbuf = _float32(self.weights_sbuf.shape)
         nisa.tensor_tensor(dst=products_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
         nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=products_sbuf, axis=2)
@@ -99,9 +100,7 @@ class Lines:
         self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
 
     def spread_scale(self) -> None:
-        """Copy to each partition of a row its factor, exp(m of the partition - m of the row) times the divisor of the
-        row.
-        """
+        """Copy to each partition of a row the factor exp(m of the part - m of the row) times the divisor of the row."""
         _, rows, parts = self.weights_sbuf.shape
         scales_sbuf, divisor_sbuf = self.weights_sbuf, self.divisor_sbuf.expand_dim(2).broadcast(2, parts)
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
@@ -109,8 +108,9 @@ class Lines:
 
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
-    """Return the stages that combine the statistics of a batch, in the order of issue. Within a stage, only the Tensor
-    engine waits for another engine.
+    """Return the stages that combine the statistics of a batch, in the order of issue.
+
+    Within a stage, only the Tensor engine waits for another engine.
     """
     if plan.is_whole:
         return [RowStatistics.divide]
@@ -134,18 +134,18 @@ def num_stages(plan: RowPlan) -> int:
 
 @dataclass
 class RowStatistics:
-    """The statistics of the rows of a batch, float32; the module defines m_k, s_k, m and d.
+    """The statistics of the rows of a batch, float32; the head of the module defines m_k, s_k, m and d.
 
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
         batch: the batch of rows.
-        neg_max_sbuf: -m_k, then m_k - m, then its exponential, [partitions, rows per partition, pieces of a row]; at
-            last, where the exponentials of pieces are kept, their factors (:meth:`take_scales`).
-        sums_sbuf: s_k, then s_k * exp(m_k - m), of the same shape.
+        neg_max_sbuf: -m_k, [partitions, rows per partition, pieces of a row]; replaced by m_k - m, by exp(m_k - m) and,
+            where exponentials are kept, by exp(m_k - m) / d.
+        sums_sbuf: s_k, of the same shape; replaced by s_k * exp(m_k - m).
         row_neg_max_sbuf: -m, [partitions, rows per partition].
         divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
-        total_sbuf: d of the partition, [partitions, rows per partition].
-        lines: the statistics of rows on several partitions, while these are combined.
+        total_sbuf: the sum d over the columns in the partition, [partitions, rows per partition].
+        lines: the statistics of rows on several partitions, while :class:`Lines` combines them; else None.
     """
 
     kind: Kind
@@ -159,7 +159,7 @@ class RowStatistics:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> RowStatistics:
-        """Allocate the tiles for the statistics of a batch, without setting them."""
+        """Allocate the tiles for the statistics of a batch; nothing is computed yet."""
         rows = (batch.partitions, batch.rows_each)
         pieces = (*rows, batch.plan.pieces_per_row)
         neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
@@ -168,38 +168,39 @@ class RowStatistics:
         return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
 
     def neg_max_of(self, piece: RowPiece) -> nl.NkiTensor:
-        """Return the part of :attr:`neg_max_sbuf` for -m_k of a piece, [partitions, rows, 1]."""
+        """Return the view of :attr:`neg_max_sbuf` for a piece, [partitions, rows, 1]."""
         return self.neg_max_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sums_of(self, piece: RowPiece) -> nl.NkiTensor:
-        """Return the part of :attr:`sums_sbuf` for s_k of a piece, [partitions, rows, 1]."""
+        """Return the view of :attr:`sums_sbuf` for a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def combine(self, stage: int) -> None:
-        """Issue stage number ``stage``, from 0, of the stages that combine the statistics of the batch.
+        """Issue combining stage number ``stage``, counted from 0.
 
-        No engine has to wait for the results of another one if the stages are issued in different steps.
+        If each stage is issued in a step of its own, no engine waits for the results of another engine.
         """
         _stages(self.batch.plan)[stage](self)
 
     def divide(self) -> None:
-        """Compute the divisor of each row from its sum d of exponentials: log d for log-softmax, 1 / d for softmax."""
+        """Compute the divisor of each row: log d for log-softmax, 1 / d for softmax."""
         _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
     def take_distances(self) -> None:
-        """Compute -m of the rows in each partition, and replace -m_k by m_k - m; the module explains the symbols."""
+        """Compute -m of each row from its columns in the partition, and replace -m_k by m_k - m."""
         neg_max_sbuf = self.neg_max_sbuf
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
         nisa.tensor_tensor(dst=neg_max_sbuf, data1=broadcast_sbuf, data2=neg_max_sbuf, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """Replace m_k - m by exp(m_k - m); the module explains the symbols."""
+        """Replace m_k - m by exp(m_k - m)."""
         nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
 
     def sum_pieces(self) -> None:
-        """Compute d of the rows in each partition. For rows on several partitions, then bring d and -m to one partition
-        (:class:`Lines`).
+        """Compute d of each row from its columns in the partition.
+
+        For rows on several partitions, also move d and -m to one partition (:class:`Lines`).
         """
         nisa.tensor_tensor(dst=self.sums_sbuf, data1=self.sums_sbuf, data2=self.neg_max_sbuf, op=nl.multiply)
         nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.sums_sbuf, axis=2)
@@ -207,20 +208,20 @@ class RowStatistics:
             self.lines = Lines.make(self.kind, self.batch, self.row_neg_max_sbuf, self.total_sbuf)
 
     def with_lines(self, stage: Callable[[Lines], None]) -> None:
-        """Issue ``stage``, which combines the partitions of rows, on :attr:`lines`."""
+        """Apply a stage of :class:`Lines` to :attr:`lines`, if the rows lie on several partitions."""
         if self.lines is not None:
             stage(self.lines)
 
     def take_scales(self) -> None:
-        """Compute exp(m_k - m) / d of each piece, the factor of the exponentials exp(x - m_k) that are kept."""
+        """Compute exp(m_k - m) / d of each piece, which multiplies the kept exponentials exp(x - m_k)."""
         factor = self.divisor_sbuf if self.lines is None else self.lines.back_psum[0]
         scales_sbuf = self.neg_max_sbuf
         divisor_sbuf = factor.expand_dim(2).broadcast(2, scales_sbuf.shape[2])
         nisa.tensor_tensor(dst=scales_sbuf, data1=scales_sbuf, data2=divisor_sbuf, op=nl.multiply)
 
     def bring_back(self) -> None:
-        """Copy -m and the divisor of rows on several partitions to SBUF, from PSUM, where :meth:`Lines.spread` put
-        them.
+        """Copy -m and the divisor of rows on several partitions from PSUM, where :meth:`Lines.spread` put them, to
+        SBUF.
         """
         if self.lines is not None and self.lines.back_psum:
             neg_max_psum, divisor_psum = self.lines.back_psum
@@ -233,12 +234,13 @@ def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
 
 
 def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: nl.NkiTensor | None) -> None:
-    """Compute minus the maximum of each row of [partitions, rows, columns], into [partitions, rows, 1].
+    """Write minus the maximum of each row to ``dst_sbuf``.
 
     Args:
-        dst_sbuf: the destination.
-        x_sbuf: the rows.
-        halves_sbuf: the result of ``halved`` for the first of the rows; None if no row was halved.
+        dst_sbuf: the destination, [partitions, rows, 1].
+        x_sbuf: the rows, [partitions, rows, columns].
+        halves_sbuf: for the first rows, the maxima of pairs of elements that :func:`.halved` computed; None if there
+            are none.
     """
     of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
     if halves_sbuf is not None:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward along the last axis (:func:`forward_of_rows`): rows stay in SBUF until their statistics are known.
+"""Softmax and log-softmax along the last axis (:func:`forward_of_rows`): rows stay in SBUF between two passes over
+them.
 
-:func:`forward_plan` divides the rows; :mod:`.row_schedule` has the order in which the loop of a core is issued.
-
-With m the maximum of a row x, and d the sum of exp(x - m), the computation depends on the length and type of the row:
+A *batch* is a set of rows that are in SBUF together, a *piece* the part of a batch that one instruction handles
+(:mod:`nkilib.core.rows.row_plan`). :func:`forward_plan` divides the rows; :mod:`.row_schedule` orders the instructions.
+With m the maximum of a row x, m_k the maximum of piece k, and d the sum of exp(x - m), the computation depends on the
+length and type of the row:
 
 - log-softmax keeps x, and computes ``(x - m) - log d`` from it;
 - softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
-- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32, with the maximum m_k of a piece, and multiplies
-  it by exp(m_k - m) / d;
-- softmax of longer rows in float32, or of rows that leave no room for these, keeps x, and recomputes exp(x - m): Scalar
-  processes them twice;
-- tiny rows keep x - m, or its exponentials, in float32: an instruction processes many rows.
+- softmax of longer rows of a 16-bit type keeps exp(x - m_k) in float32, and multiplies it by exp(m_k - m) / d;
+- softmax of longer rows in float32, or of rows for which no exponentials fit, keeps x, and computes exp(x - m) twice;
+- tiny rows keep x - m, or exp(x - m), in float32, so that one instruction processes many rows.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
-    """Return whether the first pass keeps x - m or exp(x - m) in float32 for the second pass; m is the maximum of a row
-    x.
-    """
+    """Return whether the first pass keeps x - m or exp(x - m) of whole rows in float32 for the second pass."""
     return (
         plan.is_whole
         and plan.kept_pieces == 0
@@ -85,8 +83,14 @@ def forward_plan(
     chunk_size: int | None,
     least_parts: int | None = None,
 ) -> RowPlan:
-    """Return the plan by which the forward divides rows; :func:`.row_plan.row_plan` explains ``chunk_size`` and
-    ``least_parts``.
+    """Return the plan by which the forward divides rows of ``row_size`` elements.
+
+    Args:
+        row_size: C, the number of elements of a row.
+        kind: softmax or log-softmax.
+        x_dtype, y_dtype: the types of the input and of the result.
+        chunk_size: the kernel's argument: the maximum number of elements of a piece; None for no request.
+        least_parts: the kernel's argument ``partitions_per_row``: the minimum number of partitions of a row.
     """
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
@@ -109,16 +113,17 @@ def forward_plan(
 def _with_row_scalar(
     dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scalars_sbuf: nl.NkiTensor, op: Operator, share: float
 ) -> None:
-    """Compute ``data <op> scalar``, with one scalar for each row, for many rows in an instruction. Vector and GpSimd
-    share the rows, and round alike.
+    """Compute ``data <op> scalar`` with one scalar per row, for many rows in an instruction.
+
+    GpSimd processes the share ``share`` of the rows and Vector the others; both round alike. Vector reads the scalars
+    from PSUM, because an instruction with two operands in SBUF takes longer.
 
     Args:
         dst_sbuf: the destination, of the shape of the data.
         data_sbuf: the data, [partitions, rows, columns].
-        scalars_sbuf: the number of each row, float32 [partitions, rows]. Vector reads its share of them from PSUM,
-            because it takes longer with two tiles in SBUF.
-        op: the operator on the elements.
-        share: the share of the rows that GpSimd processes.
+        scalars_sbuf: the scalar of each row, float32 [partitions, rows].
+        op: the operator.
+        share: the share of GpSimd, from 0 to 1.
     """
     partitions, rows, columns = data_sbuf.shape
     split = int(rows * share)
@@ -138,25 +143,26 @@ def _with_row_scalar(
 
 @dataclass
 class _Forward:
-    """The stages (:class:`.row_schedule.Stages`) of a core's forward loop, with its tiles.
+    """The stages (:class:`.row_schedule.Stages`) of a core's forward loop, and its tiles. "In flight" means started and
+    not finished.
 
     Attributes:
         matrices: pairs of x and y.
         kind: softmax or log-softmax.
         plan: the plan of the rows.
         batches: the batches of the core.
-        x_buffers_sbuf: tiles for x, and for results of its type.
-        kept_buffers_sbuf: tiles for values that are kept in float32; the tiles of x if x is float32; empty if nothing
-            is kept.
+        x_buffers_sbuf: tiles for x; results may overwrite x if the types are equal.
+        kept_buffers_sbuf: tiles for values that are kept in float32; the tiles of x if x is float32; empty if no such
+            values are kept.
         kept: tiles for exponentials of pieces, exp(x - m_k), that are kept in float32 beside x.
-        results: tiles for results whose type is that of no tile that stays on chip.
-        junk: tiles for exponentials of which only the sums are used.
-        halves: tiles for the results of ``halved``.
+        results: tiles for results whose type differs from that of x and of the kept values.
+        junk: tiles for exponentials that are not used, of instructions whose sums are used.
+        halves: tiles for the maxima of pairs of elements (:func:`.halved`).
         exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite float32 number, [128, 1].
         statistics: the statistics of the batches in flight, by the number of the batch.
-        kept_sbuf: the exponentials of pieces that are not finished, in tiles of ``kept``.
-        halved_sbuf: the results of ``halved`` for pieces whose maxima are not computed yet.
+        kept_sbuf: the exponentials of pieces in flight, in tiles of ``kept``.
+        halved_sbuf: the maxima of pairs of elements, for pieces whose maxima are not computed yet.
         results_sbuf: the results of pieces that are not stored yet.
     """
 
@@ -233,7 +239,7 @@ class _Forward:
         return False
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Do nothing: the forward loads nothing for the second pass."""
+        """Do nothing: the second pass of the forward needs no more data."""
 
     def prepare(self, number: int, piece: RowPiece) -> None:
         rows = self._halved_rows(piece)
@@ -324,9 +330,6 @@ class _Forward:
         _with_row_scalar(result_sbuf, kept_sbuf, divisor_sbuf, op, share)
 
     def _multiply(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor) -> None:
-        """Multiply kept exponentials by 1 / d; Scalar computes some of the elements and Vector the others, and both
-        round alike.
-        """
         for row in range(kept_sbuf.shape[1]):
             split = int(kept_sbuf.shape[2] * _SCALAR_SHARE)
             scale_sbuf = divisor_sbuf[:, row : row + 1]
@@ -338,9 +341,6 @@ class _Forward:
             )
 
     def _scale(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, scale_sbuf: nl.NkiTensor) -> None:
-        """Multiply the exponentials of a piece by the piece's factor; GpSimd, Scalar and Vector share the elements, and
-        round alike.
-        """
         columns = kept_sbuf.shape[2]
         of_gpsimd, of_scalar = _KEPT_SHARES
         first, second = int(columns * of_gpsimd), int(columns * (of_gpsimd + of_scalar))
@@ -391,9 +391,6 @@ class _Forward:
         self.batches[number].store(y_hbm, piece, self.results_sbuf.pop((number, piece)))
 
     def _halved_rows(self, piece: RowPiece) -> int:
-        """Return for how many rows of a piece GpSimd computes the maxima of pairs (:func:`.halved`) before Vector
-        computes the maximum.
-        """
         if self.plan.is_tiny:
             return 0
         if self.plan.is_short or self.kind is Kind.SOFTMAX or self.plan.parts > 1:
@@ -401,11 +398,9 @@ class _Forward:
         return piece.rows // 2 if self.plan.pieces_per_row == 1 else piece.column % 2
 
     def _x(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return the input x of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.x_buffers_sbuf, number, piece)
 
     def _kept(self, number: int, piece: RowPiece) -> nl.NkiTensor | None:
-        """Return the values of a piece that are kept in float32 for the second pass; None if none are."""
         return self._of_piece(self.kept_buffers_sbuf, number, piece) if self.kept_buffers_sbuf else None
 
     def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: RowPiece) -> nl.NkiTensor:
@@ -424,13 +419,13 @@ class _Forward:
 
 
 def forward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None, least_parts: int | None) -> None:
-    """Compute the results of the rows of this core.
+    """Compute softmax or log-softmax of the rows that this core processes.
 
     Args:
         matrices: pairs of x and y, [O, C, 1], of one shape.
         kind: softmax or log-softmax.
-        chunk_size: the argument of the kernel.
-        least_parts: the argument ``partitions_per_row`` of the kernel.
+        chunk_size: the kernel's argument.
+        least_parts: the kernel's argument ``partitions_per_row``.
     """
     matrices = [pair.squeezed() for pair in matrices]
     x_hbm, y_hbm = matrices[0].tensors

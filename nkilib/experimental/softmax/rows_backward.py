@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along the last axis (:func:`backward_of_rows`), from the saved output y: the gradient dy of y stays in
-SBUF between its sum and the result dx.
+"""The gradient of softmax along the last axis (:func:`backward_of_rows`), from the saved output y and its gradient dy.
 
-- log-softmax: dx = dy - exp(y) * s with s = sum(dy); y is loaded when s is there.
-- softmax: dx = (dy - s) * y with s = sum(dy * y); y stays on chip too.
+dx is the result, and s a sum over a row. dy stays in SBUF from the first pass, which computes s, to the second, which
+computes dx:
 
-:func:`backward_plan` divides the rows, :class:`BatchSums` has s; :mod:`.row_schedule` has the order in which the loop
-of a core is issued.
+- log-softmax: dx = dy - exp(y) * s with s = sum(dy); y is loaded for the second pass only;
+- softmax: dx = (dy - s) * y with s = sum(dy * y); y stays in SBUF too.
+
+A *batch* is a set of rows that are in SBUF together, a *piece* the part of a batch that one instruction handles, and
+the *parts* of a row are its elements on each of its partitions (:mod:`nkilib.core.rows.row_plan`).
+:func:`backward_plan` divides the rows, :class:`BatchSums` computes s, and :mod:`.row_schedule` orders the instructions.
 """
 
 from __future__ import annotations
@@ -46,12 +49,14 @@ _WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
 
 
 def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
-    """Return whether results need tiles of their own, because no tile that stays on chip has their type."""
+    """Return whether dx needs tiles of its own, because its type differs from that of every tile that may be
+    overwritten.
+    """
     return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
 
 
 def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
-    """Return the bytes that the backward keeps for rows of dy, y and dx of these types."""
+    """Return the bytes per element that the backward keeps on chip, for the types of dy, y and dx."""
     of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
     scratch = _JUNK_BYTES + _PRODUCTS * FLOAT32_BYTES
     scratch += _RESULTS * of_grad_x if _has_results(kind, dtypes) else 0
@@ -65,8 +70,14 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
 def backward_plan(
     row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, least_parts: int | None = None
 ) -> RowPlan:
-    """Return the plan by which the backward divides rows; :func:`.row_plan.row_plan` explains ``chunk_size`` and
-    ``least_parts``.
+    """Return the plan by which the backward divides rows of ``row_size`` elements.
+
+    Args:
+        row_size: C, the number of elements of a row.
+        kind: softmax or log-softmax.
+        dtypes: the types of dy, y and dx.
+        chunk_size: the kernel's argument: the maximum number of elements of a piece; None for no request.
+        least_parts: the kernel's argument ``partitions_per_row``: the minimum number of partitions of a row.
     """
     streams = backward_streams(kind, dtypes)
     is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
@@ -77,15 +88,16 @@ def backward_plan(
 
 @dataclass
 class BatchSums:
-    """The sums s (see the module) of the rows of a batch, float32.
+    """The sums s (see the head of the module) of the rows of a batch, float32.
 
     Attributes:
         batch: the batch of rows.
         sums_sbuf: the sums of pieces, [partitions, rows per partition, pieces of a row].
         row_sum_sbuf: the sums of rows, [partitions, rows per partition]; negated for log-softmax.
         negates: whether the sums of rows are negated.
-        line_psum: the sums of all partitions on one partition, while the partitions of each row are combined.
-        back_psum: the sums of rows, back on the partitions of each row, until they are copied to SBUF.
+        line_psum: the sums of all partitions, side by side on one partition, to be added up for rows on several
+            partitions.
+        back_psum: the sums of rows on several partitions, copied back to each partition of the row.
     """
 
     batch: RowBatch
@@ -97,26 +109,30 @@ class BatchSums:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> BatchSums:
-        """Allocate the tiles for the sums of a batch, without setting them."""
+        """Allocate the tiles for the sums of a batch; nothing is computed yet."""
         rows = (batch.partitions, batch.rows_each)
         sums_sbuf = nl.ndarray((*rows, batch.plan.pieces_per_row), dtype=nl.float32, buffer=nl.sbuf)
         row_sum_sbuf = nl.ndarray(rows, dtype=nl.float32, buffer=nl.sbuf)
         return cls(batch, sums_sbuf, row_sum_sbuf, kind is Kind.LOG_SOFTMAX)
 
     def of_piece(self, piece: RowPiece) -> nl.NkiTensor:
-        """Return the part of :attr:`sums_sbuf` for the sums of a piece, [partitions, rows, 1]."""
+        """Return the view of :attr:`sums_sbuf` for a piece's sums, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sum_pieces(self) -> None:
-        """Add up the sums of the pieces of each row. For rows on several partitions, the result is the sum of each
-        partition's part; all of them are brought to one partition.
+        """Add up the sums of the pieces of each row.
+
+        For rows on several partitions, also move the sums of all partitions to one partition.
         """
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
         if self.batch.plan.parts > 1:
             self.line_psum = on_line(self.row_sum_sbuf)
 
     def sum_parts(self) -> None:
-        """Add up the parts of rows on several partitions, and copy each row's sum back to all partitions of the row."""
+        """Add up the sums of each row's parts, and copy the result back to the row's partitions.
+
+        For rows on one partition, do nothing.
+        """
         if self.line_psum is None:
             return
         lines, parts = self.batch.lines, self.batch.plan.parts
@@ -125,7 +141,7 @@ class BatchSums:
         self.back_psum = off_line(line_sbuf, parts)
 
     def bring_back(self) -> None:
-        """Copy the sums of rows on several partitions to SBUF, from PSUM, where :meth:`sum_parts` left them."""
+        """Copy the results of :meth:`sum_parts` from PSUM to :attr:`row_sum_sbuf`."""
         if self.back_psum is not None:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
@@ -138,22 +154,24 @@ def _stages(plan: RowPlan) -> list[Callable[[BatchSums], None]]:
 
 @dataclass
 class _Backward:
-    """The stages (:class:`.row_schedule.Stages`) of a core's backward loop, with its tiles.
+    """The stages (:class:`.row_schedule.Stages`) of a core's backward loop, and its tiles.
+
+    "In flight" means started and not finished.
 
     Attributes:
         matrices: triples of dy, y and dx.
         kind: softmax or log-softmax.
         plan: the plan of the rows.
         batches: the batches of the core.
-        grad_buffers_sbuf: tiles for dy, and for results of its type.
+        grad_buffers_sbuf: tiles for dy; dx may overwrite dy if the types are equal.
         output_buffers_sbuf: tiles for y of softmax; empty for log-softmax.
         outputs: tiles for pieces of y of log-softmax.
         products: tiles for dy * y, or exp(y), in float32.
         halves: tiles for sums of pairs of elements of short rows, in float32.
-        junk: tiles for copies of which only the sums are used.
-        results: tiles for results whose type is neither that of dy nor that of y.
+        junk: tiles for outputs that are not used, of instructions whose sums are used.
+        results: tiles for dx whose type is neither that of dy nor that of y.
         sums: the sums of the batches in flight, by the number of the batch.
-        products_sbuf, outputs_sbuf, results_sbuf: the tiles of pieces in flight.
+        products_sbuf, outputs_sbuf, results_sbuf: the tiles of pieces in flight, by batch number and piece.
     """
 
     matrices: list[Matrices]
@@ -208,7 +226,7 @@ class _Backward:
 
     @property
     def loads_again(self) -> bool:
-        """Whether y is loaded for the second pass only: for log-softmax, whose first pass does not need y."""
+        """Whether y is loaded for the second pass only: true for log-softmax, whose first pass does not need y."""
         return self.kind is Kind.LOG_SOFTMAX
 
     def load(self, number: int, piece: RowPiece) -> None:
@@ -219,14 +237,13 @@ class _Backward:
             batch.load(output_hbm, piece, self._output(number, piece), 0.0)
 
     def load_again(self, number: int, piece: RowPiece) -> None:
-        """Issue the load of y, the saved output, of a piece, for the second pass of log-softmax."""
         batch = self.batches[number]
         output_sbuf = self.outputs.next_shaped((batch.partitions, piece.rows, piece.columns))
         batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)
         self.outputs_sbuf[number, piece] = output_sbuf
 
     def prepare(self, number: int, piece: RowPiece) -> None:
-        """Do nothing: no statistics of the backward need work before them."""
+        """Do nothing: the statistics of the backward need no preparation."""
 
     def open(self, number: int, piece: RowPiece) -> None:
         if number not in self.sums:
@@ -247,15 +264,9 @@ class _Backward:
         self.products_sbuf[number, piece] = products_sbuf
 
     def _sums_partly(self, piece: RowPiece) -> bool:
-        """Return whether GpSimd computes partial sums of a piece (:meth:`_partial_sums`), which leaves less work to
-        Vector; it does for short rows with an even number of columns.
-        """
         return self.plan.is_short and piece.columns % 2 == 0
 
     def _partial_sums(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Compute on GpSimd the sums of pairs of elements of each row, or of four elements if the number of columns is
-        a multiple of four.
-        """
         partitions, rows, columns = grad_sbuf.shape
         half = columns // 2
         halves_sbuf = self.halves.next_shaped((partitions, rows, half))
@@ -329,11 +340,9 @@ class _Backward:
         self.batches[number].store(grad_x_hbm, piece, self.results_sbuf.pop((number, piece)))
 
     def _grad(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return dy, the gradient of the output, of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.grad_buffers_sbuf, number, piece)
 
     def _output(self, number: int, piece: RowPiece) -> nl.NkiTensor:
-        """Return y, the saved output, of a piece on chip."""
         if self.kind is Kind.LOG_SOFTMAX:
             return self.outputs_sbuf[number, piece]
         return self._of_piece(self.output_buffers_sbuf, number, piece)
@@ -352,13 +361,13 @@ class _Backward:
 
 
 def backward_of_rows(matrices: list[Matrices], kind: Kind, chunk_size: int | None, least_parts: int | None) -> None:
-    """Compute the gradient of the rows of this core.
+    """Compute the gradients dx of the rows that this core processes.
 
     Args:
         matrices: triples of dy, y and dx, [O, C, 1], of one shape; dx may be dy.
         kind: softmax or log-softmax.
-        chunk_size: the argument of the kernel.
-        least_parts: the argument ``partitions_per_row`` of the kernel.
+        chunk_size: the kernel's argument.
+        least_parts: the kernel's argument ``partitions_per_row``.
     """
     matrices = [triple.squeezed() for triple in matrices]
     grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors of a launch: views of them around an axis as [O, C, I], their types, and the mode of the softmax.
+"""The tensors of a softmax launch: views [O, C, I] around an axis, element types, and the softmax mode.
 
-:func:`around_axis` makes the views (:class:`Matrices`); :class:`Kind` is the mode, softmax or log-softmax, and
+:func:`around_axis` makes the views (:class:`Matrices`); :class:`Kind` is the mode, softmax or log-softmax;
 :class:`BackwardTypes` has the types of the backward.
 
-The tensors have one shape, and any layout. C elements lie along the axis, I inside and O outside of it: after and
-before it in dense tensors. For other views the strides decide which dimensions are inside. Dimensions are merged where
-they are contiguous to each other in all tensors; where some are not, there are several parts, which a kernel processes
-one after the other.
+All tensors of a launch have one shape; their strides may differ. C is the size of the axis. I is the number of elements
+per index of the axis that lie inside it (smaller strides), and O the number outside it (larger strides). Dimensions are
+merged into O or I where they are contiguous in all tensors. Each index of the dimensions that cannot be merged gives
+one *part*; a kernel processes the parts one after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 class BackwardTypes(NamedTuple):
-    """The element types of the backward's tensors: ``grad`` of dy, ``output`` of y and ``grad_x`` of dx."""
+    """The element types of the backward's tensors: ``grad`` is that of dy, ``output`` of y and ``grad_x`` of dx."""
 
     grad: nl.DType
     output: nl.DType
@@ -40,19 +40,17 @@ class BackwardTypes(NamedTuple):
 
 @dataclass(frozen=True)
 class Matrices:
-    """Views [O, C, I] of the same part of several tensors; all have one shape."""
+    """Views [O, C, I] of the same part of several tensors, all of one shape."""
 
     tensors: tuple[nl.NkiTensor, ...]
 
     def squeezed(self) -> Matrices:
-        """Return the views with the shape [O, C], without the last dimension of [O, C, 1]."""
+        """Return the views as [O, C], for views with I = 1."""
         return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
 
 
 def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
-    """Return the dimensions that lie outside of the axis and those that lie inside of it, each with the largest strides
-    first.
-    """
+    """Return the dimensions outside the axis and those inside it, each list with the largest strides first."""
     outer, inner = [], []
     for dim, size in enumerate(tensors[0].shape):
         if dim == axis or size == 1:
@@ -73,9 +71,7 @@ def _follow(tensor_hbm: nl.NkiTensor, dim: int, next_dim: int) -> bool:
 
 
 def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
-    """Return, among runs of dimensions that are contiguous to each other in every tensor, the run with the most
-    elements.
-    """
+    """Return the run of mergeable dimensions (contiguous in every tensor) that has the most elements."""
     runs: list[list[int]] = []
     for dim in dims:
         if runs and all(_follow(tensor_hbm, runs[-1][-1], dim) for tensor_hbm in tensors):
@@ -87,9 +83,7 @@ def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
 
 
 def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
-    """Return the view of a tensor with only the dimensions ``kept``, in their order; ``index`` selects one index in
-    each of the dimensions ``left``.
-    """
+    """Return a view of the dimensions ``kept``, in this order, at position ``index`` of the dimensions ``left``."""
     for dim, position in sorted(zip(left, index, strict=True), reverse=True):
         tensor_hbm = tensor_hbm.select(dim, position)
     remaining = sorted(kept)
@@ -97,8 +91,11 @@ def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kep
 
 
 def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
-    """Divide tensors of one shape into the parts that the module describes, and return views [O, C, I] of each part;
-    all parts have the same shape.
+    """Return the views [O, C, I] of every part of the tensors; all parts have the same shape.
+
+    Args:
+        tensors: tensors of one shape.
+        axis: the axis of the softmax, not negative.
     """
     outer, inner = _sides(tensors, axis)
     kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)

@@ -41,7 +41,8 @@ class SoftmaxTiling(NamedTuple):
     Attributes:
         chunk_size: the maximum number of elements per partition that an instruction processes; None means the number
             that is modelled to be fastest.
-        partitions_per_row: the fewest partitions that a row along the last axis lies on; None means as few as hold it.
+        partitions_per_row: the minimum number of partitions that hold a row along the last axis; None means as few as
+            can hold the row.
     """
 
     chunk_size: int | None = None
@@ -51,17 +52,16 @@ class SoftmaxTiling(NamedTuple):
 def choose_softmax_tiling(
     shape: Sequence[int], axis: int, dtype: Any, direction: str, *, kind: Kind = Kind.SOFTMAX
 ) -> SoftmaxTiling:
-    """Return the tiling for tensors of one type that is modelled to be fastest: the default of the kernels, except for
-    few rows.
+    """Return the tiling that is modelled to be fastest, for tensors of one type.
 
-    The rounding of results depends on the tiling, and that on the type, the size of the axis, and whether the sizes
-    after the axis hold more than one element. If they and the axis do, the result is ``SoftmaxTiling()``: the kernel
-    then chooses the tiling of its columns itself.
+    For columns, that is if the dimensions after the axis have more than one element, the result is ``SoftmaxTiling()``:
+    the kernel then chooses the tiling itself. For rows, the result differs from the kernel's default if there are few
+    rows: if the rows of a core (of two) would leave partitions idle, each row is spread over 2, 4, ... or 128
+    partitions. At least 192 elements of a row stay on each partition, all rows of the core fit at once, and rows have
+    at least 2,048 elements in a forward and 1,000 in a backward.
 
-    Otherwise it also depends on the number of rows, where these are few: a core, one of two, whose rows would leave
-    partitions idle spreads each over 2, 4, ... or 128 of them, as many as hold all its rows at once and have at least
-    192 elements each. Rows of a forward have at least 2,048 elements then, rows of a backward at least 1,000. Pass
-    ``partitions_per_row=None`` for bits that do not depend on the number of rows.
+    The rounding of results depends on the tiling, and so on the type, the size of the axis and the number of rows. Pass
+    ``partitions_per_row=None`` to the kernel for results whose bits do not depend on the number of rows.
 
     Example::
 
@@ -102,9 +102,7 @@ def choose_softmax_tiling(
 
 @lru_cache(maxsize=1024)
 def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, limits: PlanLimits) -> SoftmaxTiling:
-    """Return the tiling of rows along the last axis. ``limits`` are the limits of SBUF in force, which only serve as a
-    part of the cache's key.
-    """
+    """Return the tiling of rows along the last axis; ``limits`` only completes the key of the cache."""
     element = _TYPES[name]
 
     def plan(parts: int | None) -> RowPlan:
@@ -119,9 +117,7 @@ def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, lim
 
 
 def _parts_of_few(rows: int, row_size: int, direction: str) -> int:
-    """Return the number of partitions over which each of few rows is spread, so that each core has one batch; 1 if
-    spreading costs more time, mostly to combine the parts, than it saves.
-    """
+    """Return the number of partitions over which each row is spread; 1 for rows that are not few or too short."""
     if row_size < _LEAST_SPREAD_ROW[direction]:
         return 1
     parts, share = 1, div_ceil(rows, _CORES)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of cross-entropy on one core (:func:`backward_of_core`): a gradient with one exponential per logit,
-corrected at the targets.
+"""The gradient of cross-entropy on one core (:func:`backward_of_core`), with one exponential per logit.
 
-The gradient at the targets is computed separately and scattered. The coefficients of a batch, small tiles with one
-number per position, are computed while the previous batch streams (:class:`_Preparation`).
+Chunks of logits are replaced by their gradients and stored. The gradient at the targets is computed separately, and
+scattered over the stored values. The coefficients of a batch (:mod:`.coefficients`), tiles with one value per position,
+are computed while the batch before is processed (:class:`_Preparation`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from nkilib.nki import nisa, nl
 
 
 class _Preparation(Protocol):
-    """A source of the coefficients of batches. :meth:`prepared` must be called for the batches in their order."""
+    """A source of the coefficients of batches. :meth:`prepared` must be called for the batches in order."""
 
     def prepared(self, number: int, batch: Batch) -> Coefficients:
-        """Return the coefficients of the core's batch with this number."""
+        """Return the coefficients of ``batch``, which has index ``number`` among the batches of the core."""
 
 
 def _entropy_coefficients(
@@ -66,7 +66,7 @@ def _entropy_coefficients(
 
 @dataclass(frozen=True)
 class _Uniform:
-    """The source of coefficients for losses that all have the same upstream gradient."""
+    """The source of coefficients if all losses have the same upstream gradient."""
 
     upstream: UniformUpstream
     finder: TargetFinder
@@ -105,8 +105,8 @@ class _OfProbabilities:
 class _OfClasses:
     """The source of coefficients for targets that are classes.
 
-    The sum of all class weights is a number, or float32 [rows, 1] if the kernel has summed them
-    (``weight_sum_sbuf``).
+    The sum of all class weights is the number ``weight_sum``, or ``weight_sum_sbuf``, float32 [rows, 1], if the kernel
+    has computed the sum.
     """
 
     launch: Launch
@@ -161,9 +161,7 @@ class _OfClasses:
 
 
 def _preparation(launch: Launch, options: Options, upstream: Upstream, factors: ClassFactors) -> _Preparation:
-    """Return the source of coefficients for a launch, after computing the constants that all batches of the core
-    share.
-    """
+    """Return the source of coefficients for a launch; constants that all batches share are computed here."""
     batch = factors.batches[0]
     if isinstance(upstream, PositionUpstream) and options.has_probabilities:
         return _OfProbabilities(launch, options, upstream, factors)
@@ -190,7 +188,7 @@ class _GatheredTarget:
     Attributes:
         coefficients: the coefficients of the batch.
         logit_sbuf: the gathered logits, [rows, 1].
-        gather: the DMA instruction that fetches them.
+        gather: the DMA instruction of the gather.
     """
 
     coefficients: UniformCoefficients | TargetCoefficients
@@ -200,7 +198,7 @@ class _GatheredTarget:
 
 @dataclass
 class _BatchState:
-    """A batch while its chunks are processed, until the gradient at its targets is scattered.
+    """A batch that is being processed, until the gradient at its targets is scattered.
 
     Attributes:
         batch: the positions of the batch.
@@ -217,17 +215,17 @@ class _BatchState:
 
 @dataclass(frozen=True)
 class _Backward:
-    """The state that all chunks of the backward share.
+    """The loop of a core over its chunks.
 
     Attributes:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
         factors: the stream of class weights and class probabilities.
-        exponentials, squares: scratch tiles for exponentials, and for the tangents tanh(x / c) of a cap c and
-            their squares.
-        pieces: PSUM buffers for exponentials of pieces of a chunk, used for the gradient of the entropy; None
-            without that.
-        preparation: the object that computes the coefficients of a batch.
+        exponentials, squares: scratch tiles for exponentials, and for the tangents tanh(x / c) of a cap c and their
+            squares.
+        pieces: PSUM buffers for exponentials, each for a piece of a chunk, for the gradient of the entropy; None
+            without that gradient.
+        preparation: computes the coefficients of a batch.
     """
 
     launch: Launch
@@ -252,10 +250,10 @@ class _Backward:
         return cls(launch, options, logits, factors, of_exponentials, squares, pieces, preparation)
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Process all chunks.
+        """Process all chunks, and store their gradients.
 
-        The coefficients of a batch are computed during the first chunk of the previous batch; if class
-        probabilities are summed for them, during its last chunk.
+        The coefficients of a batch are computed during the first chunk of the batch before, or during the last chunk if
+        the kernel sums class probabilities.
         """
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
@@ -295,7 +293,7 @@ class _Backward:
             self._scatter(previous, grad_logits_hbm)
 
     def _take_gradient(self, coefficients: Coefficients, chunk: Chunk[Batch], chunk_sbuf: nl.NkiTensor) -> None:
-        """Replace a chunk of logits by its gradient, which is computed in float32 and rounded once when written."""
+        """Replace a chunk of logits by its gradient, computed in float32 and rounded once."""
         if isinstance(coefficients, UniformCoefficients):
             nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
             return
@@ -330,7 +328,7 @@ class _Backward:
         return _GatheredTarget(coefficients, logit_sbuf, nisa.dma_copy(dst=logit_sbuf, src=elements_hbm))
 
     def _scatter(self, state: _BatchState, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Scatter the gradient at the targets of a batch over the values that the batch's stores have written."""
+        """Scatter the gradient at the targets of a batch over the values that the batch has stored."""
         if state.target is None:
             return
         coefficients = state.target.coefficients
@@ -342,10 +340,10 @@ class _Backward:
 
 
 def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inplace: bool) -> nl.NkiTensor:
-    """Compute the gradient, [N, V], at this core's positions and write it over the logits or into a new tensor.
+    """Compute the gradient of this core's positions, in place or in a new tensor.
 
     Returns:
-        The logits if ``inplace``, else a new tensor of the launch's ``dtype``.
+        The gradient of all positions, [N, V]: the logits if ``inplace``, else a new tensor of the launch's ``dtype``.
     """
     grad_logits_hbm = launch.logits_hbm
     if not inplace:

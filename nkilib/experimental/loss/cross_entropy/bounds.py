@@ -4,20 +4,19 @@
 """The accepted errors of the cross-entropy kernels relative to the float64 reference, and the measurement of their
 errors.
 
-The ``..._UNITS`` are factors in the bounds; :func:`bfloat16_allowance` and :func:`float16_allowance`, of
-``BFLOAT16_ULPS``, are what rounding to a type may add. Plain kernels have :func:`forward_bounds` and
-:func:`gradient_bound`. Errors are measured by :func:`error_over_bound`, after :func:`in_range`, and of whole results by
-:func:`forward_error_over_bound` and :func:`gradient_error_over_bound`. Extended kernels have
-:func:`extended_forward_bounds` and :func:`extended_gradient_bound`, whose terms of the softmax
-:func:`coefficient_sizes` adds up. Other losses use ``FORWARD_UNITS``, ``CAP_UNITS`` and :func:`coefficient_sizes` too.
+The bounds of plain kernels are :func:`forward_bounds` and :func:`gradient_bound`, of extended kernels
+:func:`extended_forward_bounds` and :func:`extended_gradient_bound`. The constants ``..._UNITS`` are their factors;
+:func:`bfloat16_allowance` and :func:`float16_allowance` are the errors that rounding to a type may add.
+:func:`error_over_bound`, :func:`forward_error_over_bound` and :func:`gradient_error_over_bound` measure errors relative
+to the bounds.
 
 Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
 of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
 starts from the same rounded logits and, in the backward, from the same log-sum-exp.
 
-They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: its error is at
-most 1.8 u (2.54 units of the last place), whichever instructions the CPU has (:mod:`nkilib.core.host.error_bounds`).
-Hardware sums and evaluates ``exp`` in its own way: whether it stays within these bounds was never measured.
+The bounds hold for the simulator, where numpy sums a row pairwise. 2.6 u are allowed for float32 ``exp``: numpy's has
+an error of at most 1.8 u (2.54 units of the last place) on any CPU (:mod:`nkilib.core.host.error_bounds`). Hardware
+sums and evaluates ``exp`` in its own way: whether the hardware's errors stay within these bounds was never measured.
 """
 
 from __future__ import annotations
@@ -64,19 +63,17 @@ _FLOAT64_EXPONENT_MASK = np.int64(0x7FF0_0000_0000_0000)
 
 
 def _power_of_two(exact: Float64Array, least: float) -> Float64Array:
-    r"""Return the largest power of two not above the absolute value of ``exact``, and at least ``least``."""
     exponent_only = np.ascontiguousarray(exact, np.float64).view(np.int64) & _FLOAT64_EXPONENT_MASK
     return np.maximum(exponent_only.view(np.float64), least)
 
 
 def bfloat16_allowance(exact: Float64Array) -> Float64Array:
-    """Return 0.51 ulp of bfloat16 at ``exact``: the error that rounding to bfloat16 may add.
-
-    The allowance is not finite where ``exact`` is not.
+    """Return 0.51 ulp of bfloat16 at ``exact``: the error that rounding to bfloat16 may add; not finite where ``exact``
+    is not.
 
     Rounding to nearest costs half an ulp of its input. The input is not ``exact`` but lies within the float32 bound of
-    it, possibly above the next power of two, where the ulp doubles; the rounded value is then that power or close to
-    it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
+    ``exact``, possibly above the next power of two, where the ulp doubles; the rounded value is then that power or
+    close to it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
     """
     return _power_of_two(exact, SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_BFLOAT16_FRACTION_BITS)
 
@@ -91,12 +88,12 @@ _ALLOWANCES = {np.dtype(ml_dtypes.bfloat16): bfloat16_allowance, np.dtype(np.flo
 
 
 def _rounding_allowance(exact: Float64Array, rounded: set[np.dtype[Any]]) -> Float64Array | float:
-    """Return the error that rounding to each of the types in ``rounded`` may add."""
     return sum((_ALLOWANCES[dtype](exact) for dtype in rounded if dtype in _ALLOWANCES), 0.0)
 
 
 def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -> tuple[Float64Array, Float64Array]:
-    """Return the largest accepted errors of loss and log-sum-exp, [N] each. The module explains u, m, d and p.
+    """Return the largest accepted errors of loss and log-sum-exp, [N] each. The head of the module defines u, m, d and
+    p.
 
     For float32 results::
 
@@ -179,8 +176,9 @@ def gradient_bound(
 
 
 def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Return ``exact``; if ``dtype`` is float16, numbers of a magnitude from 65520 on, beyond its range, become
-    infinite.
+    """Return ``exact``, with infinity in place of values beyond the range of float16 (magnitudes from 65520 on).
+
+    For another ``dtype`` than float16, return ``exact`` itself.
     """
     if as_numpy_dtype(dtype) != np.dtype(np.float16):
         return exact
@@ -188,9 +186,9 @@ def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
 
 
 def error_over_bound(actual: npt.NDArray[Any], exact: Float64Array, bound: Float64Array) -> Float64Array:
-    """Return |actual - exact| / bound, elementwise; a ratio of at most 1 is within the bound.
+    """Return |actual - exact| / bound, elementwise; an element of at most 1 is within the bound.
 
-    Where one of the two is not finite, the ratio is 0 if both are of the same class (+inf, -inf, NaN) and inf if not.
+    Where ``actual`` or ``exact`` is not finite, the element is 0 if both are +inf, both -inf or both NaN, else inf.
 
     Raises:
         ValueError: if ``actual`` and ``exact`` differ in shape: broadcasting would compare the wrong elements.
@@ -210,13 +208,13 @@ def error_over_bound(actual: npt.NDArray[Any], exact: Float64Array, bound: Float
 def forward_error_over_bound(
     loss: npt.NDArray[Any], lse: npt.NDArray[Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any
 ) -> tuple[float, float]:
-    """Return the worst :func:`error_over_bound` of loss and of log-sum-exp over all rows of a forward kernel's results.
+    """Return the largest :func:`error_over_bound` of the loss and of the log-sum-exp over all rows.
 
     Args:
         loss: [N], the loss that the kernel returned; its type selects the bound.
         lse: [N], the log-sum-exp that the kernel returned; its type selects the bound.
         logits: [N, V], the logits that the kernel received.
-        targets: [N].
+        targets: [N], the targets that the kernel received.
         dtype: the kernel's ``dtype``.
     """
     statistics = row_statistics(logits, targets, dtype)
@@ -235,18 +233,18 @@ def gradient_error_over_bound(
     reduction: str,
     dtype: Any,
 ) -> float:
-    """Return the worst :func:`error_over_bound` of all elements of a gradient, computed in blocks of rows.
+    """Return the largest :func:`error_over_bound` of all elements of a gradient.
 
     Args:
         gradient: [N, V], the gradient that the kernel returned; its type selects the bound.
-        logits: [N, V], the logits that the kernel received (a copy, if it worked in place).
-        targets: [N].
+        logits: [N, V], the logits that the kernel received (a copy, if the kernel worked in place).
+        targets: [N], the targets that the kernel received.
         lse_state: [N], the log-sum-exp that the kernel received.
         reduction: "mean" or "sum".
         dtype: the kernel's ``dtype``.
 
     Raises:
-        ValueError: if ``gradient`` and ``logits`` differ in shape, or ``reduction`` is another word.
+        ValueError: if ``gradient`` and ``logits`` differ in shape, or ``reduction`` is neither "mean" nor "sum".
     """
     if gradient.shape != logits.shape:
         raise ValueError(
@@ -292,7 +290,7 @@ def extended_forward_bounds(
 
     Args:
         logits, targets, dtype, options: see ``extended_forward_reference``.
-        expected: the result of ``extended_forward_reference`` for them; None to compute it.
+        expected: the result of ``extended_forward_reference`` for these arguments; None to compute it.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
@@ -348,10 +346,10 @@ def coefficient_sizes(
     grad_lse: npt.NDArray[Any] | None = None,
     grad_logprob: npt.NDArray[Any] | None = None,
 ) -> Float64Array:
-    """Return S, [N]: for each position, the sum of the magnitudes of the terms of A.
+    """Return S, float64 [N]: for each position, the sum of the magnitudes of the terms of A.
 
-    A is the coefficient of the softmax in the gradient of z, see
-    :mod:`nkilib.experimental.loss.cross_entropy.coefficients`.
+    A is the coefficient of the softmax in the gradient of z
+    (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`).
     """
     valid, exact_lse = options.is_valid(targets), lse.astype(np.float64)
     of_loss = np.abs(np.where(valid, grad_loss, 0.0).astype(np.float64))

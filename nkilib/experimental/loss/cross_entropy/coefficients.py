@@ -3,15 +3,14 @@
 
 """The coefficients that turn a softmax into the gradient of the logits, from the upstream gradients of the results.
 
-The upstream gradients come from the caller (:data:`.launch.Upstream`). From the bottom up:
+The upstream gradients come from the caller (:data:`.launch.Upstream`). This module has, from the bottom up:
 
-- :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` make terms of positions; :class:`TargetTerms` has all
-  those of class targets;
+- :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` compute terms with one value per position;
+  :class:`TargetTerms` has all terms of class targets;
 - :func:`negated_lse`: the bias of exponentials; :class:`SoftmaxTerms` turn exponentials into a softmax;
-- :class:`EntropyCoefficients` add the gradient of the entropy;
-- :class:`ChunkCoefficients` apply to the chunks of a softmax, :class:`TargetCoefficients` also to the elements at the
-  targets, :class:`UniformCoefficients` if all losses have the same upstream gradient: the :data:`Coefficients` of a
-  batch.
+- :class:`EntropyCoefficients`: the terms that add the gradient of the entropy;
+- the :data:`Coefficients` of a batch: :class:`ChunkCoefficients` for chunks of a softmax, :class:`TargetCoefficients`
+  also for the elements at the targets, :class:`UniformCoefficients` if all losses have the same upstream gradient.
 
 Let z be the logits after cap and temperature, p their softmax, t the target, w the class weights and W their sum, e the
 label smoothing, V the number of classes and s the factor of the squared log-sum-exp. With the upstream gradients g of
@@ -52,10 +51,9 @@ from nkilib.nki import nisa, nl
 
 
 def loaded_gradient(positions: LoadedRows, gradient_hbm: nl.NkiTensor, slope: Scale) -> nl.NkiTensor:
-    """Load an upstream gradient of the positions and divide it by the temperature: multiply it by ``slope``.
+    """Load an upstream gradient of positions and divide it by the temperature, that is, multiply it by ``slope``.
 
-    So its product with a derivative with respect to z, the logits after the temperature, is a gradient of the
-    logits before it.
+    The product of the result with a derivative by z is then a gradient of the logits before the temperature.
     """
     gradient_sbuf = positions.loaded(gradient_hbm)
     return gradient_sbuf if slope.is_one else slope.times(gradient_sbuf)
@@ -69,9 +67,7 @@ def rest_terms(
     slope: Scale,
     options: Options,
 ) -> list[nl.NkiTensor]:
-    """Return the terms of D, see the module, that do not contain the class weights: 2 g s lse and l, if
-    present.
-    """
+    """Return the non-zero terms among 2 g s lse and l, which are terms of D."""
     terms_sbuf = []
     if options.square != 0.0 and grad_loss_sbuf is not None:
         square_sbuf = float32_like(lse_sbuf)
@@ -105,7 +101,7 @@ def _own(
     weights_sbuf: nl.NkiTensor | None,
     valid_sbuf: nl.NkiTensor,
 ) -> nl.NkiTensor:
-    """Return A - D, see the module: g * (1 - e) * w[t] - q, or 0 for an ignored target."""
+    """Return A - D = g * (1 - e) * w[t] - q, or 0 for an ignored target."""
     if grad_loss_sbuf is None:
         own_sbuf = constant(valid_sbuf, 0.0)
     else:
@@ -124,14 +120,12 @@ def _own(
 
 @dataclass(frozen=True)
 class TargetTerms:
-    """The terms of positions whose targets are classes, from upstream gradients: float32 tiles [rows, columns], None
-    for 0.
+    """The terms of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
 
-    The module says what A, D, g, e and V are.
+    The head of the module defines A, D, g, e and V.
 
     Attributes:
-        own_sbuf: A - D, the term of the target alone; zeros without a gradient of the loss or the
-            log-probability.
+        own_sbuf: A - D, the term of the target alone.
         rest_sbuf: D.
         spread_sbuf: g * e / V, the multiplier of the class weights.
     """
@@ -153,13 +147,13 @@ class TargetTerms:
         weights_sbuf: nl.NkiTensor | None,
         weight_sum: float | nl.NkiTensor,
     ) -> TargetTerms:
-        """Compute the terms from the loaded values of the positions.
+        """Compute the terms.
 
         Args:
             options: the options of the kernel.
             slope: 1 over the temperature, see :meth:`.launch.Options.slope_of`.
-            upstream: the upstream vectors; the function loads those that a term needs.
-            positions: the positions to load.
+            upstream: the upstream vectors, which are loaded as needed.
+            positions: loads the elements of vectors that belong to the positions.
             lse_sbuf: the log-sum-exp.
             grad_loss_sbuf: the gradient of the loss from :func:`loaded_gradient`; None for 0.
             valid_sbuf: uint32, 1 for a target that is not ignored.
@@ -183,9 +177,9 @@ class TargetTerms:
 
 
 def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
-    """Return ``added - lse``, float32 [rows, 1], the bias of exponentials that are a softmax if ``added`` is 0.
+    """Return ``added - lse``, float32 [rows, 1]; exp(z + result) is the softmax if ``added`` is 0.
 
-    Where lse is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
+    The result is NaN where lse is infinite, and so is the row's gradient, as in PyTorch.
     """
     bias_sbuf = float32_like(lse_sbuf)
     nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)
@@ -194,14 +188,14 @@ def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTe
 
 @dataclass(frozen=True)
 class SoftmaxTerms:
-    """The terms that turn exponentials into a softmax of z (the logits after cap and temperature): float32 [rows, 1].
+    """The terms that turn exponentials into a softmax of z: float32 [rows, 1].
 
     Attributes:
         lse_sbuf: the log-sum-exp.
-        bias_sbuf: the bias of the exponentials: -m, so that exp(z + bias) is the softmax times the sum of
-            exp(z - m) with the maximum m; or -lse, so that it is the softmax itself.
-        inverse_sbuf: 1 over the sum of exp(z - m); None if the bias is -lse.
-        log_sum_sbuf: the logarithm of the sum of exp(z - m); None if the bias is -lse.
+        bias_sbuf: -m with the maximum m, so that exp(z + bias) is the softmax times d, the sum of exp(z - m); or -lse,
+            so that exp(z + bias) is the softmax.
+        inverse_sbuf: 1 / d; None if the bias is -lse.
+        log_sum_sbuf: log d; None if the bias is -lse.
         scale: the factor by which scores are multiplied to give z.
     """
 
@@ -213,11 +207,14 @@ class SoftmaxTerms:
 
     @classmethod
     def load(cls, upstream: PositionUpstream, batch: LoadedRows, scale: Scale) -> SoftmaxTerms:
-        """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
-        alone.
+        """Load the terms of a batch: the maximum and log d if the upstream has both, else the log-sum-exp alone.
 
-        For large logits, lse has lost its last digits. The maximum is one of the logits, and z (the logits after cap
-        and temperature) minus it is exact.
+        For large logits, lse has lost its last digits, while z minus the maximum is exact.
+
+        Args:
+            upstream: the statistics of all positions.
+            batch: loads the elements that belong to the batch.
+            scale: the factor by which scores are multiplied to give z.
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -230,22 +227,23 @@ class SoftmaxTerms:
         return cls(lse_sbuf, bias_sbuf, inverse_sbuf, log_sum_sbuf, scale)
 
     def take_exponentials(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor) -> None:
-        """Compute exp(z + bias) from scores [rows, columns], into SBUF or PSUM; z is the scores times ``scale``."""
+        """Write exp(z + bias) of scores [rows, columns] to ``dst_sbuf``, in SBUF or PSUM; z is ``scale`` times the
+        scores.
+        """
         nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores_sbuf, bias=self.bias_sbuf, scale=self.scale.of(0))
 
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values times ``inverse_sbuf``, or the values themselves if it is None."""
+        """Return ``values_sbuf`` times ``inverse_sbuf``, or unchanged if there is no ``inverse_sbuf``."""
         return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
 
 
 @dataclass(frozen=True)
 class EntropyCoefficients:
-    """The terms that the gradient h of the entropy H adds to the coefficient A, so that A * softmax includes its
-    gradient.
+    """The terms that are added to the coefficient A for the gradient h of the entropy H, before A is multiplied by p.
 
-    The added term is -h (log p + H) = slope * (x - center) + offset, where the scores x times the scale are z.
-    The center is the maximum of x, or lse / scale if the maximum is not available, so that large logits cancel
-    first. All tiles are float32 [rows, 1].
+    The added term is -h (log p + H) = slope * (x - center) + offset, where z is the scale times the scores x. The
+    center is the maximum of x, or lse / scale if the maximum is not available, so that large logits cancel first. All
+    tiles are float32 [rows, 1].
 
     Attributes:
         neg_center_sbuf: minus the center.
@@ -268,7 +266,7 @@ class EntropyCoefficients:
         return cls(neg_center_sbuf, scale.times(grad_sbuf, -1.0), product(offset_sbuf, grad_sbuf))
 
     def slopes(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        """Compute factor * (x - center) of scores x in float32; no x may be -inf."""
+        """Write ``factor_sbuf`` * (x - center) of the scores x to ``dst_sbuf``, in float32; no x may be -inf."""
         nisa.tensor_scalar(
             dst=dst_sbuf,
             data=scores_sbuf,
@@ -281,17 +279,17 @@ class EntropyCoefficients:
 
 @dataclass(frozen=True)
 class ChunkCoefficients:
-    """The coefficients of the gradient A * softmax - spread * factors that apply to all classes of a position: float32
-    tiles [rows, 1], None for 0.
+    """The coefficients of the gradient A * p - spread * factors at all classes of a position: float32 tiles [rows, 1],
+    None for 0.
 
-    The factors are those of :class:`.targets.ClassFactors`: w, or w * y' for class probabilities. The module says what
-    A, D, g, e, V, w and y' are.
+    The factors are those of :class:`.targets.ClassFactors`: w, or w * y' for class probabilities. The head of the
+    module defines the symbols.
 
     Attributes:
         softmax: the terms that turn exponentials into the softmax.
         all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
         rest_sbuf: D.
-        spread_sbuf: spread: g * e / V, or g for class probabilities.
+        spread_sbuf: g * e / V, or g for class probabilities.
         entropy: the terms that are added to A for each class; None without a gradient of the entropy.
     """
 
@@ -302,10 +300,12 @@ class ChunkCoefficients:
     entropy: EntropyCoefficients | None
 
     def apply(self, dst_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None) -> None:
-        """Compute the gradient A * softmax - spread * factors of a chunk, see :class:`ChunkCoefficients`.
+        """Write the gradient A * p - spread * factors of a chunk to ``dst_sbuf``.
 
-        The factors are those of :class:`.targets.ClassFactors`; None means 1. The exponentials may be
-        overwritten.
+        Args:
+            dst_sbuf: the gradient, [rows, columns].
+            exponentials_sbuf: the exponentials of the chunk; may be overwritten.
+            factors_sbuf: the class factors, [rows, columns], or None for 1.
         """
         if self.spread_sbuf is None:
             nisa.tensor_scalar(dst=dst_sbuf, data=exponentials_sbuf, op0=nl.multiply, operand0=self.all_sbuf)
@@ -331,13 +331,12 @@ class ChunkCoefficients:
         pieces: list[PsumPiece],
         factors_sbuf: nl.NkiTensor | None,
     ) -> None:
-        """Compute the result of :meth:`apply` plus the gradient of the entropy.
+        """Write the result of :meth:`apply` plus the gradient of the entropy to ``dst_sbuf``.
 
         Args:
             entropy: the entropy coefficients of this object.
             dst_sbuf: the result, [rows, columns]; may be the tile of the scores.
-            scores_sbuf: the scores, which times the scale are z. None of them may be -inf, except in float16, where
-                the scores are overwritten.
+            scores_sbuf: the scores; in float16 they are overwritten, in other types none may be -inf.
             products_sbuf: float32 scratch [rows, columns], overwritten.
             pieces: the pieces of the chunk, with PSUM tiles for their exponentials.
             factors_sbuf: the class factors, [rows, columns], or None for 1.
@@ -367,7 +366,6 @@ class ChunkCoefficients:
     def _less_spread(
         self, dst_sbuf: nl.NkiTensor, products_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Write products - spread * factors to ``dst_sbuf``."""
         if factors_sbuf is None:
             nisa.tensor_scalar(dst=dst_sbuf, data=products_sbuf, op0=nl.subtract, operand0=self.spread_sbuf)
             return
@@ -384,13 +382,13 @@ class ChunkCoefficients:
 
 @dataclass(frozen=True)
 class TargetCoefficients(ChunkCoefficients):
-    """The coefficients of positions whose targets are classes.
+    """The coefficients of positions whose targets are classes: tiles [rows, 1].
 
-    Besides the inherited ones it has those of the targets: tiles [rows, 1].
+    The attributes that :class:`ChunkCoefficients` does not have are used at the targets.
 
     Attributes:
         index_sbuf: the indices of the target elements, int32.
-        own_sbuf: A - D, see the module.
+        own_sbuf: A - D, see the head of the module.
         local_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is in another shard.
         weights_sbuf: the class weights of the columns that the indices point to; None without class weights.
         softcap: the cap of the logits, or None.
@@ -403,11 +401,15 @@ class TargetCoefficients(ChunkCoefficients):
     softcap: float | None
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """Return the gradient at the target, computed in float32 and rounded to ``dtype`` once.
+        """Return the gradient at the target, [rows, 1], computed in float32 and rounded to ``dtype`` once.
 
-        It is (A - D) * (p - local) + D * p - spread * w[t], with the softmax p at the target and ``local_sbuf``.
-        For a target that is ignored or in another shard, local is 0 and the value equals the one that the chunk has
-        stored there. The gradient of the entropy is added to D.
+        The gradient is (A - D) * (p - local) + D * p - spread * w[t], with the softmax p at the target and
+        ``local_sbuf``; the gradient of the entropy is added to D. For a target that is ignored or in another shard,
+        local is 0, and the result equals the value that the chunk has stored at this element.
+
+        Args:
+            logit_sbuf: the logits at the targets.
+            dtype: the type of the result.
         """
         exponential_sbuf, score_sbuf = float32_like(logit_sbuf), logit_sbuf
         if self.softcap is not None:
@@ -465,8 +467,9 @@ class TargetCoefficients(ChunkCoefficients):
 
 @dataclass(frozen=True)
 class UniformCoefficients:
-    """The coefficients if all losses have the same upstream gradient, ``scale``, and no options. One activation
-    computes the gradient, except at the target: exp(z + bias) is scale * softmax.
+    """The coefficients if all losses have the same upstream gradient and no options are set.
+
+    The gradient is exp(z + bias) = scale * softmax, except at the target.
 
     Attributes:
         bias_sbuf: log(scale) - lse, float32 [rows, 1].
@@ -479,9 +482,10 @@ class UniformCoefficients:
     scale: float
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """Return scale * (p - 1), where p is the softmax at the target, in float32 and then rounded to ``dtype``.
+        """Return the gradient at the target, scale * (p - 1), [rows, 1], computed in float32 and rounded to ``dtype``
+        once.
 
-        If p were rounded before the subtraction, a p near 1 would lose all digits.
+        Rounding p before the subtraction would lose all digits of a p near 1.
         """
         scaled_p_sbuf = float32_like(logit_sbuf)
         nisa.activation(dst=scaled_p_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)

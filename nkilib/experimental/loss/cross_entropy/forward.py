@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of cross-entropy on one core (:func:`forward_of_core`), with the exact maximum of every row, or with a
-shift in its place.
+"""Cross-entropy of the positions of one core (:func:`forward_of_core`).
 
-The statistics of rows, such as maxima and sums, are computed chunk by chunk, and the results from them for a group of
-batches at a time: by :class:`_MaximumForward`, or under shifts by :class:`_ShiftedForward`.
+The statistics of rows (maxima, sums, and further sums called *moments*) are computed chunk by chunk, and the results
+for a group of batches at a time. :class:`_MaximumForward` computes exponentials with the exact maximum of every row,
+:class:`_ShiftedForward` under a shift in place of the maximum. *Scores* are the values in tiles: the logits, or the
+tangents tanh(x / c) under a cap c; z is the scores times ``Options.scale``. Chunks are numbered over all batches of the
+core; the argument ``load`` is such a number. To *open* a chunk is the work before its exponentials are computed.
 """
 
 from __future__ import annotations
@@ -58,10 +60,9 @@ class _OpenChunk:
     """A chunk whose maximum has been computed, and whose exponentials have not.
 
     Attributes:
-        load: the index of the chunk among all chunks of the core.
+        load: the number of the chunk.
         place: the place of the chunk's statistics in the tiles of its group of batches.
-        scores_sbuf: the scores, which times ``Options.scale`` are z: the logits, or the tangents tanh(x / c)
-            for a cap c.
+        scores_sbuf: the scores.
     """
 
     load: int
@@ -71,18 +72,18 @@ class _OpenChunk:
 
 @dataclass(frozen=True)
 class _MaximumForward:
-    """The forward with the maximum of every row. The state that all chunks share.
+    """The forward with the exact maximum of every row: the state that all chunks share.
 
     Attributes:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
         factors: the stream of class weights and class probabilities.
-        scores, products: scratch tiles for scores (with a cap), and for products of scores and class factors.
-        exponentials: PSUM buffers for exponentials of pieces of a chunk, used for the entropy; None without
-            that.
-        folds: tiles into which GpSimd folds chunks, so that Vector takes the maximum of fewer elements; None if
-            Vector takes the maximum of whole chunks.
-        finder: the object that locates the targets; None for class probabilities.
+        scores, products: scratch tiles for scores (under a cap), and for products of scores and class factors.
+        exponentials: PSUM buffers for exponentials, each for a piece of a chunk, for the entropy; None without an
+            entropy.
+        folds: tiles into which GpSimd folds chunks, so that Vector takes the maximum of fewer elements; None if Vector
+            takes the maximum of whole chunks.
+        finder: locates the targets; None for class probabilities.
     """
 
     launch: Launch
@@ -112,9 +113,9 @@ class _MaximumForward:
         return cls(launch, options, logits, factors, scores, products, exponentials, folds, finder)
 
     def run(self, results: Results) -> None:
-        """Process all chunks, and store the results of each group of batches.
+        """Process all chunks, and store the results.
 
-        The results of a group are computed during the first chunks of the next one, so that no engine waits for
+        The results of a group are computed during the first chunks of the next group, so that no engine waits for
         another one.
         """
         chunks = self.logits.num_chunks
@@ -155,13 +156,14 @@ class _MaximumForward:
         return self.finder.found(rows, group.targets.masks)
 
     def _store(self, swapped: list[SwappedResult]) -> list[SwappedResult]:
-        """Store swapped results, and return that none are left."""
         for result in swapped:
             result.store()
         return []
 
     def _finish(self, group: Group, results: Results) -> list[SwappedResult]:
-        """Store the results of a group, or swap them between the cores: those are returned, to be stored later."""
+        """Store the results of a group, or begin to swap them between the cores; return the swaps, to be stored
+        later.
+        """
         batches = group.batches
         if isinstance(batches, BatchGroup) and batches.batches >= SWAPPED_BATCHES_MIN and self.launch.cores_are_alike:
             return swapped_results(group, batches, results, self.options)
@@ -169,7 +171,9 @@ class _MaximumForward:
         return []
 
     def _targets_ahead(self, group: BatchGroup) -> RowsAhead | None:
-        """Begin to load the targets of a group, so that GpSimd, which also folds chunks, does not wait for them."""
+        """Begin to load the targets of a group, so that GpSimd, which also folds chunks, does not wait for them; None
+        for class probabilities.
+        """
         return None if self.finder is None else group.ahead(self.launch.targets_hbm, nl.int32)
 
     def _take_logs(self, group: Group) -> None:
@@ -177,12 +181,10 @@ class _MaximumForward:
         group.statistics.take_logs()
 
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
-        """Do the work that precedes the exponentials of chunk number ``load``, unless it is done, and of the next one
-        if possible.
+        """Open chunk number ``load`` if it is not open yet, and if possible the next chunk too.
 
-        If Scalar or GpSimd prepares a chunk for Vector, or Vector runs after Scalar, engines would wait for each
-        other; so they work on the next chunk of the group in the meantime. That requires a third chunk buffer: with
-        two, the load after the next one would be issued before this chunk is used.
+        Opening the next chunk early gives Vector work while it would wait for Scalar or GpSimd. This requires a third
+        chunk buffer: with two, the load after the next load would be issued before this chunk is used.
         """
         options = self.options
         is_ahead = options.softcap is not None or options.wanted.entropy
@@ -196,9 +198,7 @@ class _MaximumForward:
                 opened.append(self._opened(group, load + 1, batches.start))
 
     def _opened(self, group: Group, load: int, first_batch: int) -> _OpenChunk:
-        """Do the work on a chunk that precedes its exponentials: its maximum and, if requested, its class sums and
-        argmax.
-        """
+        """Open a chunk: compute its maximum and, if requested, its sums over classes and its argmax."""
         statistics, moments, chunk = group.statistics, group.moments, self.logits.chunk(load)
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
@@ -230,9 +230,7 @@ class _MaximumForward:
         moments.entropy.take(group.statistics, chunk.scores_sbuf, pieces, chunk.place)
 
     def _scores(self, load: int, logits_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scores, which times ``Options.scale`` are z: the logits or, with a cap c, tanh(logits / c) in
-        float32.
-        """
+        """Return the scores of a chunk of logits; in float32 under a cap."""
         softcap = self.options.softcap
         if softcap is None:
             return logits_sbuf
@@ -244,12 +242,11 @@ class _MaximumForward:
 
 @dataclass(frozen=True)
 class _ShiftedForward:
-    """The forward under shifts: the maximum of a row is not computed. The state that all chunks share.
+    """The forward under shifts: the state that all chunks share.
 
     The shift of a row, which is subtracted in place of the maximum, is the larger of the maximum of its first chunk and
-    its target's logit, which is gathered a batch ahead. If the sum of a row's exponentials shows that its shift was
-    unsuitable, the row is recomputed with its maximum after all other rows are done (:mod:`nkilib.core.rows.shifted`,
-    :mod:`nkilib.core.rows.recomputation`).
+    the logit of its target. If the sum of exponentials shows that the shift was unsuitable, the row is recomputed with
+    its maximum after all other rows are done (:mod:`nkilib.core.rows.shifted`, :mod:`nkilib.core.rows.recomputation`).
 
     Attributes:
         launch, options: the arguments and the options of the kernel.
@@ -257,12 +254,12 @@ class _ShiftedForward:
         target_logits: the targets' logits, kept for recomputed rows.
         logits: the stream of chunks of logits.
         groups: the groups of batches.
-        finder: the object that locates the targets.
+        finder: locates the targets.
         flagged: the rows to be recomputed.
-        exponentials: PSUM buffers for exponentials of pieces of a chunk, used for the entropy; None without
-            that.
-        folds: tiles into which GpSimd folds chunks of recomputed rows, so that Vector takes the maximum of
-            fewer elements; None if Vector takes the maximum of whole chunks.
+        exponentials: PSUM buffers for exponentials, each for a piece of a chunk, for the entropy; None without an
+            entropy.
+        folds: tiles into which GpSimd folds chunks of recomputed rows, so that Vector takes the maximum of fewer
+            elements; None if Vector takes the maximum of whole chunks.
         stores: the DMA instructions that store results.
     """
 
@@ -308,8 +305,8 @@ class _ShiftedForward:
     def run(self) -> None:
         """Process all chunks, then the rows that have to be recomputed.
 
-        The results of a group of batches are computed during the chunks of the next one, so that no engine waits
-        for another one.
+        The results of a group are computed during the chunks of the next group, so that no engine waits for another
+        one.
         """
         chunks = self.logits.num_chunks
         previous, group = None, self._group(0)
@@ -340,26 +337,23 @@ class _ShiftedForward:
         return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch, self.options)
 
     def _gather_targets(self, group: ShiftedGroup, visit: int) -> None:
-        """Gather the logits at the targets of a batch, and their class weights, before its first chunk is processed."""
+        """Gather the logits and class weights at the targets of batch number ``visit``."""
         at, rows = visit - group.batches.start, self.logits.batches[visit]
         elements = self.finder.find(rows, group.targets.masks_of_batch(at))
         group.targets.gather(self.launch, elements, rows, at)
 
     @property
     def _ahead(self) -> int:
-        """The number of chunks that are opened, see :meth:`_open_chunk`, before the sums of the current chunk are
-        computed.
+        """The number of chunks that are opened before the sums of the current chunk are computed.
 
-        With an entropy it is 1 if there is a third chunk buffer, so that Vector works on the next chunk meanwhile;
-        with two buffers, the load after the next one would come before this chunk is used.
+        With an entropy and a third chunk buffer it is 1, so that Vector works on the next chunk meanwhile; else 0. With
+        two buffers, the load after the next load would come before this chunk is used.
         """
         return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
 
     def _open_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """Do the work on a chunk that precedes its exponentials.
-
-        For the first chunk of a row, compute the shift; for the entropy, raise elements whose exponentials are
-        negligible.
+        """Open a chunk: for the first chunk of a row compute the shift, and with an entropy raise negligible
+        elements.
         """
         statistics, chunk_sbuf = group.statistics, self.logits.loaded(chunk.load)
         if chunk.number == 0:
@@ -371,7 +365,6 @@ class _ShiftedForward:
             raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale.least, is_shared=True)
 
     def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """Compute the sums of one chunk."""
         statistics = group.statistics
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
@@ -391,7 +384,7 @@ class _ShiftedForward:
         self.flagged.put(self._counted(group), group.batches)
 
     def _end(self, group: ShiftedGroup) -> None:
-        """Finish the last group, whose results are stored while the cores exchange the number of rows to be
+        """Finish the last group; its results are stored while the cores exchange the number of rows to be
         recomputed.
         """
         group.combine(self.logits.num_chunks)
@@ -411,7 +404,9 @@ class _ShiftedForward:
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
     def _recompute(self, tiles: list[GatheredRows]) -> None:
-        """Recompute the results of the given rows with their maximum, except the logit and the weight of the target."""
+        """Recompute the results of the gathered rows with their maxima, and store them, except the target's logit and
+        weight.
+        """
         logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
@@ -445,13 +440,15 @@ class _ShiftedForward:
     def _smaller_buffers(self) -> list[nl.NkiTensor]:
         """Return a part of each chunk buffer, for the shorter chunks of recomputed rows.
 
-        Nothing overlaps the first load and the last exponentials of an iteration, and both are shorter then.
+        No other work overlaps the first load and the last exponentials of an iteration; short chunks keep both short.
         """
         size = div_ceil(self.logits.chunk_size, _RECOMPUTED_PARTS)
         return [buffer_sbuf[:, 0:size] for buffer_sbuf in self.logits.buffers_sbuf]
 
     def _targets_of(self, rows: GatheredRows) -> TargetValues:
-        """Return the values at the targets of rows to be recomputed, from the logits and weights kept for them."""
+        """Return the values at the targets of rows to be recomputed, from the stored logits and weights of their
+        targets.
+        """
         masks = weights_sbuf = None
         if not self.options.is_plain:
             valid_sbuf = nl.ndarray((rows.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)

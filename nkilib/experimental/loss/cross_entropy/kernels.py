@@ -3,14 +3,14 @@
 
 """Cross-entropy loss and its gradient for large vocabularies, as plain and as extended kernels.
 
-The plain ones, :func:`cross_entropy_forward` and :func:`cross_entropy_backward`, require that every target is a valid
-class; :func:`extended_cross_entropy_forward` and :func:`extended_cross_entropy_backward` have the options of training
-recipes.
+The plain kernels :func:`cross_entropy_forward` and :func:`cross_entropy_backward` require that every target is a valid
+class; the extended kernels :func:`extended_cross_entropy_forward` and :func:`extended_cross_entropy_backward` have the
+options of training recipes.
 
 All kernels process batches of positions, one position per partition or in one of two other layouts, and chunks of the
-vocabulary, so that none needs a whole row on chip. The forwards read the logits from HBM once, the backwards read and
-write them once. With all options disabled, the extended kernels cost no more than the plain ones except for the mask of
-ignored positions.
+vocabulary, so that no kernel needs a whole row on chip. The forwards read the logits from HBM once, the backwards read
+and write them once. With all options disabled, the extended kernels cost no more than the plain ones except for the
+mask of ignored positions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from nkilib.nki import nl
 
 
 def _plain_options(launch: Launch) -> Options:
-    """Return the options of the plain kernels: every position is valid, and all other options are off."""
     return Options(Classes(0, launch.vocab_size, launch.vocab_size), is_plain=True)
 
 
@@ -57,7 +56,7 @@ def cross_entropy_forward(
     partitions_per_position: int = 1,
     positions_per_partition: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
+    """Compute the cross-entropy loss of every position, and the log-sum-exp that the backward needs.
 
     Equivalent to ``F.cross_entropy(logits, targets, reduction="none")`` and ``torch.logsumexp(logits, 1)`` in
     PyTorch. Launch with ``cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]``
@@ -69,25 +68,26 @@ def cross_entropy_forward(
 
     Args:
         logits_hbm: [N, V], bfloat16, float16 or float32, in HBM.
-        targets_hbm: [N], int32, in HBM; each in [0, V). Another value is an out-of-range access of the DMA engine.
+        targets_hbm: [N], int32, in HBM; each in [0, V). Any other value causes an out-of-range access of the DMA
+            engine.
         positions_per_batch: positions processed at a time, 1 to 128.
-        chunk_size: vocabulary entries processed at a time, 1 to min(V, 65535), such that
-            ``positions_per_batch * chunk_size * bytes(dtype) <= 24 MiB`` and a chunk fits a partition of SBUF.
-        dtype: type of the tiles, to which the logits are rounded, and of the loss: bfloat16, float32, or float16 if
-            the logits are float16. All statistics are float32 for every ``dtype``.
-        lse_dtype: type of the log-sum-exp, bfloat16, float16 or float32; None means ``dtype``. A float16 result
-            beyond 65504 is infinite.
-        exact_maximum: True computes the maximum of every row before its exponentials. False subtracts, instead
-            of the maximum, a shift that is known earlier: the larger of the maximum of the row's first chunk
-            and the target's logit. It recomputes the few rows for which the shift is not exact enough; it needs
-            at least two chunks per row, and a position for each core. None selects the form that is modelled to
-            be faster: the shift for large launches of 16-bit types.
+        chunk_size: vocabulary entries processed at a time, 1 to min(V, 65535), such that ``positions_per_batch *
+            chunk_size * bytes(dtype) <= 24 MiB`` and a chunk fits a partition of SBUF.
+        dtype: type of the tiles, to which the logits are rounded, and of the loss: bfloat16, float32, or float16 if the
+            logits are float16. All statistics are float32 for every ``dtype``.
+        lse_dtype: type of the log-sum-exp, bfloat16, float16 or float32; None means ``dtype``. A float16 result beyond
+            65504 is infinite.
+        exact_maximum: True computes the maximum of every row before its exponentials. False subtracts, instead of the
+            maximum, a shift that is known earlier: the larger of the maximum of the row's first chunk and the target's
+            logit. The few rows for which the shift is not exact enough are computed again. False requires at least two
+            chunks per row, and a position for each core. None selects what is modelled to be faster: the shift for
+            large launches of 16-bit types.
         partitions_per_position: F, a power of two up to 128: with more than 1, a position lies on F partitions, for few
-            positions. It requires F classes, and an int32 index for N * V elements.
+            positions. F > 1 requires at least F classes, and that an int32 can index N * V elements.
         positions_per_partition: the largest number of positions that a partition has, one behind the other in HBM, for
-            few classes; with more than 1 a core takes consecutive positions. It requires V of at most 4096. A launch
-            that does not have the requested layout, or computes without the exact maximum, has one position a
-            partition. ``choose_tiling`` requests the layout that is modelled to be fastest.
+            few classes; more than 1 requires V of at most 4096. A launch that cannot have the requested layout, or that
+            computes without the exact maximum, places one position on each partition. ``choose_tiling`` requests the
+            layout that is modelled to be fastest.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -123,7 +123,7 @@ def cross_entropy_backward(
     partitions_per_position: int = 1,
     positions_per_partition: int = 1,
 ) -> nl.NkiTensor:
-    """Gradient of the cross-entropy loss with respect to the logits: ``scale * (softmax - onehot)``.
+    """Compute the gradient of the cross-entropy loss with respect to the logits: ``scale * (softmax - onehot)``.
 
     Equivalent to the gradient of ``F.cross_entropy(logits, targets, reduction=reduction)`` in PyTorch. Launch it like
     the forward.
@@ -135,18 +135,18 @@ def cross_entropy_backward(
     Args:
         logits_hbm: [N, V], bfloat16, float16 or float32, in HBM: the logits passed to the forward.
         targets_hbm: [N], int32, in HBM: the targets passed to the forward.
-        lse_state_hbm: [N], bfloat16, float16 or float32, in HBM: the log-sum-exp from the forward. Its rounding is
-            multiplied into the gradient: bfloat16 changes exp(x - LSE) by up to 2^-9 of LSE, 6 percent for an LSE of
-            32. Pass ``lse_dtype=nl.float32`` to the forward.
+        lse_state_hbm: [N], bfloat16, float16 or float32, in HBM: the log-sum-exp from the forward. Rounding the
+            log-sum-exp changes the gradient: bfloat16 changes exp(x - lse) by a factor of up to 2^-9 of lse, 6 percent
+            for an lse of 32. Pass ``lse_dtype=nl.float32`` to the forward.
         reduction: ``"mean"`` (scale 1/N) or ``"sum"`` (scale 1).
         positions_per_batch, chunk_size: see the forward; the values may differ from the forward's.
-        dtype: type of the tiles and of the gradient, which is rounded to it once: bfloat16, float32, or float16
-            if the logits are float16. Every number per position is float32. float16 has nothing between 0 and
-            6e-8: a mean over 4,096 positions is 0 where a probability is below 1.2e-4. Scale the loss, as the
-            extended kernel's ``grad_loss`` does.
+        dtype: type of the tiles and of the gradient, which is rounded to it once: bfloat16, float32, or float16 if the
+            logits are float16. All per-row scalars are float32. The smallest float16 number is 6e-8: the gradient of a
+            mean over 4,096 positions is 0 where a probability is below 1.2e-4. To avoid this, scale the loss with
+            ``grad_loss_hbm`` of the extended kernel.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
-        partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.
-            The gradient does not depend on them.
+        partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's. The
+            gradient does not depend on these two.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -190,7 +190,8 @@ def extended_cross_entropy_forward(
     partitions_per_position: int = 1,
     positions_per_partition: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
+    """Compute the cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and
+    temperature.
 
     Let z be the logits, or ``c * tanh(logits / c)`` for a cap c, divided by the temperature. With lse the
     log-sum-exp of z, w the class weights (1 without any), e the label smoothing, s the factor of the squared
@@ -198,7 +199,7 @@ def extended_cross_entropy_forward(
 
         (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
 
-    and 0 where the target t is ``ignore_index``. For class probabilities y it is, with y' = (1 - e) * y + e / V::
+    and 0 where the target t is ``ignore_index``. For class probabilities y the loss is, with y' = (1 - e) * y + e / V::
 
         sum_k w[k] * y'[k] * (lse - z[k]) + s * lse^2
 
@@ -211,12 +212,12 @@ def extended_cross_entropy_forward(
 
     Args:
         logits_hbm: [N, V], bfloat16, float16 or float32, in HBM.
-        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; another value is an out-of-range access of
-            the DMA engine. Or class probabilities, [N, V], bfloat16, float16 or float32.
+        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; any other value causes an out-of-range access
+            of the DMA engine. Or class probabilities, [N, V], bfloat16, float16 or float32.
         class_weight_hbm: [V], float32, in HBM.
         positions_per_batch: positions processed at a time, 1 to 128.
-        chunk_size: classes processed at a time, 1 to min(V, 65535); a chunk and the tiles that the options need
-            in addition must fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits with any options.
+        chunk_size: classes processed at a time, 1 to min(V, 65535); a chunk and the tiles that the options need in
+            addition must fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits with any options.
         dtype: type of the tiles, to which the logits are rounded: bfloat16, float32, or float16 if the logits are
             float16.
         ignore_index: target of ignored positions, an integer of 32 bits.
@@ -226,30 +227,30 @@ def extended_cross_entropy_forward(
         with_argmax: also return the first class with the largest logit; requires V of at most 2^24.
         with_entropy: also return the entropy of the softmax.
         first_class: class of the first column, if the logits are a shard of the vocabulary. Targets and argmax count
-            over all classes. The loss of a shard is not defined: it requires lse, target_logit and distance_sum of
-            all shards.
+            over all classes. The loss of a shard is not defined: compute the loss from lse, target_logit and
+            distance_sum of all shards.
         num_classes: number of classes of all shards; None means V.
-        with_distance_sum: also return ``sum_k w[k] * (m - z[k])``, where m is the largest z of the position;
-            for probabilities ``sum_k w[k] y'[k] (m - z[k])``.
-        with_log_sum: also return m, the largest z, and ``log(sum_k exp(z[k] - m))``; their sum is lse. Shards
-            that combine these instead of lse lose nothing to the rounding of large logits. Without the exact
-            maximum, m is the shift that the kernel used instead, which is at least the target's z, and
-            ``sum_k exp(z[k] - m)`` is at most 2^23.
-        exact_maximum: see the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum
-            need the maximum: with them None means True, and False raises AssertionError.
+        with_distance_sum: also return ``sum_k w[k] * (m - z[k])``, where m is the largest z of the position; for
+            probabilities ``sum_k w[k] y'[k] (m - z[k])``.
+        with_log_sum: also return m, the largest z, and ``log(sum_k exp(z[k] - m))``; their sum is lse. Combine maximum
+            and log_sum of all shards instead of lse to avoid the rounding of a large lse. Without the exact maximum, m
+            is the shift that the kernel used instead, which is at least the target's z, and ``sum_k exp(z[k] - m)`` is
+            at most 2^23.
+        exact_maximum: see the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum need
+            the maximum: with them None means True, and False raises AssertionError.
         temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6. It is a constant of the compiled
             kernel.
         temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
-            ``temperature``, so that no value compiles anew. Where one is not from 1e-6 to 1e6 (0, negative, infinite,
-            NaN), the results of the position that depend on it are NaN.
-        partitions_per_position, positions_per_partition: see the plain kernel. Class probabilities, a cap, argmax, and
-            class weights with label smoothing or a distance sum have one position a partition; these two without class
-            weights have it, too, unless F divides V.
+            ``temperature``; new values need no new compilation. A temperature outside 1e-6 to 1e6 (0, negative,
+            infinite, NaN) makes the results of its position NaN.
+        partitions_per_position, positions_per_partition: see the plain kernel. With class probabilities, a cap, argmax,
+            or class weights together with label smoothing or distance sum, a partition holds one position; with label
+            smoothing or distance sum and no class weights also, if F does not divide V.
 
     Returns:
-        Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
-        probabilities, 0 where the position is ignored or the class in another shard; position_weight, that is
-        ``w[t]``, 0 in the same cases, or ``sum_k w[k] y'[k]``. Then the requested ones of: argmax (int32;
+        Tuple of [N] float32 in HBM: loss; lse; target_logit: ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for probabilities,
+        0 if the position is ignored or its target is in another shard; position_weight: ``w[t]``, 0 in the same cases,
+        or ``sum_k w[k] y'[k]`` for probabilities. These four are followed by the requested results among argmax (int32;
         num_classes in a row with a NaN), entropy, distance_sum, maximum and log_sum.
 
     Raises:
@@ -306,11 +307,11 @@ def extended_cross_entropy_backward(
     partitions_per_position: int = 1,
     positions_per_partition: int = 1,
 ) -> nl.NkiTensor:
-    """Gradient of the extended forward's results with respect to the logits.
+    """Compute the gradient of the extended forward's results with respect to the logits.
 
-    It is the sum of the gradients of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the
-    entropy, each times its upstream gradient. The row of an ignored position has only the gradients of lse and entropy,
-    and is 0 without them. In PyTorch, with the forward's results::
+    The result is the sum of the gradients of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of
+    the entropy, each multiplied by its upstream gradient. The row of an ignored position has only the gradients of lse
+    and entropy, and is 0 if there are none. In PyTorch, with the forward's results::
 
         torch.autograd.grad((loss, lse, logprob, entropy), logits, (grad_loss, grad_lse, grad_logprob, grad_entropy))
 
@@ -320,25 +321,25 @@ def extended_cross_entropy_backward(
 
     Args:
         logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, ignore_index,
-            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: see the forward. The tiling
-            may differ from the forward's.
+            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: see the forward. The tiling may
+            differ from the forward's.
         lse_hbm: [N], float32, in HBM: lse from the forward; for a shard, lse over all shards.
         grad_loss_hbm: [N], float32, in HBM: gradient of each loss; the value of an ignored position is not read.
         grad_lse_hbm: [N], float32, in HBM: gradient of each lse.
         grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability; not with class probabilities.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
         target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know. For
-            probabilities: ``sum_k w[k] y'[k]``, the forward's position_weight; without it the kernel makes another
-            pass over them.
-        weight_sum: the sum of all class weights, a number; without it the kernel sums them, which a shard cannot do.
-            Not used for probabilities.
+            probabilities: ``sum_k w[k] y'[k]``, the forward's position_weight; if None, the kernel reads the
+            probabilities once more.
+        weight_sum: the sum of all class weights, a number; if None, the kernel adds up the weights, which a shard
+            cannot do. Not used for probabilities.
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: results of the forward's ``with_log_sum``; for a shard the
-            values over all shards. With them the softmax loses nothing to the rounding of a large lse.
+            values over all shards. With these two, the softmax is not affected by the rounding of a large lse.
         temperature: see the forward.
         entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, for a
             shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
-        temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
-            is NaN.
+        temperature_hbm: see the forward; temperatures get no gradient. A temperature that is not accepted makes the row
+            of its position NaN.
         partitions_per_position, positions_per_partition: see the forward; the values may differ from the forward's.
 
     Returns:

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of the cross-entropy kernels: its options and arguments, known when a kernel is traced, and the form of the
-forward.
+"""The options and arguments of a launch of the cross-entropy kernels, known when a kernel is traced.
 
-They determine every branch of the kernels. :class:`LossOptions` are the user's options (:class:`RecipeOptions`: those
-that PyTorch lacks, as keywords); :class:`Options` those of a launch, with its :class:`Classes` and the :class:`Wanted`
-results; :class:`Launch` its tensors, sizes and :class:`Layout`. A backward also has an :data:`Upstream`, its upstream
-gradients and the statistics of the forward: :class:`PositionUpstream`, or :class:`UniformUpstream`. The forward has two
-forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
+- :class:`LossOptions` are the user's options; :class:`RecipeOptions` those that PyTorch does not have.
+- :class:`Options` are the options as the kernels use them, with :class:`Classes` and the :class:`Wanted` results.
+- :class:`Launch` has tensors, sizes and the :class:`Layout` of positions.
+- :data:`Upstream` is the upstream gradients and the saved statistics of a backward: :class:`PositionUpstream` or
+  :class:`UniformUpstream`.
 
-The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
-constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
-forms.
+The forward has two *forms*: exponentials are computed with the exact maximum of every row, or under a shift in place of
+the maximum. :func:`with_form` chooses the form, and :func:`shift_pays` compares the modelled times.
 
-Range checks of options, :func:`check_options` and :func:`check_recipe`, with the limits (:data:`OPTION_MAX`,
-:data:`SOFTCAP_MIN`, :data:`TEMPERATURE_LIMITS`) are here, since torch and jax use them; those of tensors are in
-:mod:`.validation`.
+:attr:`Options.forward_plan` and :attr:`Options.backward_plan` say how much SBUF a kernel needs; tilings are chosen with
+the constants ``..._PLAN``. Options are checked here (:func:`check_options`, :func:`check_recipe`), because the torch
+and jax packages use the checks too; tensors are checked in :mod:`.validation`. N is the number of positions, V the
+number of classes, and z are the logits after cap and temperature.
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ TEMPERATURE_LIMITS = TemperatureLimits(TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 class RecipeOptions(TypedDict, total=False):
-    """The options of :class:`LossOptions` that ``torch.nn.functional.cross_entropy`` does not have, as keywords."""
+    """The options of :class:`LossOptions` that ``torch.nn.functional.cross_entropy`` does not have, as keyword
+    arguments.
+    """
 
     logit_softcap: float | None
     lse_square_scale: float
@@ -69,12 +70,11 @@ class LossOptions:
     Attributes:
         ignore_index: target of ignored positions.
         label_smoothing: e, in [0, 1], the share of the target that is spread over all classes; arXiv 1512.00567.
-        logit_softcap: c from 1e-30 to 1e30; replaces the logits x by c * tanh(x / c). None leaves them unchanged.
-            arXiv 2408.00118.
+        logit_softcap: c from 1e-30 to 1e30; replaces the logits x by c * tanh(x / c). None leaves them unchanged. arXiv
+            2408.00118.
         lse_square_scale: s from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
         temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6.
-        exact_maximum: the form of the forward: True computes the maximum of every row before its exponentials, False
-            uses a shift, None selects the faster form.
+        exact_maximum: the form of the forward: True for the exact maximum, False for a shift, None for the faster form.
     """
 
     ignore_index: int = -100
@@ -86,7 +86,7 @@ class LossOptions:
 
 
 def check_options(function: str, options: LossOptions) -> None:
-    """Check that options are in range, except ``ignore_index``: only the caller knows the type of the targets.
+    """Check that the options are in range, except ``ignore_index``.
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement and value.
@@ -98,8 +98,7 @@ def check_options(function: str, options: LossOptions) -> None:
 
 
 def check_recipe(function: str, cap: float | None, square: float, temperature: float) -> None:
-    """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range: ``logit_softcap``,
-    ``lse_square_scale`` and ``temperature``.
+    """Check that the cap, the factor of the squared log-sum-exp and the temperature are in range.
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement and value.
@@ -141,8 +140,9 @@ class Classes:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Flags of the forward's results besides loss and log-sum-exp; ``target`` stands for the target's logit and
-    weight.
+    """The requested results of the forward, besides loss and log-sum-exp.
+
+    ``target`` requests the target's logit and weight.
     """
 
     argmax: bool = False
@@ -187,7 +187,7 @@ class Options:
 
     @property
     def softcap(self) -> float | None:
-        """The cap of the logits, or None."""
+        """The cap of the logits; None for no cap."""
         return self.recipe.logit_softcap
 
     @property
@@ -197,19 +197,20 @@ class Options:
 
     @property
     def scale(self) -> float:
-        """The factor by which the logits, or with a cap c the tangents tanh(logits / c), are multiplied to give z, the
-        logits after cap and temperature. Temperatures of positions still have to divide it.
+        """The factor that turns the values in tiles into z, without temperatures of positions: c / T with a cap c, else
+        1 / T.
+
+        The values in tiles are the logits, or with a cap the tangents tanh(logits / c).
         """
         return (1.0 if self.softcap is None else self.softcap) / self.temperature
 
     def scale_of(self, temperatures: Temperatures | None) -> Scale:
-        """Return :attr:`scale`, divided by the temperatures of positions if there are any."""
+        """Return :attr:`scale`, divided by the temperature of each position if ``temperatures`` is not None."""
         return ConstantScale(self.scale) if temperatures is None else temperatures.scale(self.scale)
 
     def slope_of(self, temperatures: Temperatures | None) -> Scale:
-        """Return the derivative of z by the logits, without the derivative of a cap.
-
-        It is 1 over the temperature, and over the temperatures of positions if there are any.
+        """Return the derivative of z with respect to the capped logits: 1 / (temperature * temperature of the
+        position).
         """
         slope = 1.0 / self.temperature
         return ConstantScale(slope) if temperatures is None else temperatures.scale(slope)
@@ -221,19 +222,19 @@ class Options:
 
     @property
     def kept(self) -> float:
-        """1 - e with the label smoothing e: the share of the target that its own class keeps."""
+        """The probability 1 - e that label smoothing e leaves to the target's class."""
         return 1.0 - self.recipe.label_smoothing
 
     @property
     def spread(self) -> float:
-        """e / V with the label smoothing e: the share of the target that each of the V classes of all shards gets."""
+        """The probability e / V that label smoothing e gives to each of the V classes of all shards."""
         return self.recipe.label_smoothing / self.classes.total
 
     @property
     def sums_classes(self) -> bool:
-        """Whether the forward needs sums over all classes besides the sum of exponentials.
+        """Whether the forward needs a weighted sum over all classes.
 
-        Class probabilities, label smoothing and the distance sum of a shard need them.
+        Class probabilities, label smoothing and the distance sum of a shard need this sum.
         """
         return self.has_probabilities or self.spread != 0.0 or self.wanted.distance_sum
 
@@ -243,10 +244,11 @@ class Options:
         return self.is_weighted and self.sums_classes
 
     def folding(self, dtype: nl.DType) -> Folding | None:
-        """Return how GpSimd folds chunks of ``dtype``, so that Vector computes the maximum of fewer elements, or None.
+        """Return how GpSimd *folds* chunks, that is, halves the number of elements that Vector compares; None for no
+        folding.
 
-        Loads of float32 take longer than a maximum. An entropy doubles Vector's work per chunk; there only bfloat16 is
-        folded, because Vector alone raises elements whose exponentials are negligible, in a quarter of a cycle each.
+        Chunks of float32 are not folded: their loads take longer than the maximum. With an entropy, only bfloat16 is
+        folded, because Vector also has to raise negligible elements there.
         """
         if dtype == nl.float32 or self.softcap is not None:
             return None
@@ -256,14 +258,14 @@ class Options:
 
     @property
     def forward_plan(self) -> SbufPlan:
-        """The :class:`SbufPlan` of the forward, with scratch for scores, class weights, class probabilities and
+        """The SBUF that the forward needs: scratch tiles for scores, class weights, class probabilities and
         products.
         """
         return self._plan(self.softcap is not None, self.needs_class_weights, self.has_probabilities, self.sums_classes)
 
     @property
     def backward_plan(self) -> SbufPlan:
-        """The :class:`SbufPlan` of the backward, with scratch for exponentials, squares, class weights and class
+        """The SBUF that the backward needs: scratch tiles for exponentials, squares, class weights and class
         probabilities.
         """
         return self._plan(not self.is_plain, self.softcap is not None, self.needs_class_weights, self.has_probabilities)
@@ -291,11 +293,11 @@ POSITIONS_PER_PARTITION_MAX = 256
 
 
 class Layout(NamedTuple):
-    """How positions lie on partitions: one a partition, unless one of the two numbers is larger than 1.
+    """The numbers of partitions per position and of positions per partition; at most one of them may be larger than 1.
 
     Attributes:
         partitions_per_position: the number of partitions of a position, for launches of few positions.
-        positions_per_partition: the largest number of positions of a partition, for launches of few classes.
+        positions_per_partition: the maximum number of positions of a partition, for launches of few classes.
     """
 
     partitions_per_position: int = 1
@@ -307,19 +309,18 @@ ONE_A_PARTITION = Layout()
 
 @dataclass(frozen=True)
 class Launch:
-    """The arguments that all kernels share.
+    """The arguments that all cross-entropy kernels share.
 
     Attributes:
         function: the name of the function in error messages.
         logits_hbm: the logits, [N, V].
         targets_hbm: [N] classes, or [N, V] class probabilities.
         class_weight_hbm: the class weights, [V], or None.
-        positions_per_batch, chunk_size: the positions of a batch and the classes of a chunk, into which the
-            logits are cut.
+        positions_per_batch, chunk_size: the numbers of positions of a batch and of classes of a chunk.
         dtype: the type of the tiles.
-        temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by them and by
-            :attr:`LossOptions.temperature`.
-        layout: the requested layout of positions; :mod:`.layouts.batches` says which launches have it.
+        temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by these
+            temperatures and by :attr:`LossOptions.temperature`.
+        layout: the requested layout; :mod:`.layouts.batches` decides whether the launch can have this layout.
     """
 
     function: str
@@ -343,38 +344,49 @@ class Launch:
         return self.logits_hbm.shape[1]
 
     def batches(self) -> list[Batch]:
-        """Return the batches of the current core; a core has none if there are fewer positions than cores."""
+        """Return the batches of the current core; the list is empty if there are fewer positions than cores."""
         return self.batches_of(nl.program_id())
 
     def batches_of(self, core: int) -> list[Batch]:
-        """Return the batches of any core of the launch."""
+        """Return the batches of core number ``core``."""
         cores = nl.num_programs()
         rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
         return batches_of_core(self.num_positions, cores, core, rows)
 
     @property
     def cores_are_alike(self) -> bool:
-        """Whether the launch has two cores with the same number of batches; then all but the last are of one size."""
+        """Whether the launch has two cores with equally many batches."""
         return nl.num_programs() == 2 and len(self.batches_of(0)) == len(self.batches_of(1))
 
     def temperatures(self, rows: LoadedRows, shape: tuple[int, int]) -> Temperatures | None:
-        """Load the temperatures of a group of rows, whose numbers of rows and batches are ``shape``; None if there are
-        none.
+        """Load the temperatures of a group of batches; None if the launch has no tensor of temperatures.
+
+        Args:
+            rows: loads the elements that belong to the rows.
+            shape: the shape of the tile, (rows of a batch, batches).
         """
         if self.temperature_hbm is None:
             return None
         return Temperatures.load(self.temperature_hbm, rows, shape, TEMPERATURE_LIMITS)
 
     def divided(self, plan: SbufPlan, batches: list[Batch], most_buffers: int = MAX_CHUNK_BUFFERS) -> DividedSbuf:
-        """Divide SBUF among chunk buffers and the plan's scratch, for the core's batches, of which there must be at
-        least one.
+        """Return the division of SBUF among chunk buffers and the scratch tiles of ``plan``.
+
+        Args:
+            plan: the scratch tiles that the kernel needs.
+            batches: the batches of the core, at least one.
+            most_buffers: the maximum number of chunk buffers.
         """
         loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
         return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads, most_buffers)
 
     def divided_beside_folds(self, options: Options, batches: list[Batch]) -> tuple[DividedSbuf, Folding | None]:
-        """Divide SBUF like :meth:`divided` for a forward with the exact maximum, so that folds of chunks fit if enough
-        buffers are left; they are None if they do not.
+        """Return the division of SBUF for a forward with the exact maximum, and how GpSimd folds chunks.
+
+        Chunks are folded if enough chunk buffers fit beside the tiles of folded chunks.
+
+        Returns:
+            The division, and the folding (:meth:`Options.folding`) or None if chunks are not folded.
         """
         plan, folding = options.forward_plan, options.folding(self.dtype)
         if folding is not None:
@@ -389,11 +401,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class UniformUpstream:
-    """The same upstream gradient for all losses.
+    """An upstream gradient that is the same number for all losses.
 
     Attributes:
         lse_hbm: the log-sum-exp, [N].
-        scale: the gradient of each loss.
+        scale: the upstream gradient of every loss.
     """
 
     lse_hbm: nl.NkiTensor
@@ -406,13 +418,12 @@ class PositionUpstream:
 
     Attributes:
         lse_hbm: the log-sum-exp.
-        grad_loss_hbm: gradient of each loss; only linear cross-entropy may do without it (None).
+        grad_loss_hbm: gradient of each loss; None in linear cross-entropy only.
         grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
-        target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of each
-            position's factors.
+        target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of the class
+            factors of each position.
         weight_sum: the sum of all class weights, a number.
-        maximum_hbm, log_sum_hbm: the maximum of z and the logarithm of the sum of exp(z - maximum); their sum
-            is lse.
+        maximum_hbm, log_sum_hbm: the maximum of z and the logarithm of the sum of exp(z - maximum); their sum is lse.
         entropy_hbm, grad_entropy_hbm: the entropy of each position's softmax, and its gradient.
     """
 
@@ -429,7 +440,7 @@ class PositionUpstream:
 
     @property
     def required_grad_loss_hbm(self) -> nl.NkiTensor:
-        """The gradient of each loss, for kernels that require it; an AssertionError is raised if it is None."""
+        """The gradient of each loss; raises AssertionError if it is None."""
         if self.grad_loss_hbm is None:
             raise AssertionError("PositionUpstream: grad_loss_hbm must be a tensor, got None; pass the gradient")
         return self.grad_loss_hbm
@@ -439,7 +450,7 @@ Upstream = UniformUpstream | PositionUpstream
 
 
 def _obstacle(launch: Launch, options: Options) -> str:
-    """Return the reason why a launch needs the exact maximum, as a part of an error message; empty if there is none."""
+    """Return why a launch needs the exact maximum, as the end of an error message; empty if a shift is possible."""
     cores, wanted = nl.num_programs(), options.wanted
     shifted = replace(options, with_shift=True).forward_plan
     for is_there, obstacle in (
@@ -471,15 +482,14 @@ _CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
 
 
 def shift_pays(batches: int, vocab_size: int, chunk_size: int, folds: bool, is_trn2: bool) -> bool:
-    """Return whether, on one core, a pass for the maximum of all rows takes longer than all additional work of a
-    shift.
+    """Return whether the form with a shift is modelled to be faster on one core than the form with the exact maximum.
 
-    This holds for 16-bit types: loads of float32 take longer than either pass.
+    The model holds for 16-bit types: loads of float32 take longer than either form's computation.
 
     Args:
         batches: the number of batches of the core.
         vocab_size, chunk_size: V, and the columns of a chunk.
-        folds: whether GpSimd folds chunks in that pass.
+        folds: whether GpSimd folds chunks in the form with the exact maximum.
         is_trn2: whether the hardware is trn2.
     """
     if folds and is_trn2:
@@ -491,7 +501,7 @@ def shift_pays(batches: int, vocab_size: int, chunk_size: int, folds: bool, is_t
 
 
 def _shift_pays_for(launch: Launch, options: Options) -> bool:
-    """Return whether a shift pays for a launch, by its types, its entropy and :func:`shift_pays`."""
+    """Return whether a shift pays for a launch, by the types, the entropy and :func:`shift_pays`."""
     batches = launch.batches_of(0)
     if launch.dtype != launch.logits_hbm.dtype or launch.dtype not in (nl.bfloat16, nl.float16):
         return False
@@ -511,12 +521,11 @@ def _shift_pays_for(launch: Launch, options: Options) -> bool:
 def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:
     """Return the options with the form of the forward that ``exact_maximum`` requests.
 
-    True means the exact maximum of every row, False a shift in its place, None the one that is modelled to be
-    faster, which is the exact maximum where a launch asks for another layout than one position a partition.
+    True requests the exact maximum of every row, False a shift, None the form that is modelled to be faster. A launch
+    that requests a split or packed layout and None gets the exact maximum.
 
     Raises:
-        AssertionError: if ``exact_maximum`` is none of the three values, or requests a form that the launch or
-            its options exclude.
+        AssertionError: if ``exact_maximum`` is none of the three values, or is False and a shift is not possible.
     """
     function = launch.function
     require(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled profile of a launch of the cross-entropy kernels, from shapes alone: for host code, and in the simulator
+"""The modelled profile of a launch of the cross-entropy kernels, from shapes only. For host code, and in the simulator
 only.
 """
 
@@ -37,7 +37,7 @@ def profile_launch(
     trips: AskedTrips | None = None,
     **options: Any,
 ) -> Profile:
-    """Return the profile of a kernel on logits [N, V]; modelled, not measured.
+    """Return the modelled profile of one launch of a cross-entropy kernel on logits [N, V].
 
     Example::
 
@@ -49,20 +49,20 @@ def profile_launch(
         vocab_size: V.
         dtype: the type of logits and tiles, an NKI type or its name; targets are int32, and the backward's lse float32.
         direction: ``"forward"`` or ``"backward"``.
-        tiling: the tiling of the launch; it may differ from the one that ``choose_tiling`` would choose.
+        tiling: the tiling of the launch; ``choose_tiling`` chooses one.
         target: the generation of the hardware, such as ``"trn2"``.
         cores: the number of cores of the launch.
-        parameters: the assumptions of the model of time where nothing is published; None means the default
-            ones.
-        extended: whether to profile an extended kernel; ``options`` may hold shapes for its further arrays.
+        parameters: the values that the performance model assumes where no figures are published; None for the defaults.
+        extended: whether to profile an extended kernel; ``options`` may hold shapes for the optional tensors of the
+            kernel.
         trips: the iterations of the forward's loop over recomputed positions, in the form that ``profile`` accepts:
             ``"none"``, ``"all"`` or a number. None gives the profile with no iterations, whose ``with_all_trips`` is
             the profile with all of them.
         options: further keyword arguments of the kernel.
 
     Raises:
-        AssertionError: if the kernel does not take the sizes.
-        NkiValidationError: if the hardware does not.
+        AssertionError: if the kernel does not accept the sizes.
+        NkiValidationError: if the hardware does not support the sizes.
     """
     tile_dtype, shape = as_dtype(dtype), (num_positions, vocab_size)
     kernel: Any = extended_cross_entropy_forward if extended else cross_entropy_forward

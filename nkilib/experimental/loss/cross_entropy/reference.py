@@ -3,16 +3,16 @@
 
 """Cross-entropy and its gradient in float64: the reference against which the kernels are checked.
 
-For the plain kernels: :func:`cross_entropy_forward_reference` and :func:`cross_entropy_backward_reference`, from
-:class:`RowStatistics`; for those with options (:class:`ExtendedLoss`): :func:`extended_forward_reference` and
-:func:`extended_backward_reference`, with :class:`ExtendedResults` and :class:`BackwardInputs`. Other references use the
-parts: :func:`row_statistics`, :func:`gradient_of_rows`, :func:`probabilities`, :func:`gradient_scale`,
-:func:`row_blocks`, :func:`rounded_to` and :func:`as_numpy_dtype`, on :data:`Float64Array`.
+For the plain kernels: :func:`cross_entropy_forward_reference` and :func:`cross_entropy_backward_reference`; for the
+extended kernels, which have options (:class:`ExtendedLoss`): :func:`extended_forward_reference` and
+:func:`extended_backward_reference`. The references of other losses use :func:`row_statistics`,
+:func:`gradient_of_rows`, :func:`probabilities`, :func:`gradient_scale`, :func:`row_blocks`, :func:`rounded_to` and
+:func:`as_numpy_dtype`. The logits x are [N, V]: N positions (rows), V classes. z are the logits after cap and
+temperature.
 
-The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged
-targets, and in the backward the log-sum-exp that the kernel received. From there on every operation is
-float64, so the remaining difference between reference and kernel is the kernel's own error (see
-:mod:`.bounds`).
+The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged targets, and
+in the backward the log-sum-exp that the kernel received. From there on every operation is float64, so the remaining
+difference between reference and kernel is the kernel's own error (see :mod:`.bounds`).
 
 Only numpy and ml_dtypes are needed. Rows are processed in blocks, so the working memory stays at a few times
 ``_BLOCK_ELEMENTS`` float64 values, independent of N and V.
@@ -39,7 +39,7 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the numpy type of an NKI, numpy or ml_dtypes type, or of a name such as ``"bfloat16"``.
 
     Raises:
-        TypeError: if it is none of float32, bfloat16 and float16, the types that the kernels compute in.
+        TypeError: if the type is none of float32, bfloat16 and float16.
     """
     try:
         resolved = np.dtype(dtype)
@@ -52,11 +52,11 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The three values per row from which loss and log-sum-exp are computed, float64 [N] each.
+    """The values per row from which loss and log-sum-exp are computed, each float64 [N].
 
     Attributes:
         maximum: m, the largest logit of the row.
-        target_logit: the logit at the row's target.
+        target_logit: x_target, the logit at the row's target.
         log_sum: log d, where d is the sum of exp(x - m) over the row; in [0, log V] for a finite m.
     """
 
@@ -66,13 +66,15 @@ class RowStatistics:
 
     @property
     def loss(self) -> Float64Array:
-        """``F.cross_entropy(x, targets, reduction="none")``: (m - x_target) + log d, NaN where m is not finite."""
+        """The loss ``F.cross_entropy(x, targets, reduction="none")`` = (m - x_target) + log d; NaN where m is not
+        finite.
+        """
         with np.errstate(invalid="ignore"):
             return (self.maximum - self.target_logit) + self.log_sum
 
     @property
     def lse(self) -> Float64Array:
-        """``torch.logsumexp(x, dim=1)``: m + log d, and m itself where m is infinite."""
+        """The log-sum-exp ``torch.logsumexp(x, dim=1)`` = m + log d; m itself where m is infinite."""
         return np.where(np.isinf(self.maximum), self.maximum, self.maximum + self.log_sum)
 
 
@@ -82,10 +84,10 @@ def row_statistics(logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: A
     Args:
         logits: [N, V], float32, bfloat16 or float16.
         targets: [N], integers in [0, V).
-        dtype: type of the kernel's tiles; the logits are rounded to it first.
+        dtype: type of the kernel's tiles, to which the logits are rounded first.
 
     Raises:
-        ValueError: if the shapes do not fit each other or a dimension is 0.
+        ValueError: if the shapes do not match or a dimension is 0.
         IndexError: if a target lies outside [0, V).
         TypeError: if ``dtype`` is none of float32, bfloat16 and float16.
     """
@@ -134,15 +136,15 @@ def cross_entropy_backward_reference(
     Args:
         logits: [N, V], float32, bfloat16 or float16.
         targets: [N], integers in [0, V).
-        lse_state: [N], the log-sum-exp that the kernel received, in the precision that it had there.
+        lse_state: [N], the log-sum-exp as the kernel received it, rounded to its type.
         reduction: "mean" (scale 1/N) or "sum" (scale 1).
-        dtype: type of the kernel's tiles; the logits are rounded to it first.
+        dtype: type of the kernel's tiles, to which the logits are rounded first.
 
     Returns:
-        [N, V] float64. For a part of the rows of a large tensor use :func:`gradient_of_rows`.
+        The gradient, float64 [N, V]. For some rows of a large tensor use :func:`gradient_of_rows`.
 
     Raises:
-        ValueError: if the shapes do not fit each other, a dimension is 0, or ``reduction`` is another word.
+        ValueError: if the shapes do not match, a dimension is 0, or ``reduction`` is neither "mean" nor "sum".
         IndexError: if a target lies outside [0, V).
         TypeError: if ``dtype`` is none of float32, bfloat16 and float16.
     """
@@ -157,11 +159,9 @@ def cross_entropy_backward_reference(
 def gradient_of_rows(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any], scale: float, dtype: Any
 ) -> Float64Array:
-    """Return ``scale * (exp(x - lse) - onehot)`` for the rows passed in float64, all of them at once, with the
-    logits x rounded to ``dtype``.
+    """Return ``scale * (exp(x - lse) - onehot)`` in float64 for all given rows, with the logits x rounded to ``dtype``.
 
-    Where the log-sum-exp of a row is not finite, every element is NaN, like in autograd: the row holds NaN or +inf,
-    or nothing but -inf, and its softmax is not defined.
+    A row whose log-sum-exp is not finite gives NaN, as in autograd: the row contains NaN or +inf, or only -inf.
     """
     gradient = probabilities(logits, lse_state, dtype)
     gradient[np.arange(len(gradient)), targets] -= 1.0
@@ -170,9 +170,9 @@ def gradient_of_rows(
 
 
 def probabilities(logits: npt.NDArray[Any], lse_state: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return ``exp(x - lse)`` for the rows passed in float64, with the logits x rounded to ``dtype``.
+    """Return ``exp(x - lse)`` in float64 for all given rows, with the logits x rounded to ``dtype``.
 
-    It is NaN in rows whose log-sum-exp is not finite.
+    A row whose log-sum-exp is not finite gives NaN.
     """
     x = rounded_to(logits, dtype)
     lse = lse_state.astype(np.float64)
@@ -184,7 +184,7 @@ def gradient_scale(reduction: str, positions: int) -> float:
     """Return the factor of the gradient of one position: 1/N for "mean", 1 for "sum".
 
     Raises:
-        ValueError: for any other word.
+        ValueError: if ``reduction`` is neither "mean" nor "sum".
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f'cross-entropy reference: reduction must be "mean" or "sum", got {reduction!r}')
@@ -192,9 +192,9 @@ def gradient_scale(reduction: str, positions: int) -> float:
 
 
 def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
-    """Yield slices that together cover the rows in order.
+    """Yield slices that together cover the rows of ``logits`` in order.
 
-    Each has at most ``_BLOCK_ELEMENTS`` elements, or is a single row.
+    A slice has at most ``_BLOCK_ELEMENTS`` logits, or is a single row.
     """
     positions, vocabulary = logits.shape
     step = max(1, _BLOCK_ELEMENTS // vocabulary)
@@ -203,9 +203,9 @@ def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
 
 
 def rounded_to(logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return a float64 copy of ``logits`` rounded to ``dtype``, the values that a kernel sees in its tiles.
+    """Return a float64 copy of ``logits``, rounded to ``dtype``: the values in a kernel's tiles.
 
-    None rounds nothing: for logits that are no input of a kernel, such as products that it computes itself.
+    With ``dtype`` None nothing is rounded, for logits that a kernel computes itself.
     """
     if dtype is None:
         return logits.astype(np.float64)
@@ -232,10 +232,10 @@ def _check(logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.N
 
 @dataclass(frozen=True)
 class ExtendedLoss:
-    """The options of the extended kernels, under the names of their parameters, in float64 arithmetic.
+    """The options of the extended kernels, under the names of the kernels' parameters.
 
-    There is no option for a shard of the vocabulary: the results over the whole vocabulary are computed and cut
-    afterwards. ``temperature`` is a number, or an array of one for each position, [N], or of one for all, [1].
+    There is no option for a shard of the vocabulary: compute the results of the whole vocabulary, and take a part.
+    ``temperature`` is a number, or an array [N] or [1].
     """
 
     class_weight: npt.NDArray[Any] | None = None
@@ -254,25 +254,27 @@ class ExtendedLoss:
 
     @property
     def divisor(self) -> float | Float64Array:
-        """The temperature, as a divisor of numbers of positions, [N]."""
+        """The temperature as a divisor of vectors [N]."""
         return self.temperature if isinstance(self.temperature, float) else self.temperature.astype(np.float64)
 
     @property
     def element_divisor(self) -> float | Float64Array:
-        """The temperature, as a divisor of elements, [N, V]."""
+        """The temperature as a divisor of matrices [N, V]."""
         return self.divisor if isinstance(self.divisor, float) else self.divisor[:, np.newaxis]
 
     @property
     def scale_units(self) -> float:
-        """The relative error of z by the temperature, in units u: its inverse and two products are rounded, and the
-        device's reciprocal of a tensor is granted 2 u more.
+        """The relative error of z that the temperature causes, in units u.
+
+        The inverse of the temperature and two products are rounded; for a tensor of temperatures, 2 u more are allowed
+        for the device's reciprocal.
         """
         if not isinstance(self.temperature, float):
             return 4.0
         return 0.0 if self.temperature == 1.0 else 2.0
 
     def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-        """Return z: the logits, rounded to ``dtype``, capped, and divided by the temperature."""
+        """Return z, float64 [N, V]: the logits rounded to ``dtype``, capped, and divided by the temperature."""
         x = rounded_to(logits, dtype)
         if self.logit_softcap is None:
             return x / self.element_divisor
@@ -280,11 +282,11 @@ class ExtendedLoss:
         return capped / self.element_divisor
 
     def weights(self, vocabulary: int) -> Float64Array:
-        """Return the class weights w, [V]."""
+        """Return the class weights w, float64 [V]; 1 without class weights."""
         return np.ones(vocabulary) if self.class_weight is None else self.class_weight.astype(np.float64)
 
     def is_valid(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return the mask of valid positions; with class probabilities all positions are valid."""
+        """Return the mask of valid positions, [N]; with class probabilities, all positions are valid."""
         return np.ones(len(targets), np.bool_) if targets.ndim == 2 else targets != self.ignore_index
 
     def factors(self, targets: npt.NDArray[Any], vocabulary: int) -> Float64Array:
@@ -305,7 +307,7 @@ class ExtendedLoss:
 
 @dataclass(frozen=True)
 class ExtendedResults:
-    """The results of the extended forward, [N] each: float64, except ``argmax``, which is int64.
+    """The results of the extended forward, each [N]: float64, except ``argmax``, which is int64.
 
     Only the linear forward returns the last two fields.
     """
@@ -331,9 +333,9 @@ def extended_forward_reference(
     """Return all results of ``extended_cross_entropy_forward`` in float64, all rows at once.
 
     Args:
-        logits: [N, V], float32, bfloat16 or float16; float64 without ``dtype``.
+        logits: [N, V], float32, bfloat16 or float16; float64 if ``dtype`` is None.
         targets: [N] integers, each a class or ``options.ignore_index``; or [N, V] class probabilities.
-        dtype: type of the kernel's tiles; the logits are rounded to it first, unless it is None.
+        dtype: type of the kernel's tiles, to which the logits are rounded first; None for no rounding.
         options: the options of the loss.
     """
     vocabulary = logits.shape[1]
@@ -370,12 +372,13 @@ def extended_forward_reference(
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The inputs of the extended backward besides logits and targets, [N] each.
+    """The inputs of the extended backward besides logits and targets, each [N].
 
     Attributes:
-        lse: the log-sum-exp that the kernel received, in the precision that it had there.
+        lse: the log-sum-exp as the kernel received it, rounded to its type.
         grad_loss, grad_lse, grad_logprob, grad_entropy: upstream gradients; None for 0.
-        entropy: the entropy that the kernel received, in its precision there; None without a gradient of the entropy.
+        entropy: the entropy as the kernel received it, rounded to its type; None if there is no gradient of the
+            entropy.
     """
 
     lse: npt.NDArray[Any]
@@ -400,7 +403,7 @@ def extended_backward_reference(
 
     Args:
         logits, targets, dtype, options: see :func:`extended_forward_reference`.
-        given: the further inputs of the kernel.
+        given: the upstream gradients and saved results.
     """
     positions, vocabulary = logits.shape
     z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)

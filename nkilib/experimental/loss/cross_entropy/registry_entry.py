@@ -3,19 +3,19 @@
 
 """The registry entry of cross-entropy of logits: the kernels, their guarantees, and their work.
 
-The kernels to launch are those of :mod:`.kernels`; :data:`CROSS_ENTROPY` is the entry.
+:data:`CROSS_ENTROPY` is the entry; the kernels to launch wrap those of :mod:`.kernels`.
 
-The work (bytes that cross HBM, and operations) does not depend on the tiling; the performance model derives
-from it how fast the hardware could be.
+The work (bytes that cross HBM, and operations) does not depend on the tiling; the performance model derives from it how
+fast the hardware could be.
 
 For host code, not for kernels. The minimum of work for logits [N, V]:
 
 - forward: every logit crosses HBM once; one exponential per element, and with ``exact_maximum=True`` one maximum per
   element;
 - backward: every logit crosses HBM once, and every element of the gradient; one exponential per element. The target of
-  a row changes one element of it, so no pass over all elements is needed for it.
+  a row changes one element only, so it needs no pass over all elements.
 
-The simulator is imported only when a profile asks for the work: on hardware the kernels do not need it.
+The simulator is imported only when a profile asks for the work: the kernels on hardware do not need the simulator.
 """
 
 from __future__ import annotations
@@ -47,9 +47,14 @@ _BACKWARD_NOTES = "logits are rounded to dtype on loading; at the target, 1 is s
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor of a launch on logits [N, V].
+    """Return the size of a tensor of a launch on logits [N, V], by the tensor's name.
 
     The targets are classes, int32 [N]; every tensor but the logits and the targets is float32 [N].
+
+    Args:
+        tensor: the name of the tensor without ``_hbm``.
+        shape: (N, V).
+        options: not used.
     """
     if tensor == "logits":
         return TensorSize(shape)
@@ -59,9 +64,7 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
 def forward_workspace_bytes(
     logits_hbm: Any, positions_per_batch: int = PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
 ) -> int:
-    """Return the bytes of HBM in which the form without the exact maximum keeps the targets' logits for recomputed
-    rows.
-    """
+    """Return the bytes of HBM that the form with a shift uses to keep the targets' logits for recomputed rows."""
     if exact_maximum:
         return 0
     batches = div_ceil(logits_hbm.shape[0], positions_per_batch) + cores - 1  # a core may have a short one of its own
@@ -69,7 +72,7 @@ def forward_workspace_bytes(
 
 
 def _maxima(elements: int, itemsize: int, exact_maximum: bool | None) -> int:
-    """Return how many elements Vector reads for the maximum: fewer in 16-bit types, of which GpSimd halves a part."""
+    """Return how many elements Vector compares for the maximum: fewer in 16-bit types, where GpSimd halves a share."""
     from nkilib.experimental.loss.cross_entropy.launch import BESIDE_EXPONENTIALS
 
     if not exact_maximum:
@@ -80,7 +83,7 @@ def _maxima(elements: int, itemsize: int, exact_maximum: bool | None) -> int:
 def forward_work(
     logits_hbm: Any, dtype: Any, lse_dtype: Any = None, exact_maximum: bool | None = None, **_: Any
 ) -> Work:
-    """Return the work of ``cross_entropy_forward``; the function takes the kernel's parameters."""
+    """Return the work of ``cross_entropy_forward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -96,7 +99,7 @@ def forward_work(
 
 
 def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool, **_: Any) -> Work:
-    """Return the work of ``cross_entropy_backward``; the function takes the kernel's parameters."""
+    """Return the work of ``cross_entropy_backward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -120,9 +123,9 @@ def extended_forward_work(
     exact_maximum: bool | None = None,
     **_: Any,
 ) -> Work:
-    """Return the work of ``extended_cross_entropy_forward``; the function takes the kernel's parameters.
+    """Return the work of ``extended_cross_entropy_forward``, from the kernel's arguments.
 
-    Class probabilities and weights cross HBM once. A cap is one more activation function per element, an argmax a
+    Class probabilities and weights cross HBM once. A cap takes one more activation function per element, an argmax one
     maximum.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
@@ -149,7 +152,7 @@ def extended_backward_work(
     inplace: bool,
     **_: Any,
 ) -> Work:
-    """Return the work of ``extended_cross_entropy_backward``; the function takes the kernel's parameters."""
+    """Return the work of ``extended_cross_entropy_backward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -165,16 +168,15 @@ def extended_backward_work(
 
 
 def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the largest number of iterations of the forwards' loop over recomputed rows: all rows of a core are
-    recomputed.
+    """Return the largest number of iterations of the forward's loop over recomputed rows, by the name of the loop.
 
-    Call this while the kernel runs, because the number of cores is known only then.
+    The number is for a core all of whose rows are recomputed. Call this while the kernel runs, because the number of
+    cores is known only then.
     """
     return {"recompute_rows": most_trips(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0))}
 
 
 def _arguments(direction: str, dtype: str) -> dict[str, Any]:
-    """Return the arguments of an extended kernel, with the tiling that is chosen for it."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     kernel: Callable[..., Any] = kernels.extended_cross_entropy_forward

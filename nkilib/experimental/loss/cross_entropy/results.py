@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The values that the forward of cross-entropy accumulates for a group of batches, and the results computed from them.
+"""The values that the forward of cross-entropy accumulates, and the results that are computed from them.
 
-The values are a :class:`Group`, or a :class:`ShiftedGroup` under shifts. Results are tiles [rows, batches]
-(:func:`computed_results`), which are stored as vectors (:class:`Results`).
+The values of a group of batches are a :class:`Group`, or a :class:`ShiftedGroup` if exponentials are computed under a
+shift. Results are tiles [rows, batches] (:func:`computed_results`), stored as vectors [N] (:class:`Results`). Scores x
+are the values in tiles; z is the scale times x: the logits after cap and temperature. m is the maximum of x in a row, d
+the sum of exp(z - scale * m), f are the class factors (class weights w, times class probabilities if the targets are
+such), t is the target, and e the label smoothing.
 """
 
 from __future__ import annotations
@@ -34,15 +37,16 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Group:
-    """The values accumulated for a group of batches; None for values that are not requested.
+    """The values accumulated for a group of batches.
 
     Attributes:
         batches: the batches of the group.
-        statistics, moments, argmax: the maxima and sums of exponentials, the further sums over classes, and the
-            largest logit's class, all updated chunk by chunk.
-        exact_neg_max_sbuf: minus the maximum of one chunk of logits, [rows, 1], used if an argmax is requested.
+        statistics: the maxima and the sums of exponentials of chunks.
+        moments: further sums over the classes, or None.
+        argmax: the class of the largest logit, or None.
+        exact_neg_max_sbuf: minus the maximum of a chunk of logits, [rows, 1], for the argmax.
         targets: the values at the targets; None for class probabilities.
-        is_whole: whether a row is one chunk and only its statistics are requested, so that there is nothing to combine.
+        is_whole: whether a row is one chunk and only the statistics are requested, so that nothing has to be combined.
     """
 
     batches: StoredRows
@@ -55,7 +59,7 @@ class Group:
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, launch: Launch, options: Options) -> Group:
-        """Allocate a group for rows of ``num_chunks`` chunks, and load its temperatures if the launch has them."""
+        """Allocate a group for rows of ``num_chunks`` chunks, and load the temperatures if the launch has them."""
         columns, dtype = Columns.of_group(batches, num_chunks), launch.dtype
         scale = options.scale_of(launch.temperatures(batches, (columns.rows, columns.batches)))
         is_capped = options.softcap is not None
@@ -77,18 +81,17 @@ class Group:
 
     @property
     def first_moment(self) -> FirstMoment:
-        """The weighted sums over the classes of each row, which label smoothing, class probabilities and distance sums
-        need.
+        """The sums of f and of f * (x - m) over the classes of each row.
 
         Raises:
-            ValueError: if no option requires them.
+            ValueError: if no option requires these sums.
         """
         if self.moments is None or self.moments.first is None:
             raise ValueError("cross_entropy: no option sums over the classes")
         return self.moments.first
 
     def take_weights(self, chunks: int) -> None:
-        """Compute the factor exp(scale * (m_k - m)) of each processed chunk k, from its maximum m_k and the maximum
+        """Compute the factor exp(scale * (m_k - m)) of each chunk k, from the maximum m_k of the chunk and the maximum
         m of its row.
 
         Args:
@@ -112,7 +115,9 @@ class Group:
         self.statistics.combine_sums(chunks)
 
     def restart(self, chunks: int) -> None:
-        """Combine the values of the first ``chunks`` chunks, which fill all columns of the tiles, into column 0."""
+        """Combine the first ``chunks`` chunks, which fill the tiles of statistics, into column 0, so that more chunks
+        can follow.
+        """
         self.take_weights(chunks)
         self.combine(chunks)
         self.statistics.restart()
@@ -124,14 +129,13 @@ class Group:
 
 @dataclass(frozen=True)
 class ShiftedGroup:
-    """The values accumulated for a group of batches whose exponentials are computed under a shift instead of the
-    maximum.
+    """The values accumulated for a group of batches whose exponentials are computed under a shift.
 
     Attributes:
         batches: the batches of the group.
-        statistics, entropy: the sums of exponentials and the terms of the entropy, updated chunk by chunk;
-            ``entropy`` is None if it is not requested.
-        targets: the values at the targets. For an ignored target, too, they are those of an element of its row.
+        statistics: the sums of exponentials of chunks.
+        entropy: the terms of the entropy, or None.
+        targets: the values at the targets. For an ignored target, the values are those of another element of the row.
     """
 
     batches: BatchGroup
@@ -141,7 +145,7 @@ class ShiftedGroup:
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, launch: Launch, options: Options) -> ShiftedGroup:
-        """Allocate a group for rows of ``num_chunks`` chunks, and load its temperatures if the launch has them."""
+        """Allocate a group for rows of ``num_chunks`` chunks, and load the temperatures if the launch has them."""
         columns, dtype = Columns.of_group(batches, num_chunks), launch.dtype
         scale = options.scale_of(launch.temperatures(batches, (columns.rows, columns.batches)))
         return cls(
@@ -158,7 +162,9 @@ class ShiftedGroup:
             self.entropy.combine(self.statistics.columns, chunks)
 
     def restart(self, chunks: int) -> None:
-        """Combine the values of the first ``chunks`` chunks, which fill all columns of the tiles, into column 0."""
+        """Combine the first ``chunks`` chunks, which fill the tiles of statistics, into column 0, so that more chunks
+        can follow.
+        """
         self.statistics.restart(chunks)
         if self.entropy is not None:
             self.entropy.restart(self.statistics.columns, chunks)
@@ -171,7 +177,7 @@ def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Results:
-    """The vectors [N] in HBM for the results of the forward, in the order in which a kernel returns them.
+    """The result vectors of the forward in HBM, each [N], in the order in which a kernel returns them.
 
     A vector is None if the kernel does not return it.
     """
@@ -220,13 +226,12 @@ class Results:
 class _TargetResults:
     """The results of a group that depend on the targets: float32 tiles [rows, batches].
 
-    Ignored targets are not masked yet, and the squared log-sum-exp is not added to the loss.
+    Ignored targets are not masked yet, and the loss does not contain the squared log-sum-exp.
 
     Attributes:
         loss_sbuf: the loss.
-        logit_sbuf: z[t] divided by the scale, for class probabilities the sum of f z divided by it, where f are
-            the class factors; may have another type.
-        weight_sbuf: the class weight w[t], or the sum of f; None where it is 1.
+        logit_sbuf: x[t], or for class probabilities the sum of f x; may have another type.
+        weight_sbuf: w[t], or for class probabilities the sum of f; None where the weight is 1.
     """
 
     loss_sbuf: nl.NkiTensor
@@ -235,10 +240,9 @@ class _TargetResults:
 
 
 def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return lse - z[t], computed as log d - (z[t] - m) with the maximum m and the sum d of exp(z - m).
+    """Return lse - z[t], computed as log d - (z[t] - scale * m), where m is the maximum or the shift.
 
-    Under a shift, m is the shift. The difference of lse and z[t] itself would lose the digits of log d for
-    large logits.
+    The difference of lse and z[t] itself would lose the digits of log d for large logits.
     """
     distance_sbuf = float32_like(logit_sbuf)
     nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
@@ -248,11 +252,9 @@ def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.Nki
 
 
 def _results_under_shift(group: ShiftedGroup) -> _TargetResults:
-    """Return the loss w[t] * (log S - (z[t] - c)), z[t] and w[t], where S is the sum of exp(z - c) under the shift
-    c.
+    """Return the loss w[t] * (log S - (z[t] - c)), x[t] and w[t], where S is the sum of exp(z - c) under the shift c.
 
-    No z[t] is larger than c, and S is at least 1 except for rounding: neither term is negative, so nothing
-    cancels.
+    z[t] is at most c, and S is at least 1 except for rounding, so both terms are positive and nothing cancels.
     """
     targets = group.targets
     loss_sbuf = _distance_of_target(group.statistics, targets.logits_sbuf)
@@ -263,10 +265,10 @@ def _results_under_shift(group: ShiftedGroup) -> _TargetResults:
 
 
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
-    """Return the sum over the classes of f * (lse - z), where f are the class factors.
+    """Return the sum over the classes of f * (lse - z).
 
-    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m), where x = z / scale, m is the maximum of
-    x, and log d + scale * m is lse: large logits have cancelled in G already.
+    The sum is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G
+    already.
     """
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
     first_sbuf = statistics.scaled(first.row_first_sbuf)
@@ -275,10 +277,10 @@ def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
 
 
 def _results_of_class_targets(group: Group, targets: TargetValues, options: Options) -> _TargetResults:
-    """Return the loss of class targets, z[t] and w[t].
+    """Return the loss, x[t] and w[t] of class targets.
 
-    The loss is (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with the label smoothing e and
-    the sum W of the class weights. It is not computed from lse: see :func:`_distance_of_target`.
+    The loss is (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with the sum W of the class weights.
+    The loss is not computed from lse: see :func:`_distance_of_target`.
     """
     statistics = group.statistics
     logit_sbuf = targets.logits_sbuf
@@ -299,10 +301,9 @@ def _results_of_class_targets(group: Group, targets: TargetValues, options: Opti
 
 
 def _results_of_probabilities(first: FirstMoment, statistics: Statistics) -> _TargetResults:
-    """Return, for class factors f, the sums over the classes of f * (lse - z), of f * z / scale, and of f.
+    """Return the sums over the classes of f * (lse - z), of f x, and of f.
 
-    With scores x = z / scale, their maximum m, F = sum of f and G = sum of f * (x - m), the second one is
-    G + F * m.
+    The second sum is G + F * m, with F = sum of f and G = sum of f * (x - m).
     """
     negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
     return _TargetResults(
@@ -311,7 +312,6 @@ def _results_of_probabilities(first: FirstMoment, statistics: Statistics) -> _Ta
 
 
 def _target_results(group: Group | ShiftedGroup, options: Options) -> _TargetResults:
-    """Return the results of a group that depend on the targets."""
     if isinstance(group, ShiftedGroup):
         return _results_under_shift(group)
     if group.targets is None:
@@ -322,10 +322,9 @@ def _target_results(group: Group | ShiftedGroup, options: Options) -> _TargetRes
 def _finished_loss(
     loss_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, masks: TargetMasks | None, dtype: nl.DType, options: Options
 ) -> nl.NkiTensor:
-    """Return the loss plus s * lse^2, where s is the factor of the squared log-sum-exp, and 0 where the target is
-    ignored.
+    """Return the loss plus s * lse^2, with the factor s of the squared log-sum-exp; 0 where the target is ignored.
 
-    A row with a +inf has lse +inf and, as in PyTorch, loss NaN.
+    A row with +inf has lse +inf and, as in PyTorch, loss NaN.
     """
     total_sbuf = with_nan_of_infinite(loss_sbuf, lse_sbuf, dtype)
     if options.square != 0.0:
@@ -343,7 +342,7 @@ def _finished_loss(
 
 
 def _where_local(values_sbuf: nl.NkiTensor, masks: TargetMasks | None) -> nl.NkiTensor:
-    """Return the values in float32, and 0 at targets that are ignored or whose class is in another shard."""
+    """Return the values in float32; 0 at targets that are ignored or whose class is in another shard."""
     return values_sbuf if masks is None else selected(cast(values_sbuf, nl.float32), masks.local_sbuf)
 
 
@@ -352,7 +351,7 @@ _PossibleResult = tuple[nl.NkiTensor | None, nl.NkiTensor]
 
 
 class GroupResult(NamedTuple):
-    """A result of a group of batches.
+    """One result of a group of batches.
 
     Attributes:
         vector_hbm: the vector in HBM, [N].
@@ -364,8 +363,10 @@ class GroupResult(NamedTuple):
 
 
 def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResult]:
-    """Compute the results that need more of a row than its maximum and its sum of exponentials, such as argmax and
-    entropy.
+    """Compute the requested ones of argmax, entropy, log_sum_squares, mean_logit and distance_sum.
+
+    Returns:
+        Pairs of a vector in HBM and the values of the group, [rows, batches].
     """
     entries: list[_PossibleResult] = []
     if group.argmax is not None:
@@ -385,7 +386,7 @@ def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResu
 
 
 def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
-    """Compute the results of a group of batches whose logarithms of sums have been computed."""
+    """Compute all requested results of a group of batches whose logarithms of sums have been computed."""
     statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks
@@ -412,11 +413,11 @@ def computed_results(group: Group | ShiftedGroup, results: Results, options: Opt
 
 
 def store_early_results(group: Group, results: Results) -> Results:
-    """Compute and store those results of classes without further options that need no logarithm: the target's logit
-    and weight, and the maximum.
+    """Compute and store the requested results of class targets that need no logarithm: target logit, weight and
+    maximum.
 
     Returns:
-        The vectors of the results that remain for :func:`store_results`.
+        The vectors of the other results, for :func:`store_results`.
     """
     statistics, targets = group.statistics, group.targets
     if targets is None:
@@ -449,8 +450,13 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
 
 
 def swapped_results(group: Group, batches: BatchGroup, results: Results, options: Options) -> list[SwappedResult]:
-    """Compute the results of a group of batches like :func:`store_results`, and swap pairs of them between the cores;
-    store one that is left, and integers.
+    """Compute the results of a group like :func:`store_results`, but swap them in pairs between the cores before the
+    store.
+
+    A result without a partner of its kind (integers, other types) is stored directly.
+
+    Returns:
+        The swaps that have begun.
     """
     pairs: list[SwappedResult] = []
     waiting: dict[bool, GroupResult] = {}

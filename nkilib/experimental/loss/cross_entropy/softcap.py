@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cap of logits, on chip: c * tanh(x / c) for logits x and a cap c, but -inf where x is -inf, so that masked
-classes stay masked.
+"""The cap of logits on chip: z = c * tanh(x / c) for a logit x and a cap c.
 
-Kernels keep only the tangents tanh(x / c) in tiles; the factor c is a part of the scale by which tiles are
-multiplied to give z.
-
-:func:`hyperbolic_tangents` computes tangents and :func:`masked_tangents` puts -inf back; :func:`squared` and
-:func:`through_cap` multiply a gradient by the derivative of the cap.
+z is -inf where x is -inf, so that masked classes stay masked. Kernels keep only the tangents tanh(x / c) in tiles; the
+factor c is part of the scale that turns tiles into z. :func:`hyperbolic_tangents` computes tangents and
+:func:`masked_tangents` sets -inf; :func:`squared` and :func:`through_cap` multiply a gradient by the derivative of the
+cap.
 """
 
 from __future__ import annotations
@@ -18,17 +16,17 @@ from nkilib.nki import nisa, nl
 
 
 def hyperbolic_tangents(dst_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor, softcap: float) -> None:
-    """Compute tanh(x / c) of logits x and the cap c. Scalar loads another activation table for it, and exp's again
-    afterwards.
+    """Write tanh(x / c) of the logits x to ``dst_sbuf``, with the cap c = ``softcap``.
+
+    Scalar loads the activation table of tanh, and for a later exp the table of exp again.
     """
     nisa.activation(dst=dst_sbuf, op=nl.tanh, data=logits_sbuf, scale=1.0 / softcap)
 
 
 def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor) -> None:
-    """Compute min(x + highest, tanh(x / c)), with the highest float32: -inf where the logit x is -inf, else the
-    tangent.
+    """Write the tangents to ``dst_sbuf``, with -inf where the logit x is -inf, as min(x + highest float32, tangent).
 
-    For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where it is small, the tangent is
+    For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where the sum is small, the tangent is
     -1.
     """
     nisa.scalar_tensor_tensor(
@@ -37,19 +35,19 @@ def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_
 
 
 def squared(tangents_sbuf: nl.NkiTensor) -> None:
-    """Square the tangents tanh(x / c) in place, for :func:`through_cap`, once nothing else needs them.
+    """Square the tangents tanh(x / c) in place, for :func:`through_cap`.
 
-    A logit x of -inf is treated as if z were -c: its gradient is multiplied by 1 - tanh^2, which is 0 there.
+    A logit x of -inf is treated as if its tangent were -1: its gradient is multiplied by 1 - tanh^2 = 0.
     """
     nisa.activation(dst=tangents_sbuf, op=nl.square, data=tangents_sbuf)
 
 
 def through_cap(dst_sbuf: nl.NkiTensor, gradient_sbuf: nl.NkiTensor, squares_sbuf: nl.NkiTensor) -> None:
-    """Compute the gradient of the logits x from the gradient dz of z: dz * (1 - tanh(x / c)^2), rounded once.
+    """Write the gradient of the logits x to ``dst_sbuf``: dz * (1 - tanh(x / c)^2), rounded once.
 
     Args:
         dst_sbuf: the gradient of x.
-        gradient_sbuf: dz.
+        gradient_sbuf: dz, the gradient of z.
         squares_sbuf: the squared tangents, see :func:`squared`.
     """
     nisa.scalar_tensor_tensor(

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The targets of cross-entropy, the values gathered at them, and its class factors, weights or probabilities, on chip.
+"""The targets of cross-entropy on chip: their columns, the values gathered at them, and the factors of classes.
 
-:class:`TargetFinder` finds the :class:`LocatedTargets` of rows, the :class:`TargetElements` of a batch and their
-:class:`TargetMasks`; :class:`TargetValues` has what is gathered there. :class:`ClassFactors` streams the factors and
-sums them up where :class:`FactorSums` says so.
+:class:`TargetFinder` locates the targets of rows and writes their :class:`TargetMasks`; :class:`TargetValues` has the
+values that are gathered at the targets. :class:`ClassFactors` streams class weights and class probabilities, chunk by
+chunk in step with the logits, and computes the sums that :class:`FactorSums` names.
 
-A target's class may be ignored or held by another shard of the vocabulary; :mod:`nkilib.core.rows.elements` explains
-the index of an element, also for an invalid class. Class weights and class probabilities are loaded chunk by chunk in
-step with the logits.
+A row is a position. Tiles [rows, batches] hold one value per row of each batch of a group. The columns of the logits
+may be a shard of the vocabulary; a target may be ignored, in another shard, or invalid (no class at all).
+:mod:`nkilib.core.rows.elements` explains the index of an element, also for an invalid class.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TargetMasks:
 
     @classmethod
     def make(cls, rows: int, batches: int) -> TargetMasks:
-        """Allocate the masks; their contents are not initialised."""
+        """Allocate the masks, uninitialised."""
         shape = (rows, batches)
         valid_sbuf = nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf)
         return cls(valid_sbuf, nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf))
@@ -64,8 +64,8 @@ class TargetElements:
     """The elements of the logits at the targets of a batch: int32 tiles [rows, 1].
 
     Attributes:
-        index_sbuf: the index of each row's target element within the batch's span of rows; out of the span's
-            range where the target is neither ignored nor a class.
+        index_sbuf: the index of each row's target element, relative to the first row of the batch; out of range for an
+            invalid target.
         column_sbuf: the column of the element.
     """
 
@@ -79,8 +79,8 @@ class LocatedTargets:
 
     Attributes:
         targets_sbuf: the targets.
-        column_sbuf: the column of each, see :meth:`TargetFinder.locate`.
-        is_invalid_sbuf: 1 for a target that is neither ignored nor a class, else 0.
+        column_sbuf: the column of each target, see :meth:`TargetFinder.locate`.
+        is_invalid_sbuf: 1 for an invalid target, else 0.
     """
 
     targets_sbuf: nl.NkiTensor
@@ -90,14 +90,13 @@ class LocatedTargets:
 
 @dataclass(frozen=True)
 class TargetValues:
-    """The values gathered at the targets of a group: tiles [rows, batches].
+    """The values gathered at the targets of a group of batches: tiles [rows, batches].
 
     Attributes:
         logits_sbuf: the logits, in the type of the chunks.
         masks: the masks of valid targets; None if all targets are valid.
-        weights_sbuf: the class weights of the targets, float32; None without class weights. A target that is
-            ignored or in another shard has the weight of the class that :meth:`TargetFinder.find`
-            chose instead.
+        weights_sbuf: the class weights of the targets, float32; None without class weights. A target that is ignored or
+            in another shard has the weight of another class.
     """
 
     logits_sbuf: nl.NkiTensor
@@ -106,7 +105,7 @@ class TargetValues:
 
     @classmethod
     def make(cls, columns: Columns, dtype: nl.DType, options: Options) -> TargetValues:
-        """Allocate the tiles; their contents are not initialised."""
+        """Allocate the tiles, uninitialised."""
         return cls(
             columns.row_tile(dtype),
             None if options.is_plain else TargetMasks.make(columns.rows, columns.batches),
@@ -118,11 +117,16 @@ class TargetValues:
         return None if self.masks is None else self.masks.of_batch(batch)
 
     def gather(self, launch: Launch, elements: TargetElements, rows: Batch, batch: int) -> None:
-        """Gather the logits at the targets of batch number ``batch`` of the group, and the class weights of the
-        targets.
+        """Gather the logits and class weights at the targets of one batch.
 
-        DMA rounds the target's logit to the type of the tiles just as it rounds the chunks, so it does not exceed
-        the maximum of its row.
+        DMA rounds the target's logit to the type of the tiles exactly as it rounds the chunks, so the logit does not
+        exceed the maximum of its row.
+
+        Args:
+            launch: the launch, with logits and class weights.
+            elements: the elements at the targets.
+            rows: the batch.
+            batch: the index of the batch in the group.
         """
         nisa.dma_copy(
             dst=self.logits_sbuf[:, batch : batch + 1],
@@ -147,18 +151,17 @@ class _ClassRange:
         return cls(int32_column(rows, first, 0), int32_column(rows, first + classes - 1, 0))
 
     def nearest(self, targets_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the class of the range that is nearest to each target."""
         return clamped(targets_sbuf, self.first_sbuf, self.last_sbuf)
 
 
 @dataclass(frozen=True)
 class TargetFinder:
-    """The constants that locate the targets, computed once for all batches of a core.
+    """The constants that locate targets, computed once for all batches of a core.
 
     Attributes:
         targets_hbm: the targets, [N] int32, as classes of the whole vocabulary.
         classes: the classes that the columns of the logits hold.
-        indices: the object that turns rows and columns into indices of elements.
+        indices: computes indices of elements from rows and columns.
         here: the range of classes that the logits hold.
         all: the range of classes of all shards; None if it equals ``here``.
         ignored_sbuf: the ignored class, int32 [rows, 1]; None if no class is ignored.
@@ -185,9 +188,13 @@ class TargetFinder:
         )
 
     def locate(self, rows: LoadedRows, masks: TargetMasks | None) -> LocatedTargets:
-        """Load the targets of rows and find their columns, and write the masks if targets may be ignored.
+        """Load the targets of rows and compute their columns; also write the masks, if targets may be ignored.
 
-        A target that is ignored, or whose class is in another shard, gets the column of the nearest class held here.
+        A target that is ignored or in another shard gets the column of the nearest class of the logits.
+
+        Args:
+            rows: loads the elements that belong to the rows.
+            masks: the masks to write; None if no target may be ignored.
         """
         targets_sbuf = rows.loaded(self.targets_hbm, nl.int32)
         column_sbuf = self.here.nearest(targets_sbuf)
@@ -208,11 +215,11 @@ class TargetFinder:
         return LocatedTargets(targets_sbuf, column_sbuf, is_invalid_sbuf)
 
     def find(self, batch: Batch, masks: TargetMasks | None) -> TargetElements:
-        """Return the target elements of a batch, and write the masks if targets may be ignored, see :meth:`locate`."""
+        """Return the target elements of a batch, and write the masks as :meth:`locate` does."""
         return self.found(batch, masks).of_batch(0, batch)
 
     def found(self, rows: LoadedRows, masks: TargetMasks | None) -> FoundTargets:
-        """Find the target elements of the batches of a group in their rows, and write the masks, as :meth:`find`."""
+        """Return the target elements of a group of batches, and write the masks as :meth:`locate` does."""
         located = self.locate(rows, masks)
         self.indices.add_column(located.is_invalid_sbuf, located.column_sbuf)
         return FoundTargets(self.indices, self.classes, located)
@@ -224,8 +231,8 @@ class FoundTargets:
 
     Attributes:
         indices, classes: see :class:`TargetFinder`.
-        located: the targets, their columns, and in place of flags the indices of the elements in their rows, out of
-            range for an invalid target.
+        located: the targets and their columns. ``is_invalid_sbuf`` holds indices of the target elements within their
+            rows instead of flags, out of range for invalid targets.
     """
 
     indices: ElementIndices
@@ -233,10 +240,10 @@ class FoundTargets:
     located: LocatedTargets
 
     def of_batch(self, number: int, batch: Batch) -> TargetElements:
-        """Return the elements of a batch, which has a number in the group.
+        """Return the target elements of a batch, which is number ``number`` of the group.
 
-        The element that is gathered exists for every target that is ignored or in another shard; and a scatter to it
-        does no harm if it writes the value that is stored there anyway.
+        For a target that is ignored or in another shard, the element is another one of the row. A scatter to this
+        element is harmless if it writes the value that is stored there anyway.
         """
         targets_sbuf, column_sbuf, in_row_sbuf = (
             tile_sbuf[:, number : number + 1]
@@ -249,7 +256,9 @@ class FoundTargets:
 
 
 class FactorSums(Enum):
-    """The sums of class factors that are computed in a separate pass, before the pass that uses them."""
+    """The sums of class factors that are computed in a separate pass over the factors, before the pass that uses
+    them.
+    """
 
     NOTHING = 0
     CLASSES = 1  # once, for all positions
@@ -258,27 +267,27 @@ class FactorSums(Enum):
 
 @dataclass(frozen=True)
 class FactorRings:
-    """The ring buffers of the streams of class probabilities and class weights."""
+    """The ring buffers for chunks of class probabilities and of class weights."""
 
     probabilities: TileRing
     weights: TileRing
 
     @classmethod
     def make(cls, sbuf: DividedSbuf, options: Options) -> FactorRings:
-        """Allocate the ring buffers that the options need."""
+        """Allocate the ring buffers that the options need; the others are empty."""
         return cls(sbuf.ring(options.has_probabilities), sbuf.ring(options.needs_class_weights))
 
 
 @dataclass(frozen=True)
 class ClassFactors:
-    """The factors by which a loss multiplies its classes, streamed in chunks of the logits' size.
+    """The factors by which a loss multiplies its classes, loaded in chunks of the logits' size.
 
     Attributes:
         options: the options of the kernel.
         batches: the batches of the core.
-        sums: the sums of factors that are computed in a separate pass beforehand.
+        sums: the sums of factors that are computed in a separate pass.
         num_chunks: the number of chunks per row.
-        streams: the streams of class probabilities and of class weights, in this order; only the ones needed.
+        streams: the streams of class probabilities and of class weights, in this order; only those that are needed.
     """
 
     options: Options
@@ -296,7 +305,15 @@ class ClassFactors:
         rings: FactorRings,
         sums: FactorSums = FactorSums.NOTHING,
     ) -> ClassFactors:
-        """Create the streams beside the stream of logits; each visits a batch once for each pass over its factors."""
+        """Make the streams that the options need; a stream loads a batch once for each pass over its factors.
+
+        Args:
+            launch: the launch, with class weights and class probabilities.
+            options: the options of the kernel.
+            logits: the stream of logits, which determines batches and chunks.
+            rings: the ring buffers of the streams.
+            sums: the sums of factors that are computed in a separate pass.
+        """
         visits = list(logits.batches)
         if sums is FactorSums.CLASSES:
             visits.insert(0, visits[0])
@@ -312,8 +329,10 @@ class ClassFactors:
         return cls(options, logits.batches, sums, logits.num_chunks, streams)
 
     def loaded(self, load: int) -> nl.NkiTensor | None:
-        """Load the factors of the classes of chunk number ``load`` of the logits, see :meth:`_loaded`; None if all
-        factors are 1.
+        """Load the factors for chunk number ``load`` of the logits; None if all factors are 1.
+
+        Returns:
+            A float32 tile [rows, columns] that may be overwritten, see :meth:`_loaded`.
         """
         if not self.streams:
             return None
@@ -325,23 +344,20 @@ class ClassFactors:
         return self._loaded(visit * self.num_chunks + chunk)
 
     def sums_of_classes(self) -> nl.NkiTensor | None:
-        """Return the sum of all class weights, float32 [rows, 1], the same in each row; None if it is not requested."""
+        """Return the sum of all class weights, float32 [rows, 1] with equal rows.
+
+        The result is None unless :attr:`sums` is ``FactorSums.CLASSES``.
+        """
         return self._row_sums(0, self.batches[0].rows) if self.sums is FactorSums.CLASSES else None
 
     def sums_of_positions(self, number: int) -> nl.NkiTensor:
-        """Return, for each position of the batch with this number, the sum of its factors over all classes, float32
-        [rows, 1].
-        """
+        """Return the sum over all classes of the factors of each position of a batch, float32 [rows, 1]."""
         return self._row_sums(2 * number, self.batches[number].rows)
 
     def _loaded(self, load: int) -> nl.NkiTensor:
-        """Load the factor w_k y'_k of each class k of a chunk, or only w_k if the targets are no class probabilities.
+        """Load the factors of a chunk: w_k y'_k for class probabilities y, else w_k.
 
-        w_k is the class weight and y' = (1 - e) y + e / V, with the class probabilities y and the label smoothing
-        e.
-
-        Returns:
-            A float32 tile [rows, columns] that may be overwritten.
+        w_k is the weight of class k, and y' = (1 - e) y + e / V with the label smoothing e.
         """
         factors_sbuf, *others_sbuf = [stream.loaded(load) for stream in self.streams]
         if self.options.has_probabilities and self.options.spread != 0.0:
@@ -358,9 +374,6 @@ class ClassFactors:
         return factors_sbuf
 
     def _row_sums(self, visit: int, rows: int) -> nl.NkiTensor:
-        """Return the sum of the factors of each position over all classes, float32 [rows, 1], for visit number
-        ``visit``.
-        """
         total_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         part_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         for chunk in range(self.num_chunks):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of positions_per_batch and chunk_size for launches of the cross-entropy kernels (:func:`choose_tiling`):
-arithmetic only, for host code.
+"""The choice of the tiling of a cross-entropy launch (:func:`choose_tiling`). For host code; arithmetic only.
 
-The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is
-chosen. The estimate includes the costs of a larger chunk (no other work overlaps the first load and the
-last chunk) and its savings (each chunk has fixed costs). It models differences between tilings, not times:
-terms that all tilings share are left out. ``nkilib.simulator.profile`` models times; the tests compare the
-choice with it.
+The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is chosen. A
+larger chunk has costs (no other work overlaps the first load and the last chunk) and savings (each chunk has fixed
+costs). *Folds* are chunks of which GpSimd has halved the number of elements that Vector compares. The estimate models
+differences between tilings, not times: terms that all tilings share are left out. ``nkilib.simulator.profile`` models
+times; tests compare the choice with these times.
 
 A batch always has 128 positions: every engine takes as long for one position as for 128.
 """
@@ -114,13 +113,13 @@ _AS_GOOD = 1.001
 
 
 class Tiling(NamedTuple):
-    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
+    """The sizes of batches and chunks of a launch, to pass to a kernel: ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        positions_per_batch: positions processed at a time.
-        chunk_size: vocabulary entries processed at a time.
-        partitions_per_position, positions_per_partition: the layout of positions on partitions; 1 and 1 for one a
-            partition. A launch whose options need one position a partition has it, with the sizes above.
+        positions_per_batch: the number of positions that are processed at a time.
+        chunk_size: the number of classes that are processed at a time.
+        partitions_per_position, positions_per_partition: the layout of positions on partitions; 1 and 1 for one
+            position per partition. A launch whose options require one position per partition ignores the layout.
     """
 
     positions_per_batch: int
@@ -130,9 +129,9 @@ class Tiling(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """The numbers of a hardware generation that determine the estimates.
+    """The properties of a hardware generation that determine the estimates.
 
-    The values are copied from ``nkilib/simulator/hardware``, which a device does not need; a test compares the
+    The values are copied from ``nkilib/simulator/hardware``, which is not imported on a device; a test compares the
     two.
 
     Attributes:
@@ -150,7 +149,6 @@ class _Machine(NamedTuple):
 
     @property
     def gpsimd_ns(self) -> float:
-        """The nanoseconds of a cycle of GpSimd, which has the clock of Scalar."""
         return self.scalar_ns
 
 
@@ -161,13 +159,13 @@ _MACHINES = {
 
 
 class _Tiles(NamedTuple):
-    """The bytes of a partition that tiles other than the chunk buffers take.
+    """The bytes per partition of the tiles other than chunk buffers.
 
     Attributes:
-        small: bytes reserved for small tiles, independent of the chunk size.
-        most: bytes of scratch per element of a chunk with every option set, for which a chosen chunk size must
-            leave room.
-        usual: bytes of scratch per element of a chunk without options; the remaining bytes are chunk buffers.
+        small: bytes of small tiles, independent of the chunk size.
+        most: bytes of scratch per element of a chunk with every option set; a chosen chunk size leaves room for them.
+        usual: bytes of scratch per element of a chunk without options; the estimate assumes that the rest is chunk
+            buffers.
     """
 
     small: int
@@ -191,10 +189,10 @@ _DIRECTIONS = ("forward", "backward")
 def choose_tiling(
     num_positions: int, vocab_size: int, dtype: Any, direction: str, target: str = "trn2", *, extended: bool = False
 ) -> Tiling:
-    """Return the tiling with which a kernel is modelled to be fastest on two cores, or nearly.
+    """Return the tiling that is modelled to be fastest on two cores, or nearly.
 
-    Modelled, not measured: within 3% of the best tiling of a search on trn2, in a few launches of some 20 us within 4%.
-    Results are cached for repeated calls.
+    In the model (not measured), the time of the chosen tiling is within 3% of the best tiling of a search on trn2, in a
+    few launches of some 20 us within 4%. Results are cached for repeated calls.
 
     Example::
 
@@ -208,8 +206,8 @@ def choose_tiling(
             its name.
         direction: ``"forward"`` or ``"backward"``.
         target: ``"trn2"`` or ``"trn3"``.
-        extended: whether the tiling is for the extended kernels. Their options need up to 20 bytes of a partition more
-            for each entry of a chunk; the choice fits with any options, and is the fastest one without options.
+        extended: whether the tiling is for the extended kernels. The chosen tiling then fits with any options (up to 20
+            more bytes of a partition per class of a chunk), and is the fastest one without options.
 
     Returns:
         A tiling that the kernels accept for logits [N, V] on the target.
@@ -273,10 +271,10 @@ def _chosen(
 
 
 def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, extended: bool) -> tuple[int, int]:
-    """Return the partitions of a position and the positions of a partition with which a launch is modelled to be
-    fastest, if its options have such a layout.
+    """Return the partitions per position and positions per partition that are modelled to be fastest.
 
-    An entropy in 16 bits takes longer in several batches of split positions than without the exact maximum.
+    With ``extended``, a position is split only if a core then has one batch: with an entropy, several batches of split
+    positions take longer than a shift.
     """
     positions = positions_of_core(num_positions, CORES, 0)
 
@@ -303,7 +301,7 @@ def _layout(num_positions: int, vocab_size: int, itemsize: int, direction: str, 
 
 
 def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) -> set[int]:
-    """Return chunk sizes that the kernels accept with 128 positions per batch."""
+    """Return the chunk sizes to try, all of which the kernels accept with 128 positions per batch."""
     itemsize = _ITEMSIZES[dtype]
     fitting = (machine.sbuf_bytes - tiles.small) // (itemsize + tiles.most)
     largest = min(vocab_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // POSITIONS_PER_BATCH // itemsize)
@@ -313,18 +311,18 @@ def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) 
 
 
 class _Launch(NamedTuple):
-    """The work of the busiest core of a launch; times in nanoseconds.
+    """The work of the busiest core of a launch. Times are nanoseconds.
 
     Attributes:
         positions: the positions of the whole launch.
         itemsize: bytes per element of the tiles.
-        batches, rows: the number of batches of the core, and the positions of the first one.
+        batches, rows: the number of batches of the core, and the positions of the first batch.
         chunk, last: the columns of a chunk, and of the last chunk of a row.
-        chunks, loads: the number of chunks per row, and of chunks of all batches.
+        chunks, loads: the number of chunks of a row, and of all batches.
         buffers: the number of chunks that are on chip at a time.
         folds: whether GpSimd folds the chunks of a forward.
-        load, last_load, all_loads: the time in which the DMA engines load the first chunk, the very last one,
-            and all.
+        load, last_load, all_loads: the times in which the DMA engines load the first chunk, the last chunk of all, and
+            all chunks.
         per_cycle: elements that Scalar processes per cycle.
     """
 
@@ -344,7 +342,7 @@ class _Launch(NamedTuple):
     per_cycle: int
 
     def total(self, of_chunk: float, of_last: float) -> float:
-        """Return the time of all chunks of all batches, if the last chunk of a row takes ``of_last`` and others
+        """Return the time of all chunks, if the last chunk of a row takes ``of_last`` and any other chunk
         ``of_chunk``.
         """
         return self.batches * ((self.chunks - 1) * of_chunk + of_last)
@@ -390,7 +388,7 @@ def _launch(
 
 
 def _buffers(room: int, chunk_size: int, itemsize: int, loads: int) -> tuple[int, bool]:
-    """Return the number of chunk buffers of a forward, and whether folds fit beside them."""
+    """Return the number of chunk buffers of a forward, and whether tiles for folds fit beside them."""
     most = min(room // (chunk_size * itemsize), loads)
     if itemsize == 2 and chunk_size >= FOLDED_COLUMNS_MIN:
         left = room - BESIDE_EXPONENTIALS.bytes_beside(chunk_size, itemsize)
@@ -403,7 +401,7 @@ def _buffers(room: int, chunk_size: int, itemsize: int, loads: int) -> tuple[int
 def _forward_ns(launch: _Launch, machine: _Machine) -> float:
     """Estimate the time of the forward with the exact maximum, in nanoseconds.
 
-    It is the longest of these: the work of each engine with the latencies before and after it, the reuse of the
+    The estimate is the longest of: the work of each engine with the latencies before and after it, the reuse of the
     chunk buffers, and the gather of the targets; plus the time of combining chunks.
     """
 
@@ -453,9 +451,7 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _faster_forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Estimate the time of the forward in the form that the kernel chooses by default, with the exact maximum or a
-    shift.
-    """
+    """Estimate the time of the forward with the exact maximum or with a shift, whichever the kernel uses by default."""
     is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch, machine.scalar_bf16_per_cycle == 1)
     return _shifted_forward_ns(launch, machine) if is_shifted else _forward_ns(launch, machine)
 
@@ -469,8 +465,8 @@ def _takes_shift(launch: _Launch, is_trn2: bool) -> bool:
 def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     """Estimate the time of the forward under a shift, in nanoseconds.
 
-    A maximum is computed only of the first chunk of a row, which is half as long as others. On Scalar all
-    chunks follow each other without gaps.
+    Only the first chunk of a row, which is half as long as others, needs a maximum. On Scalar all chunks follow each
+    other without gaps.
     """
     vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
     first = div_ceil(launch.chunk, 2)
@@ -492,10 +488,10 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _stores_ns(launch: _Launch) -> float:
-    """Return the time by which the stores of the results of groups of batches delay loads on the DMA engines.
+    """Return the nanoseconds by which stores of results delay loads on the DMA engines.
 
     The results of a group are stored after the second chunk of the next group. The last batch is a group of its own: if
-    all its chunks are being loaded by then, the stores of the group before it delay none of them.
+    all its chunks are being loaded by then, the stores of the group before delay none of its loads.
     """
     before_last = launch.batches - 1
     if min(before_last, most_batches_of_group(launch.chunks)) >= SWAPPED_BATCHES_MIN:
@@ -508,10 +504,9 @@ def _stores_ns(launch: _Launch) -> float:
 
 
 def _gather_ns(launch: _Launch, machine: _Machine) -> float:
-    """Return the time at which the targets' logits of a single batch are on chip, less the slack that they have.
+    """Return the nanoseconds from the start until the targets' logits of a single batch are on chip, minus their slack.
 
-    It counts from the start of the launch, and is 0 for several batches. The targets of a single batch are
-    loaded after its first chunks.
+    The result is 0 for several batches. The targets of a single batch are loaded after its first chunks.
     """
     if launch.batches > 1:
         return 0.0
@@ -523,7 +518,7 @@ def _gather_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _groups_ns(launch: _Launch, machine: _Machine) -> float:
-    """Return the time of combining the statistics of chunks into those of rows, for all groups of batches.
+    """Return the nanoseconds of combining the statistics of chunks, for all groups of batches.
 
     The more chunks a row has, the fewer batches a group has, and the more groups there are.
     """
@@ -536,10 +531,10 @@ def _groups_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _backward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Estimate the time of the backward in nanoseconds, where loads and stores share the DMA engines.
+    """Estimate the time of the backward in nanoseconds.
 
-    The estimate has the form of the forward's; in addition, the first store waits for the gather of the
-    targets' logits.
+    The estimate has the terms of the forward's; in addition, loads and stores share the DMA engines, and the first
+    store waits for the gather of the targets' logits.
     """
 
     def exponential(elements: int) -> float:

@@ -3,8 +3,8 @@
 
 """The checks of the arguments of the cross-entropy kernels, which run before the first instruction.
 
-:func:`validated_options` makes the options of an extended kernel, and :func:`validated_classes` its range of classes;
-the functions ``validate_...`` check its tensors, sizes and results. Ranges of options are checked in :mod:`.launch`.
+:func:`validated_options` and :func:`validated_classes` return checked options and the checked range of classes; the
+functions ``validate_...`` check tensors, sizes and requested results. Ranges of options are checked in :mod:`.launch`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 def validated_options(
     launch: Launch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
 ) -> Options:
-    """Check the arguments of an extended kernel and return its options; :func:`validate_tiles` checks that its
-    tiles fit.
+    """Return the options of an extended kernel, after a check of the kernel's arguments, except the sizes of tiles
+    (:func:`validate_tiles`).
 
     Raises:
-        AssertionError: if an array, an option or a result is not accepted; the message has function, requirement,
-            value and remedy.
+        AssertionError: if an array, an option or a result is not accepted; the message has function, requirement, value
+            and remedy.
     """
     function = launch.function
     has_probabilities = len(launch.targets_hbm.shape) == 2
@@ -70,7 +70,7 @@ def validated_options(
 
 
 def validate_recipe(function: str, recipe: LossOptions) -> None:
-    """Check that the options of the loss are in range.
+    """Check that all options of the loss are in range.
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement, value and remedy.
@@ -85,11 +85,17 @@ def validate_recipe(function: str, recipe: LossOptions) -> None:
 def validate_temperatures(
     function: str, temperature_hbm: nl.NkiTensor | None, num_positions: int, temperature: float, like: str
 ) -> None:
-    """Check a tensor of temperatures, unless it is None; ``like`` names, in error messages, the tensor to whose
-    positions they belong.
+    """Check a tensor of temperatures; None is accepted.
+
+    Args:
+        function: the name of the function in error messages.
+        temperature_hbm: the temperatures, [N] or [1], or None.
+        num_positions: N.
+        temperature: the option ``temperature``, which must be 1.0 beside a tensor.
+        like: the name, in error messages, of the tensor that has the positions.
 
     Raises:
-        AssertionError: if it is not accepted; the message has function, requirement, value and remedy.
+        AssertionError: if an argument is not accepted; the message has function, requirement, value and remedy.
     """
     if temperature_hbm is None:
         return
@@ -106,10 +112,10 @@ def validate_temperatures(
 
 
 def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
-    """Check that a forward whose logits hold ``classes`` can give the requested results.
+    """Check the flags of the requested results, and that there are not too many classes for an argmax.
 
     Raises:
-        AssertionError: if it cannot give one; the message has function, requirement, value and remedy.
+        AssertionError: if a result is not possible; the message has function, requirement, value and remedy.
     """
     for result in fields(wanted):
         require_flag(function, f"with_{result.name}", getattr(wanted, result.name))
@@ -121,10 +127,10 @@ def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
 
 
 def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
-    """Check logits, targets and the type of the tiles.
+    """Check the logits, the targets, and the type of the tiles.
 
     Raises:
-        AssertionError: if no kernel accepts one; the message has function, requirement, value and remedy.
+        AssertionError: if one of them is not accepted; the message has function, requirement, value and remedy.
     """
     function = launch.function
     require_indirect_dma(function)
@@ -148,11 +154,12 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
 
 
 def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
-    """Check the layout of a launch, and that batches and chunks of its sizes fit SBUF together with the scratch of the
-    plan.
+    """Check the layout of a launch, and that its batches and chunks fit SBUF together with the scratch tiles of
+    ``plan``.
 
     Raises:
-        AssertionError: if they do not; the message has function, requirement, value and remedy.
+        AssertionError: if the layout is not accepted, or the tiles do not fit; the message has function, requirement,
+            value and remedy.
     """
     validate_layout(launch)
     require_rows_per_batch(launch.function, _WORDS.rows_per_batch, launch.positions_per_batch)
@@ -168,7 +175,7 @@ def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
 
 
 def validate_layout(launch: Launch) -> None:
-    """Check the numbers of the layout of a launch. One that the launch does not have is no error.
+    """Check the numbers of the requested layout. A layout that the launch cannot have is no error.
 
     Raises:
         AssertionError: if a number is out of range, or both are larger than 1; the message has function, requirement,
@@ -196,7 +203,7 @@ def validate_lse(launch: Launch, lse_state_hbm: nl.NkiTensor) -> None:
     """Check that a tensor can be the log-sum-exp of the plain forward.
 
     Raises:
-        AssertionError: if it cannot be; the message has function, requirement, value and remedy.
+        AssertionError: if shape or type are not accepted; the message has function, requirement, value and remedy.
     """
     function, num_positions = launch.function, launch.num_positions
     require(
@@ -216,20 +223,18 @@ def validate_upstream(
     *,
     requires_loss: bool = True,
 ) -> None:
-    """Check that the upstream gradients and statistics of a backward fit each other, the positions and the
-    options.
+    """Check the upstream gradients and statistics of a backward, and that they match the options.
 
     Args:
         function: the name of the function in error messages.
         num_positions: N.
         options: the options of the kernel.
         upstream: the upstream gradients and statistics of the kernel.
-        like: the name, in error messages, of the tensor whose flattened positions the vectors correspond to.
-        requires_loss: whether the gradient of the loss is required; otherwise at least one gradient is,
-            whichever it is.
+        like: the name, in error messages, of the tensor that has the positions.
+        requires_loss: whether the gradient of the loss is required; otherwise any one gradient suffices.
 
     Raises:
-        AssertionError: if they do not fit; the message has function, requirement, value and remedy.
+        AssertionError: if one of them is not accepted; the message has function, requirement, value and remedy.
     """
     required = ("lse", "grad_loss") if requires_loss else ("lse",)
     for name in _VECTORS:
@@ -264,17 +269,17 @@ def validate_upstream(
 def validate_class_targets(
     function: str, targets_hbm: nl.NkiTensor, num_positions: int, matrix: str, like: str
 ) -> None:
-    """Check that there is one int32 target for each position, that is for each row of ``matrix``.
+    """Check that the targets are an int32 vector [N].
 
     Args:
         function: the name of the function in error messages.
         targets_hbm: the targets.
         num_positions: N.
-        matrix: the name of the matrix whose rows are the positions.
-        like: the name, in error messages, of the tensor whose flattened positions the targets correspond to.
+        matrix: the name, in error messages, of the matrix whose rows are the positions.
+        like: the name, in error messages, of the tensor that has the positions.
 
     Raises:
-        AssertionError: if they are not; the message has function, requirement, value and remedy.
+        AssertionError: if shape or type are not accepted; the message has function, requirement, value and remedy.
     """
     require(
         tuple(targets_hbm.shape) == (num_positions,),
@@ -288,7 +293,7 @@ def validate_class_targets(
 
 
 def validated_classes(function: str, vocab_size: int, noun: str, first_class: int, num_classes: int | None) -> Classes:
-    """Return the range of classes that a launch with ``vocab_size`` columns holds, after checking it.
+    """Return the range of classes that the columns of a launch hold, after a check of the arguments.
 
     Args:
         function: the name of the function in error messages.
@@ -298,7 +303,7 @@ def validated_classes(function: str, vocab_size: int, noun: str, first_class: in
         num_classes: the number of classes of all shards; None means ``vocab_size``.
 
     Raises:
-        AssertionError: if they are not accepted; the message has function, requirement, value and remedy.
+        AssertionError: if an argument is not accepted; the message has function, requirement, value and remedy.
     """
     require(
         is_integer(first_class) and first_class >= 0,
@@ -322,8 +327,8 @@ def validated_classes(function: str, vocab_size: int, noun: str, first_class: in
 
 
 def _validate_sums_of_shards(function: str, options: Options, upstream: PositionUpstream) -> None:
-    """Check that a shard gets the sums over all shards that it cannot compute: position weights and the class
-    weights' sum.
+    """Check that a shard is given the sums over all shards that it cannot compute: position weights and sum of class
+    weights.
     """
     remedy = "needs target_weight_hbm, got None; pass the sum of the position_weight of all shards"
     has_target_weight = upstream.target_weight_hbm is not None
@@ -339,7 +344,6 @@ def _validate_sums_of_shards(function: str, options: Options, upstream: Position
 
 
 def _validate_logits(function: str, logits_hbm: nl.NkiTensor) -> None:
-    """Check that the logits have two dimensions, of sizes that can be indexed."""
     shape = logits_hbm.shape
     require(
         len(shape) == 2,

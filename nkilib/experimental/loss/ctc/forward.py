@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of CTC on one core: the alphas (``recursion.py``), then from them the losses and their reduction.
+"""The CTC loss on one core: the alphas (:mod:`.recursion`), and the losses and their reduction computed from the
+alphas.
 
-It processes one group of sequences after another (:func:`forward_of_core`). :class:`Likelihood` holds the losses of a
-group, and :class:`Results` the tensors in HBM that they are stored in.
+:func:`forward_of_core` processes one group of sequences after another. :class:`Likelihood` holds the losses of a group,
+and :class:`Results` the result tensors in HBM. Alphas are the log-probabilities of the prefixes of a target that end in
+each of its 2 S + 1 states (blank, label, blank, ..., blank). T is the number of time steps, N of sequences, and S of
+labels of the longest target.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from nkilib.nki import nisa, nl
 def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load the alphas at the last time step of each sequence of a group, [rows, 2 S + 1].
 
-    A length beyond the time steps that exist is clamped to them.
+    Lengths are clamped to the time steps that exist.
     """
     layout, rows = group.layout, group.rows
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -38,10 +41,9 @@ def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.Nk
 
 
 def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor, offset: float) -> nl.NkiTensor:
-    """Return the alpha of state ``2 * target length + offset`` of each sequence, [rows, 1]: of the last blank for an
-    offset of 0, of the last label for -1.
+    """Return the alpha of state ``2 * target length + offset`` of each sequence, [rows, 1].
 
-    A state that does not exist gets ``NOTHING``, which stands for the logarithm of 0.
+    Offset 0 is the last blank, -1 the last label. A state that does not exist gives ``NOTHING``, the logarithm of 0.
     """
     rows, states = group.rows, group.layout.states
     state_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -60,7 +62,6 @@ def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.Nk
 
 
 def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return -log(exp(left) + exp(right)), elementwise."""
     softplus_sbuf = nl.ndarray(left_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     sum_sbuf = nl.ndarray(left_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=softplus_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
@@ -75,10 +76,7 @@ def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiT
 def _set_losses_without_time(
     nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor
 ) -> None:
-    """Set, in ``nll_sbuf``, the losses of the sequences whose input length is 0.
-
-    Such a loss is 0 if the target is empty, and infinite otherwise, because no alignment exists.
-    """
+    """Set the losses of sequences of input length 0: to 0 if the target is empty, else to infinity."""
     is_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     of_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_empty_sbuf, data=input_length_sbuf, op0=nl.less_equal, operand0=0.0)
@@ -98,7 +96,7 @@ class Likelihood:
     """The losses of the sequences of a group: float32 [rows, 1].
 
     Attributes:
-        nll_sbuf: -log-likelihoods, infinite where there is no alignment.
+        nll_sbuf: the losses, infinite where there is no alignment.
         is_infinite_sbuf: uint32, 1 where there is no alignment.
         target_length_sbuf: the lengths of the targets.
     """
@@ -114,10 +112,10 @@ class Likelihood:
         batch: Inputs,
         alpha_hbm: nl.NkiTensor,
     ) -> Likelihood:
-        """Compute the losses of a group of sequences.
+        """Compute the losses of a group of sequences from the alphas.
 
-        The log-likelihood is log(exp a + exp b), where a and b are the alphas of a sequence's last blank and last label
-        at its last time step.
+        The loss is -log(exp a + exp b), where a and b are the alphas of the last blank and the last label at the last
+        time step.
         """
         input_length_sbuf = length_column(group.rows, group.sequences(batch.input_lengths_hbm, 0))
         target_length_sbuf = length_column(group.rows, group.sequences(batch.target_lengths_hbm, 0))
@@ -134,13 +132,13 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors in HBM for the results of the forward, and the options of the loss.
+    """The result tensors of the forward in HBM, and the options of the loss.
 
     Attributes:
         loss_hbm: the losses, [N], or their sum or mean, float32 [1].
         nll_hbm: the losses before reduction, infinite where there is no alignment, float32 [N].
         alpha_hbm: the alphas, float32 [T, N, 2 S + 1].
-        reduction: the reduction of the losses.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
         is_zero_if_infinite: whether an infinite loss counts as 0.
     """
 
@@ -152,7 +150,10 @@ class Results:
 
 
 def factor_of_losses(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
-    """Return the factor of each loss in the reduction: 1, or for a mean 1 / (N * max(target length, 1))."""
+    """Return the factor of each loss in the reduction: 1, or for a mean 1 / (N * max(target length, 1)).
+
+    The result is float32, of the shape of ``target_length_sbuf``.
+    """
     factor_sbuf = nl.ndarray(target_length_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     if reduction != "mean":
         nisa.memset(dst=factor_sbuf, value=1.0)
@@ -170,7 +171,7 @@ def factor_of_losses(group: Group, target_length_sbuf: nl.NkiTensor, reduction: 
 
 
 def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
-    """Store the losses of a group of sequences in HBM, or add them to ``sums`` if they are reduced."""
+    """Store the losses of a group in HBM; with a reduction, add them to ``sums``."""
     column = (group.rows, 1)
     nisa.dma_copy(dst=group.sequences(results.nll_hbm, 0).reshape(column), src=likelihood.nll_sbuf)
     loss_sbuf = nl.ndarray(column, dtype=nl.float32, buffer=nl.sbuf)
@@ -187,7 +188,7 @@ def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: 
 
 
 def forward_of_core(layout: BatchLayout, batch: Inputs, results: Results) -> None:
-    """Compute the losses and alphas of this core's groups of sequences, and store them in ``results``."""
+    """Compute the losses and alphas of this core's sequences, and store them in ``results``."""
     sums = None if results.reduction == "none" else PartialSums.make(layout.groups)
     for group in layout.own_groups():
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of CTC on one core: for each group of sequences the betas (``recursion.py``), then from betas and stored
-alphas the gradient, chunk by chunk along the time.
+"""The gradient of the CTC loss on one core, from the betas (:mod:`.recursion`) and the stored alphas, chunk by chunk
+along the time.
 
-:func:`backward_of_core` is the loop over the groups. :class:`Classes` has the one-hot classes of states,
-:class:`Occupancies` the probabilities of states, and :class:`Factors` the factor of the gradient of each sequence;
+:func:`backward_of_core` is the loop over the groups. :class:`Classes` has the classes of states as one-hot vectors,
+:class:`Occupancies` the probabilities of states, and :class:`Factors` the upstream gradient of each sequence;
 :class:`Gradient` computes a :class:`Piece` at a time. :func:`kept_bytes` and :func:`kept_wavefronts` count the tiles
-that a layout must leave room for.
+that a layout must leave room for. T is the number of time steps, N of sequences, C of classes, and P of partitions of a
+group. A *run* is a range of at most 128 states of a block (:func:`runs`).
 
 The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
 class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
 probabilities of a wavefront are transposed, so that states are on partitions, and their product with the one-hot
 classes of a sequence's states is [times, classes]. Each block of states runs one wavefront behind its neighbour
-(:mod:`.layout`), so the transposed tiles of several wavefronts are kept.
+(:mod:`.layout` explains both), so the transposed tiles of several wavefronts are kept.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ def _transposed(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def runs(pairs: int) -> list[slice]:
-    """Split the states of a block into ranges of nearly equal size, each of at most 128 states (one per partition)."""
+    """Return the runs of a block of ``pairs`` pairs: ranges of states of nearly equal size, each of at most 128
+    states.
+    """
     states = 2 * pairs
     size = div_ceil(states, div_ceil(states, PARTITIONS))
     return [slice(start, min(states, start + size)) for start in range(0, states, size)]
 
 
 def kept_bytes(group: Group) -> int:
-    """Return the bytes per partition of the one-hot classes that a group keeps on chip; 0 if it keeps none."""
+    """Return the bytes per partition of the one-hot vectors that a group keeps on chip; 0 if it keeps none."""
     layout = group.layout
     nbytes = len(runs(layout.pairs)) * group.partitions * layout.classes * FLOAT32_BYTES
     return nbytes if nbytes <= _KEPT_BYTES and layout.classes <= BANK_COLUMNS else 0
@@ -69,14 +72,13 @@ def kept_bytes(group: Group) -> int:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the states, as numbers and as one-hot vectors. A run is a range of at most 128 states of a block
-    (:func:`runs`).
+    """The classes of the states of a group, as numbers and as one-hot vectors.
 
     Attributes:
         group: the group of the sequences.
-        classes: for each run, the class of each state in each of the P partitions, float32 [states, P].
-        number_sbuf: the numbers 0, 1, ... of classes, float32 [128, columns].
-        kept: one-hot tiles [states, C] by run and partition; empty if they are computed when needed.
+        classes: for each run, the class of each state in each partition, float32 [states, P].
+        number_sbuf: the class numbers 0, 1, ..., float32 [128, columns].
+        kept: one-hot vectors, [states, C], by run and partition; empty if they are computed when needed.
     """
 
     group: Group
@@ -86,7 +88,7 @@ class Classes:
 
     @classmethod
     def make(cls, sequences: Sequences, blank: int) -> Classes:
-        """Compute the classes of the states of a group, and the one-hot tiles if they are kept."""
+        """Compute the classes of the states, and the one-hot vectors if they are kept."""
         group, layout = sequences.group, sequences.group.layout
         state_sbuf = group.tile(2 * layout.pairs)
         nisa.memset(dst=state_sbuf, value=float(blank))
@@ -102,20 +104,21 @@ class Classes:
         return result
 
     def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Return the one-hot classes of the states of one run, for the sequence in one partition and classes [start,
-        end).
+        """Return the classes of the states of a run, for the sequence in one partition, as one-hot vectors.
+
+        Args:
+            run: the number of the run.
+            partition: the partition of the sequence.
+            start, end: the range of classes, ``end`` exclusive.
 
         Returns:
-            A tile, float32 [states, classes].
+            A tile, float32 [states, end - start].
         """
         if self.kept:
             return self.kept[run, partition][:, start:end]
         return self._one_hot(run, partition, start, end)
 
     def _one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Compute the result of :meth:`one_hot`, by comparing the class of each state with the numbers of the
-        classes.
-        """
         class_sbuf = self.classes[run]
         one_hot_sbuf = nl.ndarray((class_sbuf.shape[0], end - start), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
@@ -130,10 +133,9 @@ class Classes:
 
 
 def kept_wavefronts(blocks: int) -> int:
-    """Return for how many wavefronts (:mod:`.layout`) the transposed state probabilities are kept: at least one per
-    block.
+    """Return for how many wavefronts transposed state probabilities are kept: at least one per block, a power of two.
 
-    It is a power of two, which keeps the number of wavefronts in an iteration of the loop small.
+    A power of two keeps the number of wavefronts in an iteration of the loop small.
     """
     return 1 << (blocks - 1).bit_length()
 
@@ -144,7 +146,7 @@ class Occupancies:
 
     Attributes:
         classes: the classes of the states.
-        transposed: the probabilities by wavefront, and then by run of states: float32 [states, chunk, P].
+        transposed: the state probabilities by wavefront and run, float32 [states, chunk, P].
     """
 
     classes: Classes
@@ -152,7 +154,7 @@ class Occupancies:
 
     @classmethod
     def make(cls, classes: Classes) -> Occupancies:
-        """Allocate tiles for as many wavefronts as a chunk of time needs to pass through all blocks of states."""
+        """Allocate the tiles for :func:`kept_wavefronts` wavefronts."""
         group, layout = classes.group, classes.group.layout
 
         def tiles() -> tuple[nl.NkiTensor, ...]:
@@ -162,9 +164,12 @@ class Occupancies:
         return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(layout.blocks))))
 
     def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
-        """Transpose the state probabilities [P, chunk, states] of time steps [step, step + steps) of a wavefront.
+        """Transpose the state probabilities of some time steps of a wavefront.
 
-        The results of these steps share a bank of PSUM.
+        Args:
+            wavefront: the number of the wavefront.
+            step, steps: the first time step of the chunk, and the number of time steps, which share a bank of PSUM.
+            states_sbuf: the state probabilities, [P, chunk, states].
         """
         partitions = self.classes.group.partitions
         for run, tile_sbuf in zip(runs(self.classes.group.layout.pairs), self._of(wavefront), strict=True):
@@ -176,12 +181,16 @@ class Occupancies:
             nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=transposed_psum, engine=nisa.engine.scalar)
 
     def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
-        """Compute the occupancies of sequence number ``row`` of the group, for classes [start, end).
+        """Compute the occupancies of one sequence, in the chunk of time that all blocks have completed after a
+        wavefront.
 
-        Their chunk of time is the one that has passed through all blocks of states after this wavefront.
+        Args:
+            wavefront: the number of the wavefront.
+            row: the number of the sequence in the group.
+            start, end: the range of classes, ``end`` exclusive.
 
         Returns:
-            The occupancies, in PSUM, [chunk, classes].
+            The occupancies, in PSUM, [chunk, end - start].
         """
         layout = self.classes.group.layout
         sum_psum = nl.ndarray((layout.chunk, end - start), dtype=nl.float32, buffer=nl.psum)
@@ -202,12 +211,12 @@ class Occupancies:
 
 @dataclass(frozen=True)
 class CtcUpstream:
-    """The upstream gradient, and the options of the loss that change it.
+    """The upstream gradient, and the options of the loss.
 
     Attributes:
-        grad_loss_hbm: the upstream gradient of each loss, or float32 [1] for the reduced loss.
-        reduction: the reduction of the losses.
-        is_zero_if_infinite: whether the gradient is 0 for a sequence without an alignment; else it is NaN.
+        grad_loss_hbm: the upstream gradient, [N], or float32 [1] for a reduced loss.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
+        is_zero_if_infinite: whether the gradient is 0 for a sequence without an alignment; else NaN.
     """
 
     grad_loss_hbm: nl.NkiTensor
@@ -216,7 +225,7 @@ class CtcUpstream:
 
 
 def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one number per sequence, or one for all of them, from a vector in HBM as float32 [chunk, rows]."""
+    """Load one value per sequence, or one for all, into every partition: float32 [chunk, rows]."""
     size = vector_hbm.shape[0]
     loaded_sbuf = nl.ndarray((group.layout.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.layout.chunk))
@@ -227,12 +236,11 @@ def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Factors:
-    """The factor of each sequence's gradient, and its input length: tiles [chunk, rows], the same in each
-    partition.
+    """The factor of each sequence's gradient, and its input length: tiles [chunk, rows], equal in each partition.
 
     Attributes:
         group: the group of the sequences.
-        factor_sbuf: float32, the upstream gradient of each loss times the factor of the reduction.
+        factor_sbuf: float32, the upstream gradient times the factor of the reduction.
         input_length_sbuf: float32, the input lengths.
     """
 
@@ -249,7 +257,7 @@ class Factors:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Factors:
-        """Compute the factors of the sequences of a group; they are 0 or NaN where there is no alignment."""
+        """Compute the factors of the sequences of a group; 0 or NaN for a sequence without an alignment."""
         grad_hbm = upstream.grad_loss_hbm
         is_each = upstream.reduction == "none"
         grad_sbuf = _rows(group, group.sequences(grad_hbm, 0) if is_each else grad_hbm)
@@ -264,8 +272,9 @@ class Factors:
         return cls(group, factor_sbuf, _rows(group, group.sequences(input_lengths_hbm, 0)))
 
     def at(self, times: Times) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return the factors at the given times and a uint32 mask; where an input has ended, the factor is 0 and the
-        mask 1.
+        """Return the factors at the given time steps, and a uint32 mask, each [chunk, rows].
+
+        Where an input has ended, the factor is 0 and the mask 1.
         """
         shape = self.factor_sbuf.shape
         time_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -280,7 +289,9 @@ class Factors:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the gradient of a chunk of time: a range of sequences of a group, and a range of classes."""
+    """The part of the gradient of a chunk of time for a range of sequences and a range of classes, computed
+    together.
+    """
 
     rows: slice
     classes: slice
@@ -291,12 +302,12 @@ class Piece:
         return self.rows.stop - self.rows.start, self.classes.stop - self.classes.start
 
     def of(self, group: Group, times: Times, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the part of a tensor [T, N, C] that belongs to this piece."""
+        """Return the view of a tensor [T, N, C] for this piece."""
         return group.sequences(times.of(tensor_hbm), 1)[:, self.rows, self.classes]
 
 
 def pieces(group: Group) -> Iterator[Piece]:
-    """Yield all pieces of the gradient of a group's chunk."""
+    """Yield the pieces that cover the gradient of a chunk of time."""
     width = min(group.layout.classes, PIECE_COLUMNS)
     height = max(1, PIECE_COLUMNS // width)
     for row in range(0, group.rows, height):
@@ -317,7 +328,6 @@ class _GradientPiece:
         self._values_sbuf = nl.ndarray(self._shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def _like(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile of the type of ``tensor_hbm``: the piece's own tile if that type is float32, else a new one."""
         if tensor_hbm.dtype == nl.float32:
             return self._values_sbuf
         return nl.ndarray(self._shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf)
@@ -332,9 +342,7 @@ class _GradientPiece:
         nisa.activation(dst=self._values_sbuf, op=nl.exp, data=loaded_sbuf)
 
     def subtract(self, row: int) -> None:
-        """Subtract the occupancies of sequence number ``row`` of the group from the exponentials of its
-        log-probabilities.
-        """
+        """Subtract the occupancies of sequence number ``row`` of the group from its exponentials."""
         classes = self._piece.classes
         for start in range(classes.start, classes.stop, BANK_COLUMNS):
             end = min(classes.stop, start + BANK_COLUMNS)
@@ -344,9 +352,10 @@ class _GradientPiece:
             nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=occupancy_psum, op=nl.subtract)
 
     def store(self, at: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Multiply the differences by the factors that :meth:`Factors.at` returned (``at``), and store the result.
+        """Multiply the differences by the factors, and store the result; 0 is stored after the end of a sequence.
 
-        After the end of a sequence 0 is stored, whatever the tile holds there.
+        Args:
+            at: the result of :meth:`Factors.at`.
         """
         factor_sbuf, is_behind_sbuf = (tile_sbuf[:, self._piece.rows].expand_dim(2) for tile_sbuf in at)
         width = self._shape[2]
@@ -368,9 +377,8 @@ class Gradient:
     """The operands and the result of the gradient of a group of sequences.
 
     Attributes:
-        factors: the factor of each sequence's gradient: its upstream gradient times the factor of the reduction.
-        occupancies: the source of the occupancies: the probability of each class at each time, given the
-            target.
+        factors: the factor of each sequence's gradient.
+        occupancies: the occupancies of the classes.
         log_probs_hbm: the log-probabilities, [T, N, C].
         grad_hbm: the gradient, [T, N, C].
     """
@@ -381,9 +389,9 @@ class Gradient:
     grad_hbm: nl.NkiTensor
 
     def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
-        """Yield the small tasks that compute the gradient at ``times``.
+        """Yield functions that together compute and store the gradient at ``times``.
 
-        After this wavefront, all blocks of states have completed these times.
+        All blocks must have completed these time steps after wavefront number ``wavefront``.
         """
         group = self.factors.group
         at = self.factors.at(times)
@@ -396,7 +404,7 @@ class Gradient:
 
 
 def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """Yield the small tasks that are left for the previous wavefront: transposes, and the gradient."""
+    """Yield functions that complete the previous wavefront: transposes of its states, and the gradient."""
     before = wavefront.number - 1
     if before < 0:
         return
@@ -459,7 +467,7 @@ def backward_of_core(
     Args:
         layout: the sizes of the launch.
         batch: the inputs of the loss.
-        forward: the second and third result of the forward: the losses before reduction, and the alphas.
+        forward: the losses before reduction and the alphas, as the forward returned them.
         upstream: the upstream gradient and the options of the loss.
         grad_hbm: the result, [T, N, C].
     """

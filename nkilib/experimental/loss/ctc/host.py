@@ -4,9 +4,13 @@
 """The host side of connectionist temporal classification (CTC): its registry entry, float64 reference and bounds on the
 error of the kernels.
 
-:func:`ctc_loss_reference` returns :class:`CtcLosses`, :func:`ctc_loss_gradient_reference` their gradient;
-:func:`ctc_loss_bound` and :func:`ctc_loss_gradient_bound` are the accepted errors. :func:`reduced` and
-:func:`reduction_factors` are the reduction. ``ctc_loss_forward`` and ``ctc_loss_backward`` are the kernels to launch.
+T is the number of time steps, N of sequences, C of classes, and S of labels of the longest target. An *alignment*
+assigns a class to each time step so that it spells the target; the *occupancy* of a class at a time step is the
+probability that an alignment has this class at this time. The *states* of a target are blank, label, blank, ..., blank;
+*alphas* are the log-probabilities of the prefixes that end in each state. :func:`ctc_loss_reference` returns
+:class:`CtcLosses`, :func:`ctc_loss_gradient_reference` the gradient; :func:`ctc_loss_bound` and
+:func:`ctc_loss_gradient_bound` are the accepted errors. :func:`reduced` and :func:`reduction_factors` compute the
+reduction. ``ctc_loss_forward`` and ``ctc_loss_backward`` are the kernels to launch.
 
 The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
 recursion is bound by latency, which the work does not include: each time step waits for the previous one.
@@ -38,8 +42,10 @@ _STEP_UNITS, _UNLIKELY, _LOGARITHMS = 2.0, 20.0, 3
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
     """Return the size of one tensor of a launch on log-probabilities [T, N, C], by the tensor's name.
 
-    The tensors include labels, lengths, and the results that the forward keeps for the backward. The option ``labels``
-    is the number of labels of the longest target.
+    Args:
+        tensor: the name of the tensor without ``_hbm``; labels, lengths and saved results of the forward are included.
+        shape: (T, N, C).
+        options: ``labels`` is S.
     """
     steps, sequences, _ = shape
     sizes = {
@@ -64,12 +70,12 @@ def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
 
 
 def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``ctc_loss_forward``, whose parameters this function takes."""
+    """Return the work of ``ctc_loss_forward``, from the kernel's arguments."""
     return _work(log_probs_hbm, targets_hbm, 1)
 
 
 def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``ctc_loss_backward``, whose parameters this function takes.
+    """Return the work of ``ctc_loss_backward``, from the kernel's arguments.
 
     The log-probabilities are read, and a gradient of the same size is written.
     """
@@ -129,8 +135,8 @@ class CtcLosses(NamedTuple):
     """The losses and occupancies of all sequences.
 
     Attributes:
-        losses: [N], infinite where there is no alignment.
-        occupancies: [T, N, C], the probability that an alignment is at that class at that time; 0 without an alignment.
+        losses: [N]; infinite for a target without an alignment.
+        occupancies: [T, N, C]; 0 for a target without an alignment.
     """
 
     losses: Float64Array
@@ -138,10 +144,11 @@ class CtcLosses(NamedTuple):
 
 
 def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Return the alphas [T, states]: for each time and state, the log-probability of the prefixes that end there.
+    """Return the alphas, [T, states].
 
-    ``emissions`` are the log-probabilities of each time and state, [T, states]. ``may_skip`` tells, for each state,
-    whether it may follow the state two before it.
+    Args:
+        emissions: the log-probability of each state's class at each time, [T, states].
+        may_skip: for each state, whether the state may follow the state two places before.
     """
     alphas = np.full(emissions.shape, -np.inf)
     alphas[0, :2] = emissions[0, :2]
@@ -154,10 +161,9 @@ def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
-    """Return the loss of one sequence, and add its occupancies to ``occupancies``, [T, C], which the caller has set to
-    0.
+    """Return the loss of one sequence, and add its occupancies to ``occupancies``, [T, C], which are 0 before.
 
-    ``classes`` is the class of each state: blank, label, blank, ..., blank.
+    ``classes`` is the class of each state.
     """
     if len(log_probs) == 0:
         return 0.0 if len(classes) == 1 else np.inf
@@ -181,7 +187,7 @@ def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancie
 def ctc_loss_reference(
     log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
 ) -> CtcLosses:
-    """Compute the losses and occupancies by their definition, with a recursion over all states.
+    """Return the losses and occupancies of all sequences in float64.
 
     PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
     reduction="none")``.
@@ -189,8 +195,8 @@ def ctc_loss_reference(
     Args:
         log_probs: the log-probabilities, [T, N, C].
         targets: the labels of the targets, [N, S].
-        input_lengths, target_lengths: [N].
-        blank: class of the blank.
+        input_lengths, target_lengths: the number of time steps and of labels of each sequence, [N].
+        blank: the class of the blank.
     """
     exact = log_probs.astype(np.float64)
     losses, occupancies = np.zeros(exact.shape[1]), np.zeros(exact.shape)
@@ -209,7 +215,14 @@ def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:
 
 
 def reduced(losses: Float64Array, target_lengths: Integers, reduction: str, zero_infinity: bool) -> Float64Array:
-    """Reduce losses as ``F.ctc_loss`` does."""
+    """Return the losses, reduced as ``F.ctc_loss`` does: [N] for ``"none"``, else [1].
+
+    Args:
+        losses: the losses before reduction, [N].
+        target_lengths: the number of labels of each target, [N].
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
+        zero_infinity: whether infinite losses count as 0.
+    """
     counted = np.where(np.isinf(losses), 0.0, losses) if zero_infinity else losses
     if reduction == "none":
         return counted
@@ -223,12 +236,14 @@ def ctc_loss_gradient_reference(
     factors: Float64Array,
     zero_infinity: bool,
 ) -> Float64Array:
-    """Return the gradient with respect to the log-probabilities, as PyTorch defines it.
-
-    It is ``(exp(log_probs) - occupancies) * factors``.
+    """Return the gradient ``(exp(log_probs) - occupancies) * factors``, as PyTorch defines it, [T, N, C].
 
     Args:
-        factors: [N], the upstream gradient of each loss.
+        log_probs: the log-probabilities, [T, N, C].
+        reference: the losses and occupancies.
+        input_lengths: the number of time steps of each sequence, [N].
+        factors: the upstream gradient of each loss before reduction, [N].
+        zero_infinity: whether the gradient of an infinite loss is 0 instead of NaN.
     """
     is_inside = np.arange(len(log_probs))[:, np.newaxis] < input_lengths
     without = 0.0 if zero_infinity else np.nan
@@ -247,8 +262,8 @@ def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
     log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged,
     because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are
     at most 0, so the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is
-    -loss. A state whose share of the whole is below e^-20 is counted with that share. Thus loss + 20 bounds the
-    magnitudes of the logarithms.
+    -loss. A state whose share of the whole is below e^-20 is counted with that share. So the logarithms have magnitudes
+    of at most loss + 20.
     """
     magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
     return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
@@ -257,8 +272,13 @@ def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
 def ctc_loss_bound(
     reference: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
 ) -> Float64Array:
-    """Return the accepted error of the losses, which are stored in ``dtype`` for ``"none"``; infinite losses must be
-    exact.
+    """Return the accepted error of the losses after reduction; infinite losses must be exact.
+
+    Args:
+        reference: the exact losses.
+        input_lengths, target_lengths: the number of time steps and of labels of each sequence, [N].
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
+        dtype: the type in which the losses are stored, for ``"none"``.
     """
     errors = _errors(reference, input_lengths)
     losses = np.where(np.isinf(reference.losses), 0.0, reference.losses)
@@ -276,12 +296,13 @@ def ctc_loss_gradient_bound(
     factors: Float64Array,
     exact: Float64Array,
 ) -> Float64Array:
-    """Return the accepted errors of a gradient with exact values ``exact``, stored in the type of the
-    log-probabilities.
+    """Return the accepted error of each element of the gradient, [T, N, C].
 
-    The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta,
-    the error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an
-    error of ``SIMULATED.exp`` units u = 2^-23.
+    The probability of a state is e to the power alpha + beta - emission + loss. This probability has the errors of
+    alpha and beta, the error of the loss, and four further roundings. This error is relative to the occupancy of the
+    class. The exponential has an error of ``SIMULATED.exp`` units u = 2^-23. Arguments are as for
+    :func:`ctc_loss_gradient_reference`; ``exact`` is the result of that function. Gradients are stored in the type of
+    the log-probabilities.
     """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of connectionist temporal classification (CTC): plain functions to launch or to call from NKI code.
+"""The kernels of connectionist temporal classification (CTC): plain functions to call from NKI code.
 
-Before the first instruction, the functions ``require_...`` check the arguments, and :func:`fitting_layout` chooses the
-sizes of a launch so that its tiles fit SBUF.
+The functions ``require_...`` check the arguments before the first instruction. :func:`fitting_layout` chooses the sizes
+of a launch so that its tiles fit SBUF. T is the number of time steps, N of sequences, C of classes, and S of labels of
+the longest target.
 """
 
 from __future__ import annotations
@@ -57,8 +58,14 @@ def require_batch(
     lengths: dict[str, nl.NkiTensor],
     blank: int,
 ) -> None:
-    """Check log-probabilities [T, N, C], int32 targets [N, S], the named int32 lengths [N], and the class of the
-    blank.
+    """Check the tensors and the class of the blank.
+
+    Args:
+        function: the name of the function in error messages.
+        log_probs_hbm: the log-probabilities, [T, N, C].
+        targets_hbm: the labels, int32 [N, S], or None.
+        lengths: the lengths, int32 [N], by the names of their arguments.
+        blank: the class of the blank.
     """
     shape = tuple(log_probs_hbm.shape)
     require(
@@ -92,14 +99,14 @@ def require_batch(
 
 
 def require_options(function: str, reduction: str, zero_infinity: bool) -> None:
-    """Check the options of the loss, and that the device has the indirect DMA that the kernels need."""
+    """Check the options of the loss, and that the device supports the indirect DMA that the kernels need."""
     require_reduction(function, reduction)
     require_flag(function, "zero_infinity", zero_infinity)
     require_indirect_dma(function)
 
 
 def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: tuple[int, ...]) -> None:
-    """Check the shape and the type of a float32 result of the forward that is an argument of the backward."""
+    """Check the shape and the type of a float32 result of the forward that is passed to the backward."""
     require(
         tuple(tensor_hbm.shape) == shape and tensor_hbm.dtype == nl.float32,
         f"{function}: {name} must be float32 of shape {shape}, as the forward returned it, got {tensor_hbm.dtype} of "
@@ -108,18 +115,20 @@ def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: t
 
 
 def _piece_bytes(layout: BatchLayout, dtype: nl.DType) -> int:
-    """Return the bytes per partition of the tiles in which pieces of the gradient are computed.
-
-    The tiles are float32. If the log-probabilities have another type, tiles of that type are added for loads and
-    stores.
-    """
+    """Return the bytes per partition of the tiles in which pieces of the gradient are computed."""
     of_element = dtype_bytes(nl.float32) + (0 if dtype == nl.float32 else 2 * dtype_bytes(dtype))
     return _PIECES * of_element * min(PIECE_COLUMNS, layout.rows * layout.classes)
 
 
 def fitting_layout(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> BatchLayout:
-    """Return the layout of a launch for targets of at most ``labels`` labels: chunks are as many time steps long as fit
-    SBUF.
+    """Return the layout of a launch, whose chunks have as many time steps as fit SBUF.
+
+    Args:
+        function: the name of the function in error messages.
+        shape: T, N and C.
+        labels: S.
+        dtype: the type of the log-probabilities.
+        of_backward: whether the launch is the backward.
     """
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
     layout = BatchLayout.make(shape, labels, fewest_pairs, 1)
@@ -162,7 +171,7 @@ def ctc_loss_forward(
 
     Equivalent to ``F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)`` in
     PyTorch, computed in float32 logarithms. Launch with ``ctc_loss_forward[2](...)`` on a logical NeuronCore of two
-    cores; each computes half of the sequences. The host reads no values.
+    cores; each core computes half of the sequences. The host reads no values.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.
@@ -171,20 +180,21 @@ def ctc_loss_forward(
         log_probs_hbm: [T, N, C] log-probabilities, bfloat16, float16 or float32, in HBM.
         targets_hbm: [N, S] int32, labels; None for S = 0. Labels behind a target's length are ignored. A label that is
             no class has probability 0.
-        input_lengths_hbm: [N] int32, times of each sequence, 0 to T.
-        target_lengths_hbm: [N] int32, labels of each target, 0 to S. A longer target has no alignment.
+        input_lengths_hbm: [N] int32, the number of time steps of each sequence, 0 to T.
+        target_lengths_hbm: [N] int32, the number of labels of each target, 0 to S. A larger number means that the
+            target has no alignment.
         blank: class of the blank.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``, which divides each loss by the length of its target, at least 1,
             and the sum by N.
-        zero_infinity: whether the loss of a target without an alignment is 0; else it is infinite.
+        zero_infinity: whether the loss of a target without an alignment is 0; else the loss is infinite.
         dtype: type of the losses for ``"none"``; None: the type of the log-probabilities.
 
     Returns:
         loss_hbm: the losses, [N] for ``"none"``, else their sum or mean, float32 [1].
         nll_hbm: [N] float32, the losses before ``zero_infinity`` and the reduction, an argument of the backward.
         alpha_hbm: [T, N, 2 S + 1] float32, logarithms of the probabilities of all prefixes, an argument of the
-            backward. Values below -1e29 stand for the logarithm of 0. Values behind the length of an input or a
-            target mean nothing.
+            backward. Values below -1e29 stand for the logarithm of 0. Values beyond the length of an input or a target
+            are arbitrary.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -223,10 +233,10 @@ def ctc_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of the loss with respect to the log-probabilities, as PyTorch defines it.
 
-    For each time and class it is ``exp(log_probs)`` minus the probability that an alignment is at that class at
-    that time, times the upstream gradient. If the log-probabilities are the ``log_softmax`` of logits, it is
-    also the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves it unchanged.
-    Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
+    For each time and class the gradient is ``exp(log_probs)`` minus the probability that an alignment is at that class
+    at that time, times the upstream gradient. If the log-probabilities are the ``log_softmax`` of logits, the result is
+    also the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves this gradient
+    unchanged. Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.
@@ -238,8 +248,8 @@ def ctc_loss_backward(
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
 
     Returns:
-        grad_log_probs_hbm: [T, N, C] in the type of the log-probabilities, 0 behind the end of each input. Without an
-        alignment it is 0 with ``zero_infinity`` and else NaN.
+        grad_log_probs_hbm: [T, N, C] in the type of the log-probabilities, 0 beyond the end of each input. For a target
+            without an alignment, the gradient is 0 with ``zero_infinity``, else NaN.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

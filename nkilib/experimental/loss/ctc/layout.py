@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The inputs of CTC (:class:`Inputs`), the layout of their sequences and states on partitions, and the chunks of time.
+"""The inputs of CTC (:class:`Inputs`), the layout of sequences and states on partitions, and the chunks of time.
 
 :class:`BatchLayout` has the sizes of a launch, and a :class:`Group` the sequences that are processed together; their
 lengths and labels are on chip as :class:`Sequences`, and :class:`Times` are the time steps of a chunk.
 
 The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
-sequence lie in up to four blocks, each in partitions of its own, which keeps instructions short. A block needs the
-values of one label of its neighbour at the previous time step; therefore it runs a chunk of time behind its neighbour.
-A wavefront is the work that is done together: one chunk of time in each block.
+sequence are divided into up to four blocks, each in partitions of its own, which keeps instructions short. A block
+needs the values of one label of its neighbour at the previous time step, so a block processes a chunk of time after its
+neighbour has done so. A wavefront is the work that is issued together: one chunk of time in each block, a different one
+for each block. T is the number of time steps, N of sequences, C of classes, S of labels of the longest target, and P of
+partitions of a group.
 """
 
 from __future__ import annotations
@@ -58,20 +60,17 @@ class Group:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions that instructions on the group's tiles cover.
-
-        It includes the gaps between the blocks if the group is not full.
-        """
+        """The number P of partitions that instructions on the group's tiles cover, with the gaps between blocks."""
         return (self.layout.blocks - 1) * self.layout.stride + self.rows
 
     def block(self, number: int) -> slice:
-        """Return the partitions of block ``number`` of states, as a slice."""
+        """Return the partitions of block number ``number``, as a slice."""
         start = number * self.layout.stride
         return slice(start, start + self.rows)
 
     def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
-        """Return the part of a tensor in HBM that belongs to the group's sequences; the tensor has one entry per
-        sequence along ``dimension``.
+        """Return the view of a tensor in HBM for the group's sequences; ``dimension`` is the dimension of the
+        sequences.
         """
         return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
 
@@ -82,15 +81,14 @@ class Group:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The sizes of a launch. They depend on shapes alone, not on the number of cores.
+    """The sizes of a launch, which depend on shapes only, not on the number of cores.
 
     Attributes:
         steps, sequences, classes, labels: T, N, C and S.
-        rows: the number of sequences of a group, which lie in adjacent partitions; the last group may have
-            fewer.
+        rows: the number of sequences of a group, which lie in adjacent partitions; the last group may have fewer.
         blocks: the number of blocks into which the pairs of a sequence are divided.
         pairs: the number of pairs of a block.
-        chunk: time steps that are loaded and stored at a time.
+        chunk: the number of time steps that are loaded and stored at a time.
     """
 
     steps: int
@@ -104,11 +102,13 @@ class BatchLayout:
 
     @classmethod
     def make(cls, shape: BatchShape, labels: int, fewest_pairs: int, chunk: int) -> BatchLayout:
-        """Choose the sizes for log-probabilities [T, N, C] and at most ``labels`` labels.
+        """Choose the sizes of a launch.
 
         Args:
-            fewest_pairs: the smallest number of pairs (a blank and the label beside it) of a block.
-            chunk: the largest number of steps of a chunk.
+            shape: T, N and C.
+            labels: S.
+            fewest_pairs: the minimum number of pairs of a block.
+            chunk: the maximum number of time steps of a chunk.
         """
         rows = min(PARTITIONS, div_ceil(shape.sequences, 2))  # with two sequences or more, both cores have work
         needed = labels + _FURTHER_PAIRS
@@ -118,7 +118,7 @@ class BatchLayout:
 
     @property
     def stride(self) -> int:
-        """The distance, in partitions, from the start of one block of states to the start of the next."""
+        """The number of partitions from the start of a block to the start of the next block."""
         return _STRIDES[self.blocks]
 
     @property
@@ -133,7 +133,7 @@ class BatchLayout:
 
     @property
     def wavefronts(self) -> int:
-        """The number of wavefronts until the last block of states has processed all chunks of time."""
+        """The number of wavefronts until all blocks have processed all chunks of time."""
         return self.chunks + self.blocks - 1
 
     @property
@@ -146,25 +146,28 @@ class BatchLayout:
         return [self.group(number) for number in range(nl.program_id(0), self.groups, nl.num_programs())]
 
     def group(self, number: int) -> Group:
-        """Return group ``number``."""
+        """Return group number ``number``."""
         first = number * self.rows
         return Group(self, number, first, min(self.rows, self.sequences - first))
 
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
-    """Return how many time steps of a chunk fit a partition, 0 if not even one fits, for ``bytes_of_step`` bytes per
-    step and ``bytes_taken`` bytes of other tiles.
+    """Return the number of time steps of a chunk that fit a partition, at most ``CHUNK_MAX``; below 1 if none fits.
+
+    Args:
+        bytes_of_step: the bytes per partition of all tiles for a time step.
+        bytes_taken: the bytes per partition of other tiles.
     """
     return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
 
 
 @dataclass(frozen=True)
 class Times:
-    """The time steps of a chunk in one block: the rows of a tile, and their place in the whole input.
+    """The time steps of a chunk in one block; row i of a tile is time step ``first`` + i.
 
     Attributes:
-        first: the time of row 0, a number or a scalar that a loop of the device counts.
-        start, end: the range of rows that exist in the input.
+        first: the time step of row 0, a number or a scalar that a loop of the device counts.
+        start, end: the rows whose time steps exist in the input, ``start`` to ``end`` exclusive.
     """
 
     first: int | nisa.NkiScalar
@@ -178,18 +181,18 @@ class Times:
 
     @property
     def rows(self) -> slice:
-        """The rows whose times exist, as a slice of a tile of the chunk."""
+        """The rows whose time steps exist, as a slice."""
         return slice(self.start, self.end)
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of these times along the first dimension of a tensor in HBM."""
+        """Return the view of a tensor [T, ...] at the time steps that exist."""
         if isinstance(self.first, int):
             return tensor_hbm.slice(0, self.first + self.start, self.first + self.end)
         return tensor_hbm[nl.ds(self.first, self.end)]
 
 
 def length_column(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
+    """Load int32 lengths, one per row, as a float32 tile [rows, 1]."""
     loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
     length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -198,7 +201,7 @@ def length_column(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load the sequence lengths of a group into the partitions of each block of states, float32 [P, 1]."""
+    """Load lengths [N] of a group into the partitions of every block, float32 [P, 1]."""
     loaded_sbuf = group.tile(1, dtype=nl.int32)
     nisa.memset(dst=loaded_sbuf, value=0)
     for block in range(group.layout.blocks):
@@ -210,7 +213,7 @@ def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the labels (0 where a target has none) and their indices in the target, float32 [P, pairs + 1] each.
+    """Return the labels (0 where a target has none) and their indices in the target, each float32 [P, pairs + 1].
 
     Column 0 is for the label before the block's first pair; at the start of a target its index is -1.
     """
@@ -235,8 +238,8 @@ def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTenso
 def _add_difference(
     mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
 ) -> None:
-    """Add ``NOTHING`` to the mask where a label is no class, that is, where clamping the label to a class changed
-    it.
+    """Add ``NOTHING`` to the mask where a label is no class: where ``class_sbuf``, the clamped label, differs from the
+    label.
     """
     is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
@@ -247,19 +250,18 @@ def _add_difference(
 
 @dataclass(frozen=True)
 class Sequences:
-    """The lengths and labels of the sequences of a group, and masks of the labels. P is the number of partitions
-    of the group.
+    """The lengths and labels of the sequences of a group, and masks of the labels.
 
-    In tiles with ``pairs + 1`` columns, column k is for the label before blank k of the block, k + 1 for the one after
-    it.
+    In tiles with ``pairs + 1`` columns, column k is for the label before blank k of the block, and column k + 1 for the
+    label after it.
 
     Attributes:
         group: the group of the sequences.
-        input_length_sbuf, target_length_sbuf: float32 [P, 1].
-        class_sbuf: float32 [P, pairs + 1], labels as classes; an arbitrary class where there is no label.
+        input_length_sbuf, target_length_sbuf: the numbers of time steps and of labels, float32 [P, 1].
+        class_sbuf: float32 [P, pairs + 1], the labels; an arbitrary class where there is no label.
         mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``, the logarithm of 0.
         is_end_sbuf: uint32 [P, pairs + 1], 1 for the label after the end of the target.
-        may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may follow the label before it directly.
+        may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may directly follow the label before it.
     """
 
     group: Group
@@ -311,8 +313,8 @@ class Inputs:
     Attributes:
         log_probs_hbm: the log-probabilities, [T, N, C].
         targets_hbm: the labels of the targets, int32 [N, S]; None if S is 0.
-        input_lengths_hbm, target_lengths_hbm: the times of each input and the labels of each target, int32 [N].
-        blank: class of the blank.
+        input_lengths_hbm, target_lengths_hbm: the number of time steps and of labels of each sequence, int32 [N].
+        blank: the class of the blank.
     """
 
     log_probs_hbm: nl.NkiTensor

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward and the backward recursion of CTC, alpha and beta, in logarithms, for a group of sequences.
+"""The recursions of CTC in logarithms, for a group of sequences: alpha (forward in time) and beta (backward in time).
 
 :class:`Recursion` computes time steps in all blocks of states; :class:`Direction` holds what differs between alpha and
-beta. The work is done in wavefronts (:class:`Wavefront`): each processes one chunk of time in every block, and blocks
-run one chunk behind each other. The emissions of a wavefront, the log-probabilities of its states, are computed while
-the previous one is processed (:class:`EmissionSource`). :func:`store_alphas` sweeps over all wavefronts for alpha;
-``gradient.py`` sweeps for beta with :class:`Posteriors`, which has the probabilities of the states too.
+beta. The work is done in wavefronts (:class:`Wavefront`): a wavefront processes one chunk of time in every block, and
+each block is one chunk behind its neighbour. The emissions of a wavefront, the log-probabilities of its states, are
+computed while the previous one is processed (:class:`EmissionSource`). :func:`store_alphas` computes alpha in all
+wavefronts; ``gradient.py`` computes beta and the probabilities of the states with :class:`Posteriors`. :mod:`.layout`
+defines pairs, blocks and chunks: the states of a sequence are blank, label, blank, ..., blank; a *pair* is a blank and
+the label beside it; a *block* is consecutive pairs, in partitions of their own. T is the number of time steps, N of
+sequences, C of classes, S of labels of the longest target, and P of partitions of a group.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ _FEWEST_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class Wavefront:
-    """One chunk of time in every block.
+    """The work on one chunk of time in every block.
 
     Attributes:
-        number: the number of the wavefront, which selects one of the tiles that alternate; in a loop of the device, the
-            number in its first iteration.
-        before, now, following: the times of each block in the previous wavefront, in this one and in the next one.
+        number: the number of the wavefront, which selects one of the alternating tiles; in a loop of the device, its
+            number in the first iteration.
+        before, now, following: the time steps of each block in the previous wavefront, in this one and in the next one.
             While this wavefront computes, the results of the previous one are stored and the inputs of the next one are
             loaded.
     """
@@ -54,15 +57,15 @@ class Wavefront:
 
 
 def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScalar | None) -> Times:
-    """Return the times of chunk number ``chunk``, counted in the order of the recursion.
+    """Return the time steps of chunk number ``chunk``, counted in the order of the recursion.
 
-    The chunk may lie before the first or behind the last one; then none of its rows exists.
+    No time step exists if the chunk lies before the first or behind the last one.
 
     Args:
         layout: the layout of the launch.
         is_alpha: whether time ascends in the order of the recursion.
         chunk: the number of the chunk; in a loop of the device, its number in the first iteration.
-        count: the loop's counter of time steps, all in whole chunks; None outside of a loop.
+        count: the loop's counter of time steps, a multiple of the chunk; None outside of a loop.
     """
     first = chunk * layout.chunk if is_alpha else layout.steps - (chunk + 1) * layout.chunk
     if count is not None:
@@ -73,14 +76,14 @@ def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScala
 def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run: Callable[[Wavefront], None]) -> None:
     """Run all wavefronts in order, and then a last one that only stores results.
 
-    Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled. The
-    others are iterations of a loop of the device, which has one copy of its body.
+    The first and last wavefronts, in which some block has nothing to do or a chunk is short, are unrolled. The others
+    run in a loop of the device, which has one copy of its body.
 
     Args:
         layout: the layout of the launch.
-        is_alpha: whether time ascends and the first block of states leads; else time descends and the last one leads.
-        per_iteration: the number of wavefronts in an iteration of the loop, a multiple of the number of tiles
-            that alternate.
+        is_alpha: whether time ascends and the first block leads; else time descends and the last block leads.
+        per_iteration: the number of wavefronts in an iteration of the loop, a multiple of the number of alternating
+            tiles.
         run: the function that runs a wavefront.
     """
     full = layout.steps // layout.chunk
@@ -111,8 +114,7 @@ def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run:
 
 @dataclass(frozen=True)
 class Emissions:
-    """The log-probabilities of the states at the times of one chunk, float32. P is the number of partitions of the
-    group.
+    """The log-probabilities of the states' classes at the time steps of one chunk, float32.
 
     Attributes:
         blank_sbuf: the log-probabilities of the blank, [P, steps].
@@ -124,7 +126,6 @@ class Emissions:
 
 
 def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the index of each pair's label, class + C * step, in a chunk [steps, C] that a partition has loaded."""
     layout = group.layout
     start_sbuf = group.tile(layout.chunk, 1)
     nisa.iota(dst=start_sbuf, pattern=[[layout.classes, layout.chunk], [0, 1]])
@@ -140,19 +141,18 @@ def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class EmissionSource:
-    """The source of the :class:`Emissions` of a group: alternating tiles for two chunks, and the indices of the labels.
+    """The source of the :class:`Emissions` of a group, with alternating tiles for two chunks.
 
-    GpSimd gathers the log-probabilities of the labels from those of all classes, with a list of indices for each
-    partition.
+    GpSimd gathers the log-probabilities of the labels from the log-probabilities of all classes.
 
     Attributes:
         sequences: the sequences of the group.
         log_probs_hbm: the log-probabilities, [T, N, C].
-        blank: class of the blank.
-        first_label: the column of the labels in :class:`Sequences` that belongs to the first pair.
-        stays_at_end: whether the emissions are for betas, whose recursion starts in the label after the end of the
+        blank: the class of the blank.
+        first_label: the column of :class:`Sequences` that has the label of the first pair.
+        stays_at_end: whether the emissions are for beta, whose recursion starts in the label after the end of the
             target.
-        index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk.
+        index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk, class + C * step.
         loaded: two tiles of loaded log-probabilities, [P, steps, C], in their type in HBM.
         gathered: two tiles of the labels' log-probabilities, [P, steps, pairs], in the same type.
         emissions: the emissions of two chunks.
@@ -170,7 +170,14 @@ class EmissionSource:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, is_alpha: bool) -> EmissionSource:
-        """Allocate the tiles of a group, which all chunks of time use, and compute the indices of the labels."""
+        """Allocate the tiles, and compute the indices of the labels.
+
+        Args:
+            sequences: the sequences of the group.
+            log_probs_hbm: the log-probabilities, [T, N, C].
+            blank: the class of the blank.
+            is_alpha: whether the emissions are for alpha; else for beta.
+        """
         group, layout = sequences.group, sequences.group.layout
         first_label = 1 if is_alpha else 0
         loaded = tuple(
@@ -194,7 +201,7 @@ class EmissionSource:
         )
 
     def load(self, wavefront: int, times: list[Times]) -> None:
-        """Start the loads of the log-probabilities for a wavefront, given the times of each block."""
+        """Issue the loads of the log-probabilities for a wavefront; ``times`` are the time steps of each block."""
         for block, of_block in enumerate(times):
             if not of_block.is_empty:
                 source = self.sequences.group.sequences(of_block.of(self.log_probs_hbm), 1).permute((1, 0, 2))
@@ -202,7 +209,7 @@ class EmissionSource:
                 nisa.dma_copy(dst=self.loaded[wavefront % ALTERNATING_TILES][partitions, of_block.rows], src=source)
 
     def make_ready(self, wavefront: int, times: list[Times]) -> None:
-        """Compute the emissions of a wavefront, whose log-probabilities have been loaded, given the times of each
+        """Compute the emissions of a wavefront from the loaded log-probabilities; ``times`` are the time steps of each
         block.
         """
         loaded_sbuf, gathered_sbuf, emissions = (
@@ -229,8 +236,8 @@ class EmissionSource:
     def _hold_at_end(self, emissions: Emissions, times: list[Times]) -> None:
         """Change the emissions after the end of each input, where the recursion of beta starts.
 
-        There the label after the target has probability 1, so that a sequence stays in it; all other states have
-        probability 0.
+        After the end, the label behind the target has probability 1, so that a sequence stays in this state; all other
+        states have probability 0.
         """
         group, layout = self.sequences.group, self.sequences.group.layout
         time_sbuf = group.tile(layout.chunk)
@@ -254,21 +261,21 @@ class EmissionSource:
         return self.emissions[wavefront % ALTERNATING_TILES]
 
     def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of the pairs' labels in a tile of :class:`Sequences`, repeated at each time step."""
         layout = self.sequences.group.layout
         return tile_sbuf[:, self.first_label : self.first_label + layout.pairs].expand_dim(1).broadcast(1, layout.chunk)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The meaning of columns and rows in a tile of states, which differs between alpha and beta.
+    """The meaning of the columns and rows of a tile of states, for alpha or for beta.
 
-    A row is a time step. With i the first pair of the block, column k is state ``2 i - 1 + k``.
+    A row is a time step. With i the first pair of the block, column k is state ``2 i - 1 + k``: one column is for a
+    label of the neighbouring block.
 
     Attributes:
         is_alpha: whether states and times ascend; else they descend.
         pairs: the number of pairs of a block.
-        chunk: the number of steps of a tile, which has one more row, for the step before the first one.
+        chunk: the number of time steps of a tile; the tile has one more row, for the step before.
     """
 
     is_alpha: bool
@@ -282,7 +289,7 @@ class Direction:
 
     @property
     def border(self) -> int:
-        """The column into which a block copies a label from the column :attr:`outermost` of the neighbouring block."""
+        """The column for the copy of a label of the neighbouring block."""
         return 0 if self.is_alpha else self.width - 1
 
     @property
@@ -292,12 +299,12 @@ class Direction:
 
     @property
     def carried(self) -> int:
-        """The row for a copy of the last step of the previous chunk."""
+        """The row for the copy of the last step of the previous chunk."""
         return 0 if self.is_alpha else self.chunk
 
     @property
     def last(self) -> int:
-        """The row of the last step of the chunk."""
+        """The row of the step of the chunk that the recursion computes last."""
         return self.chunk - self.carried
 
     @property
@@ -306,23 +313,25 @@ class Direction:
         return range(self.chunk) if self.is_alpha else range(self.chunk - 1, -1, -1)
 
     def row(self, step: int) -> int:
-        """Return the row of a tile that holds a step of the chunk."""
+        """Return the row of step number ``step`` of the chunk."""
         return step + 1 if self.is_alpha else step
 
     def row_before(self, step: int) -> int:
-        """Return the row of the step that the recursion computes just before this one."""
+        """Return the row of the step that the recursion computes just before step number ``step``."""
         return step if self.is_alpha else step + 1
 
     def blanks(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of all pairs' blanks in a row [P, width]."""
+        """Return the columns of the blanks in a row [P, width], as a view [P, pairs]."""
         return row_sbuf[:, 1 : self.width : 2]
 
     def own(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of a row [P, width] with the labels that the block itself computes."""
+        """Return the columns of the labels that the block itself computes, as a view [P, pairs]."""
         return self._labels(row_sbuf, 2 if self.is_alpha else 0)
 
     def others(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return, for each pair of a row [P, width], the column of the label from which the pair's blank is reached."""
+        """Return, for each pair, the column of the label from which the pair's blank is reached, as a view [P,
+        pairs].
+        """
         return self._labels(row_sbuf, 0 if self.is_alpha else 2)
 
     def _labels(self, row_sbuf: nl.NkiTensor, start: int) -> nl.NkiTensor:
@@ -337,8 +346,8 @@ def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 class Recursion:
     """The recursion of alpha or beta of a group, and its tiles.
 
-    For pair i, let b[i] and l[i] be the logarithms for its blank and its label at the step before (alpha: the time
-    before, beta: the time after):
+    For pair i, let b[i] and l[i] be the logarithms of its blank and its label at the step before (alpha: the time step
+    before, beta: the time step after):
 
         u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
         new b[i]  = u[i] + log-probability of the blank
@@ -367,7 +376,13 @@ class Recursion:
 
     @classmethod
     def make(cls, group: Group, is_alpha: bool, may_skip_sbuf: nl.NkiTensor) -> Recursion:
-        """Allocate the tiles, and set the probability of all states to 0."""
+        """Allocate the tiles, and set the probability of all states to 0.
+
+        Args:
+            group: the group of the sequences.
+            is_alpha: whether the recursion is alpha; else beta.
+            may_skip_sbuf: see :class:`.layout.Sequences`.
+        """
         direction = Direction(is_alpha, group.layout.pairs, group.layout.chunk)
         states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(ALTERNATING_TILES))
         for tile_sbuf in states:
@@ -379,10 +394,9 @@ class Recursion:
         return self.states[wavefront % ALTERNATING_TILES]
 
     def carry(self, wavefront: int) -> None:
-        """Copy the values from which a wavefront starts into its tile.
+        """Copy the values from which wavefront number ``wavefront`` starts into its tile.
 
-        They are the last step of the previous wavefront, and the border labels that the neighbouring blocks computed in
-        it.
+        The values are the last step of the previous wavefront, and the labels of the neighbouring blocks.
         """
         now_sbuf, before_sbuf = self.of(wavefront), self.of(wavefront - 1)
         at, border, outermost = self.direction.carried, self.direction.border, self.direction.outermost
@@ -399,15 +413,14 @@ class Recursion:
     def run(
         self, wavefront: Wavefront, source: EmissionSource, between: Callable[[int], None] = lambda number: None
     ) -> None:
-        """Compute the steps of a wavefront, and halfway through them gather the emissions of the next wavefront.
+        """Compute the steps of a wavefront; halfway through, compute the emissions of the next wavefront.
 
-        The loads of the next wavefront's log-probabilities must have been issued before.
+        The loads for the next wavefront must have been issued before.
 
         Args:
             wavefront: the wavefront to compute.
             source: the emissions.
-            between: a function that is called after each step with its number, from 0, to issue work of other
-                engines.
+            between: a function that is called after each step, with the number of the step from 0, to issue other work.
         """
         for number, step in enumerate(self.direction.steps):
             self.step(wavefront.number, step, source.of(wavefront.number))
@@ -417,7 +430,7 @@ class Recursion:
         self.carry(wavefront.number + 1)
 
     def step(self, wavefront: int, step: int, emissions: Emissions) -> None:
-        """Compute time step ``step`` of a wavefront in all blocks of states."""
+        """Compute step number ``step`` of the chunks of a wavefront."""
         direction, tile_sbuf = self.direction, self.of(wavefront)
         before_sbuf, now_sbuf = tile_sbuf[:, direction.row_before(step)], tile_sbuf[:, direction.row(step)]
         blanks_sbuf, labels_sbuf = direction.blanks(before_sbuf), direction.own(before_sbuf)
@@ -443,7 +456,6 @@ class Recursion:
         nisa.tensor_tensor(dst=direction.own(now_sbuf), data1=greater_sbuf, data2=softplus_sbuf, op=nl.add)
 
     def _softplus(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return softplus(-|left - right|), elementwise."""
         distance_sbuf = self.group.tile(self.direction.pairs)
         nisa.tensor_tensor(dst=distance_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
         nisa.tensor_scalar(dst=distance_sbuf, data=distance_sbuf, op0=nl.abs, operand0=None)
@@ -464,9 +476,9 @@ def _store_chunk(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], al
 
 
 def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, alpha_hbm: nl.NkiTensor) -> None:
-    """Compute the alphas of a group at all times, and store them into [T, N, 2 S + 1].
+    """Compute the alphas of a group at all time steps, and store them into ``alpha_hbm``, [T, N, 2 S + 1].
 
-    Values after the end of a sequence mean nothing.
+    Values after the end of a sequence are arbitrary.
     """
     group = sequences.group
     source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=True)
@@ -488,9 +500,9 @@ def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, 
 
 
 def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load the losses (-log-likelihoods) of a group into the partitions of each block of states.
+    """Load the losses (minus log-likelihoods) of a group into the partitions of every block, float32 [P, 1].
 
-    A loss without an alignment becomes 0: all its states have probability 0, whatever the loss is.
+    An infinite loss becomes 0: without an alignment all states have probability 0, whatever the loss is.
     """
     nll_sbuf = group.tile(1)
     nisa.memset(dst=nll_sbuf, value=0.0)
@@ -507,7 +519,7 @@ def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
 class Posteriors:
     """The recursion of beta, and the probabilities of the states, computed from alphas and betas.
 
-    Columns of tiles are states, as in :class:`Direction`.
+    The columns of tiles are states, as in :class:`Direction`.
 
     Attributes:
         source: the source of the emissions.
@@ -525,9 +537,7 @@ class Posteriors:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
-        """Allocate the tiles and set the betas at the last time, where each sequence is in the label after its
-        target.
-        """
+        """Allocate the tiles, and set beta at the last time step: each sequence is in the label after its target."""
         group, layout = sequences.group, sequences.group.layout
         recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
         ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])
@@ -543,7 +553,7 @@ class Posteriors:
         return self.recursion.group
 
     def load(self, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
-        """Start the loads of the alphas of a wavefront, given the times of each block."""
+        """Issue the loads of the alphas of a wavefront; ``times`` are the time steps of each block."""
         group, layout = self.group, self.group.layout
         for block, of_block in enumerate(times):
             first = 2 * layout.pairs * block - 1

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Binary cross-entropy of probabilities, ``torch.nn.functional.binary_cross_entropy(x, t)``.
+"""Binary cross-entropy of probabilities x and targets t, ``torch.nn.functional.binary_cross_entropy(x, t)``.
 
-The loss is ``-(t A + (1 - t) B)``, where A is the logarithm of x and B that of 1 - x, each at least -100. The
+The loss is ``-(t A + (1 - t) B)``, with A = max(log x, -100) and B = max(log(1 - x), -100). The
 derivatives are ``(x - t) / max(x (1 - x), 1e-12)``, like PyTorch's, and ``B - A``.
 
 NKI documents ``log`` on [2^-64, 2^64] only. A number below 2^-32 is multiplied by 2^81 first, and A is the logarithm of
 x + exp(-100): this is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding error of y
-= 1 - x is computed as (y - 1) + x and subtracted from log y; so small probabilities keep their loss at t = 0.
+= 1 - x is computed as (y - 1) + x and subtracted from log y, so that small probabilities keep their loss at t = 0.
 
 The file has the definition in instructions (:class:`Bce`), the float64 reference (:class:`BceReference`), the kernels
 (``binary_cross_entropy_...``) and the registry entry (:data:`BCE`).
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The loss is the binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
+The targets are in [0, 1].
 
 A. A logarithm has an error of u / 2 of itself. A number below 2^-32 is multiplied by 2^81, and log(2^81) = 56.1 is
 subtracted from the logarithm: the sum of the number and exp(-100) rounds once, which moves the logarithm by u / 2; the
@@ -82,23 +82,20 @@ _FLOOR_OF_COMPLEMENT = exp(LEAST_LOG + LOWERED)
 
 @dataclass(frozen=True)
 class Bce:
-    """The definition of the binary cross-entropy of probabilities.
-
-    The docstrings of its methods call the input x and the target t; A = max(log x, -100) and
-    B = max(log(1 - x), -100).
-    """
+    """The definition of the binary cross-entropy of probabilities; the head of the module defines x, t, A and B."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 6
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need; only the input's derivative needs the
-        target.
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target needs the input only.
         """
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of A = max(log x, -100) and B = max(log(1 - x), -100), and two scratch tiles to reuse.
+        """Return tiles of A and B, and two scratch tiles that may be reused.
 
         The instructions that GpSimd waits for are issued first.
         """
@@ -109,7 +106,7 @@ class Bce:
         return log_sbuf, complement_log_sbuf, spare_sbuf, other_spare_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses -(t A + (1 - t) B); x, t, A and B are those of the class."""
+        """Compute the losses -(t A + (1 - t) B)."""
         log_sbuf, complement_log_sbuf, _, _ = prepared
         losses.two_combinations(
             Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
@@ -117,10 +114,7 @@ class Bce:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives (x - t) / max(x (1 - x), 1e-12) for the input x and B - A for the target t.
-
-        A is max(log x, -100), and B is max(log(1 - x), -100).
-        """
+        """Return the derivatives (x - t) / max(x (1 - x), 1e-12) for the input and B - A for the target."""
         derivatives = {}
         if TARGET in wanted:
             log_sbuf, complement_log_sbuf, inverse_sbuf, slope_sbuf = self.prepare(piece)
@@ -140,9 +134,9 @@ class Bce:
 
 
 def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of A = max(log x, -100) for the input x, and a scratch tile that may be reused.
+    """Return a tile of A, and a scratch tile that may be reused.
 
-    A small x is scaled up before its logarithm is computed, and the logarithm is corrected afterwards.
+    A small x is scaled up before the logarithm, which is corrected afterwards.
     """
     log_sbuf, added_sbuf = piece.float32(), piece.float32()
     # 2^81 is a bfloat16, which Vector writes fast
@@ -156,9 +150,9 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
 
 
 def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return a tile of B = max(log(1 - x), -100) for the input x, and a scratch tile that may be reused.
+    """Return a tile of B, and a scratch tile that may be reused.
 
-    A constant is added to 1 - x, so that its logarithm is finite at x = 1; there the result is lowered to -100.
+    A constant is added to 1 - x, so that the logarithm is finite at x = 1, where the result is lowered to -100.
     """
     log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
     complement_sbuf = piece.float32()
@@ -178,13 +172,12 @@ _RAISED_LOG_UNITS = 10.8
 
 
 class _Logarithm(NamedTuple):
-    """The logarithm max(log x, -100) or max(log(1 - x), -100), and the error of the kernel's float32 result.
+    """The logarithm A or B, and the error of the kernel's float32 result.
 
     Attributes:
         value: the logarithm.
         units: the error in multiples of u = 2^-23, if the logarithm function has an error of u / 2 of its result.
-        computed: the magnitude of the logarithm function's own result, which is that of a scaled number if x is
-            small.
+        computed: the magnitude of what the logarithm function returns; for a small x, the logarithm of a scaled number.
     """
 
     value: Float64Array
@@ -203,10 +196,7 @@ class BceReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses -(t A + (1 - t) B) and their errors; x is the input, t the target.
-
-        A is max(log x, -100), and B is max(log(1 - x), -100).
-        """
+        """Return the losses -(t A + (1 - t) B) and their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         of_input, of_rest = _exact_log(x), _exact_log_of_complement(x)
         first, second = -t * of_input.value, (t - 1.0) * of_rest.value
@@ -217,10 +207,8 @@ class BceReference:
         return Derived.of_units(loss, (first, second), own, {"log": computed})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives (x - t) / max(x (1 - x), 1e-12) for the input and B - A for the target, and their
+        """Return the derivatives (x - t) / max(x (1 - x), 1e-12) for the input and B - A for the target, with their
         errors.
-
-        x, t, A and B are those of :meth:`value`.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         slope = (x - t) / np.maximum(x * (1.0 - x), LEAST_PRODUCT)
@@ -232,7 +220,7 @@ class BceReference:
 
 
 def _exact_log(x: Float64Array) -> _Logarithm:
-    """Return max(log x, -100) and its error in float32."""
+    """Return A and its error in float32."""
     with np.errstate(all="ignore"):
         value = np.maximum(np.log(x), LEAST_LOG)
         floor = np.where(x > 0.0, np.exp(LEAST_LOG) / x, 0.0)
@@ -247,7 +235,7 @@ def _exact_log(x: Float64Array) -> _Logarithm:
 
 
 def _exact_log_of_complement(x: Float64Array) -> _Logarithm:
-    """Return max(log(1 - x), -100) and its error in float32."""
+    """Return B and its error in float32."""
     with np.errstate(all="ignore"):
         value = np.maximum(np.log1p(-x), LEAST_LOG)
         rounded = np.where(x < 0.5, np.minimum(np.abs(x), 0.25 * UNIT), 0.0)
@@ -277,10 +265,11 @@ def binary_cross_entropy_forward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm: x, in [0, 1], bfloat16, float16 or float32, of any dense shape, in HBM. Subnormal ones are 0.
+        input_hbm: x, in [0, 1], bfloat16, float16 or float32, of any dense shape, in HBM. A subnormal probability
+            counts as 0.
         target_hbm: t, in [0, 1], of the input's shape, in any of these types.
-        weight_hbm: the weight of each element, of the input's shape; or for an input [R, C] one weight per row,
-            [R, 1], or per column, [1, C], which is not expanded in memory; in any of these types; None: 1.
+        weight_hbm: the weight of each element, of the input's shape; or for an input [R, C] one weight per row, [R, 1],
+            or per column, [1, C], which is not expanded in memory; in any of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
         dtype: the type of the losses for ``"none"``; None: the type of the input.
         columns: the number of elements per partition of a tile; None: chosen from shape and types.
@@ -320,8 +309,8 @@ def binary_cross_entropy_backward(
 
     Args:
         input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Binary cross-entropy of logits, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
+"""Binary cross-entropy of logits x and targets t, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
 
 The loss is ``softplus(-|x|) + x ([x > 0] - t)``, which equals PyTorch's ``(1 - t) x + softplus(-x)``. Of exp(x) and
-exp(-x) it uses the smaller one, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels at
-all. The derivatives are ``sigmoid(x) - t`` and ``-x``.
+exp(-x) it uses the smaller one, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels. The
+derivatives are ``sigmoid(x) - t`` and ``-x``.
 
 With a weight p of positive examples (``pos_weight``) the loss is
 ``w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)`` for ``w = p t + (1 - t)``; its derivatives are
 ``(1 - t) - w sigmoid(-x)`` and ``(p - 1) softplus(-x) - x``.
 
 The file has the definition in instructions (:class:`BceWithLogits`, and :class:`BceWithPositiveWeight` with
-``pos_weight``), the float64 reference (one for each of them), the kernels (``binary_cross_entropy_with_logits_...``)
-and the registry entry (:data:`BCE_WITH_LOGITS`).
+``pos_weight``), the float64 references (:class:`BceWithLogitsReference` and :class:`BceWithPositiveWeightReference`),
+the kernels (``binary_cross_entropy_with_logits_...``) and the registry entry (:data:`BCE_WITH_LOGITS`).
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The loss is the binary cross-entropy of logits, with s = softplus(-|x|), whose relative error is u / 2.
+Let s = softplus(-|x|), whose relative error is u / 2.
 
 Without a weight, r = [x > 0] - t rounds once where x > 0, and so do its product with x, and the sum:
 
@@ -86,16 +86,14 @@ class BceWithLogits:
     scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need; only the input's derivative needs the
-        target.
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target needs the input only.
         """
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return |x| in the type of the input x, and [x > 0] - t for the target t.
-
-        The flag [x > 0] is a bfloat16, which Vector writes fast.
-        """
+        """Return tiles of |x|, in the type of x, and of [x > 0] - t."""
         size_sbuf, flag_sbuf, rest_sbuf = piece.like(INPUT), piece.bfloat16(), piece.float32()
         transform(flag_sbuf, piece[INPUT], nl.greater, 0.0)
         transform(size_sbuf, piece[INPUT], nl.abs, None)
@@ -103,7 +101,7 @@ class BceWithLogits:
         return size_sbuf, rest_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses softplus(-|x|) + x ([x > 0] - t) for the input x and the target t."""
+        """Compute the losses softplus(-|x|) + x ([x > 0] - t)."""
         size_sbuf, rest_sbuf = prepared
         losses.activation_and_combination(
             Activation(nl.softplus, size_sbuf, -1.0, piece.float32()),
@@ -111,7 +109,7 @@ class BceWithLogits:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives sigmoid(x) - t for the input x and -x for the target t."""
+        """Return the derivatives sigmoid(x) - t for the input and -x for the target."""
         derivatives = {TARGET: Derivative(piece[INPUT], -1.0)}
         if INPUT in wanted:
             slope_sbuf = piece.float32()
@@ -123,25 +121,20 @@ class BceWithLogits:
 
 @dataclass(frozen=True)
 class BceWithPositiveWeight:
-    """The definition of the loss with a weight of positive examples for each element.
-
-    The docstrings of its methods call this weight p, the input x, the target t, and w = p t + (1 - t).
-    """
+    """The definition of the loss with a weight p of positive examples; w = p t + (1 - t)."""
 
     tensors = (INPUT, TARGET, POSITIVE_WEIGHT)
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need; only the input's derivative needs the
-        target.
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative for the target does not need the target.
         """
         return self.tensors if INPUT in wanted else (INPUT, POSITIVE_WEIGHT)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of softplus(-|x|), p t, 1 - t and w = p t + (1 - t).
-
-        x is the input, t the target and p the weight of positive examples.
-        """
+        """Return tiles of softplus(-|x|), p t, 1 - t and w."""
         size_sbuf, soft_sbuf = piece.like(INPUT), piece.float32()
         transform(size_sbuf, piece[INPUT], nl.abs, None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=size_sbuf, scale=-1.0)
@@ -149,10 +142,7 @@ class BceWithPositiveWeight:
         return soft_sbuf, shares.positive_sbuf, shares.negative_sbuf, shares.weight_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0); one of the last two terms is 0.
-
-        x is the input, t the target, p the weight of positive examples, and w = p t + (1 - t).
-        """
+        """Compute the losses w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0); one of the last two terms is 0."""
         soft_sbuf, positive_sbuf, negative_sbuf, weight_sbuf = prepared
         combine(positive_sbuf, piece[INPUT], nl.minimum, 0.0, nl.multiply, positive_sbuf)
         combine(negative_sbuf, piece[INPUT], nl.maximum, 0.0, nl.multiply, negative_sbuf)
@@ -161,10 +151,7 @@ class BceWithPositiveWeight:
         losses.scalar_tensor_tensor(soft_sbuf, nl.add, 0.0, nl.add, negative_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives (1 - t) - w sigmoid(-x) for the input x and (p - 1) softplus(-x) - x for the target t.
-
-        p is the weight of positive examples, and w = p t + (1 - t).
-        """
+        """Return the derivatives (1 - t) - w sigmoid(-x) for the input and (p - 1) softplus(-x) - x for the target."""
         derivatives = {}
         if INPUT in wanted:
             sigmoid_sbuf = piece.float32()
@@ -184,11 +171,7 @@ class BceWithPositiveWeight:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Tiles computed from the target t and the weight p of positive examples.
-
-    Attributes:
-        positive_sbuf, negative_sbuf, weight_sbuf: p t, 1 - t and their sum w.
-    """
+    """Tiles of p t, of 1 - t, and of their sum w."""
 
     positive_sbuf: nl.NkiTensor
     negative_sbuf: nl.NkiTensor
@@ -211,12 +194,12 @@ ERROR_WITH_POSITIVE_WEIGHT: Final = TermError(2.5, {"softplus": 1.0}, form="with
 
 @dataclass(frozen=True)
 class BceWithLogitsReference:
-    """The reference, ``torch.nn.functional.binary_cross_entropy_with_logits(input.double(), target.double())``."""
+    """The float64 reference, ``F.binary_cross_entropy_with_logits(input.double(), target.double())`` of PyTorch."""
 
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses softplus(-|x|) + x ([x > 0] - t) for the input x and the target t, and their errors."""
+        """Return the losses softplus(-|x|) + x ([x > 0] - t) and their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         soft, rest = _softplus(-np.abs(x)), x * ((x > 0.0) - t)
         loss, size = soft + rest, np.abs(rest)
@@ -224,7 +207,7 @@ class BceWithLogitsReference:
         return Derived.of_units(loss, (soft, rest), own, {"softplus": soft})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives sigmoid(x) - t for the input x and -x for the target t, and their errors."""
+        """Return the derivatives sigmoid(x) - t for the input and -x for the target, with their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         slope = _sigmoid(x) - t
         error = UNIT * (functions.sigmoid * _sigmoid(x) + 0.5 * np.abs(slope))
@@ -233,15 +216,12 @@ class BceWithLogitsReference:
 
 @dataclass(frozen=True)
 class BceWithPositiveWeightReference:
-    """The float64 reference of the loss with ``pos_weight``, called p below; w = p t + (1 - t)."""
+    """The float64 reference of the loss with a weight p of positive examples; w = p t + (1 - t)."""
 
     stated: ClassVar[TermError] = ERROR_WITH_POSITIVE_WEIGHT
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0), and their errors.
-
-        x is the input, t the target, p the weight of positive examples, and w = p t + (1 - t).
-        """
+        """Return the losses w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0), and their errors."""
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         soft, positive, negative = _softplus(-np.abs(x)), p * t, 1.0 - t
         weighted = (positive + negative) * soft
@@ -254,7 +234,7 @@ class BceWithPositiveWeightReference:
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Return the derivatives (1 - t) - w sigmoid(-x) for the input and (p - 1) softplus(-x) - x for the target.
 
-        They come with their errors. x, t, p and w are those of :meth:`value`.
+        Errors are returned too.
         """
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         positive, negative, sigmoid = p * t, 1.0 - t, _sigmoid(-x)
@@ -346,8 +326,8 @@ def binary_cross_entropy_with_logits_backward(
 
     Args:
         input_hbm, target_hbm, weight_hbm, pos_weight_hbm, reduction: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.

@@ -3,10 +3,10 @@
 
 """Negative log-likelihood of the normal distribution, ``torch.nn.functional.gaussian_nll_loss(x, t, var)``.
 
-With ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``, the loss is ``q^2 / 2 - log s``, so that the
-logarithm and the quotient need a single inverse root; ``full`` adds ``log(2 pi) / 2``. The derivatives are
-``q s``, its negative and ``s^2 (1 - q^2) / 2``. The last one is computed as if ``var`` were
-``max(var, eps)``, as in PyTorch.
+With means x, targets t, ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``, the loss is ``q^2 / 2 - log s``: the
+logarithm and the quotient need a single inverse root; ``full`` adds ``log(2 pi) / 2``. The derivatives for x, t and
+``var`` are ``q s``, ``-q s`` and ``s^2 (1 - q^2) / 2``. The last one is computed as if ``var`` were ``max(var, eps)``,
+as in PyTorch.
 
 The file has the definition in instructions (:class:`GaussianNll`), the float64 reference (:class:`GaussianReference`),
 the kernels (``gaussian_nll_loss_...``) and the registry entry (:data:`GAUSSIAN_NLL`).
@@ -62,9 +62,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class GaussianNll:
-    """The definition of the Gaussian negative log-likelihood.
-
-    The docstrings of its methods use s = 1 / sqrt(max(var, eps)) and q = (x - t) s, with input x and target t.
+    """The definition of the Gaussian negative log-likelihood; the head of the module defines s and q.
 
     Attributes:
         full: whether to add the constant log(2 pi) / 2.
@@ -77,13 +75,12 @@ class GaussianNll:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of all tensors: every derivative needs all of them."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of q and log(s k), with q and s of the class.
+        """Return tiles of q and log(s k).
 
-        With ``full``, k = 1 / sqrt(2 pi) adds the constant log(2 pi) / 2 to the loss; else k is 1.
+        For ``full``, k = 1 / sqrt(2 pi), which adds log(2 pi) / 2 to the loss; else k is 1.
         """
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         log_sbuf = piece.float32()
@@ -92,7 +89,7 @@ class GaussianNll:
         return quotient_sbuf, log_sbuf
 
     def _quotient(self, piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return tiles of q = (x - t) s and s = 1 / sqrt(max(var, eps)), for the input x and the target t."""
+        """Return tiles of q and s."""
         quotient_sbuf, inverse_sbuf = piece.float32(), piece.float32()
         transform(inverse_sbuf, piece[VARIANCE], nl.maximum, self.eps)
         nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
@@ -101,16 +98,13 @@ class GaussianNll:
         return quotient_sbuf, inverse_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses q^2 / 2 - log(s k), with q and s of the class and k of :meth:`prepare`."""
+        """Compute the losses q^2 / 2 - log(s k), with k of :meth:`prepare`."""
         square_sbuf, log_sbuf = prepared
         product(square_sbuf, square_sbuf, square_sbuf)
         losses.scalar_tensor_tensor(square_sbuf, nl.multiply, 0.5, nl.subtract, log_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives: q s for the input, -q s for the target and s^2 (1 - q^2) / 2 for the variance.
-
-        s is 1 / sqrt(max(var, eps)), and q = (x - t) s for the input x and the target t.
-        """
+        """Return the derivatives: q s for the input, -q s for the target and s^2 (1 - q^2) / 2 for the variance."""
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         derivatives = {}
         if VARIANCE in wanted:
@@ -134,7 +128,7 @@ FULL_ERROR: Final = TermError(5.5, {"rsqrt": 3.0, "log": 1.0}, "(x - t)^2 / (2 v
 
 @dataclass(frozen=True)
 class GaussianReference:
-    """The reference, ``torch.nn.functional.gaussian_nll_loss(input.double(), target.double(), var.double())``.
+    """The float64 reference, ``torch.nn.functional.gaussian_nll_loss(input.double(), target.double(), var.double())``.
 
     Attributes:
         full, eps: the options of the function.
@@ -145,13 +139,12 @@ class GaussianReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee of the loss states for these options."""
+        """The error that the guarantee states for these options."""
         return FULL_ERROR if self.full else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses (log v + (x - t)^2 / v) / 2, plus log(2 pi) / 2 for ``full``, and their errors.
-
-        x is the input, t the target, and v = max(var, eps).
+        """Return the losses (log v + (x - t)^2 / v) / 2, plus log(2 pi) / 2 for ``full``, and their errors; v =
+        max(var, eps).
         """
         variance = self._variance(tensors)
         square = 0.5 * (tensors[INPUT] - tensors[TARGET]) ** 2 / variance
@@ -162,7 +155,7 @@ class GaussianReference:
         return Derived.of_units(loss, (square, logs, 1.0), own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for the input x, the target t and the variance, and their errors.
+        """Return the derivatives for the input, the target and the variance, with their errors.
 
         They are (x - t) / v, its negative, and (1 / v - (x - t)^2 / v^2) / 2, with v = max(var, eps).
         """
@@ -241,10 +234,9 @@ def gaussian_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input x, with
-    the target t and the variance v; its negative with respect to the target, and ``(1 / v - (x - t)^2 / v^2) / 2`` with
-    respect to the variance, each times the upstream gradient. A variance that was raised to ``eps`` gets this gradient
-    too.
+    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input x, its
+    negative with respect to the target t, and ``(1 / v - (x - t)^2 / v^2) / 2`` with respect to the variance, each
+    times the upstream gradient, with ``v = max(var, eps)``. A variance below ``eps`` gets this gradient too.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 
@@ -253,10 +245,9 @@ def gaussian_nll_loss_backward(
 
     Args:
         input_hbm, target_hbm, var_hbm, reduction, full, eps: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_var_wanted: whether to compute each gradient; at least one is
-            True.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
+        grad_input_wanted, grad_target_wanted, grad_var_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.
 

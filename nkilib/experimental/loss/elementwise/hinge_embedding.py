@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Hinge embedding loss: x where t is 1, ``max(margin - x, 0)`` where it is -1, and their sum where it is neither.
+"""Hinge embedding loss: x where t is 1, ``max(margin - x, 0)`` where t is -1, and the sum of both elsewhere.
 
-This is ``torch.nn.functional.hinge_embedding_loss(x, t)``. The sum is computed as ``max(x, margin)``, which equals it.
-The derivative is ``[t != -1] - [t != 1] [x <= margin]``. Terms are selected, not multiplied by 0, because 0 times
-infinity would be NaN.
+This is ``torch.nn.functional.hinge_embedding_loss(x, t)``, for inputs x and targets t. The sum is computed as ``max(x,
+margin)``. The derivative is ``[t != -1] - [t != 1] [x <= margin]``. Terms are selected, not multiplied by 0, because 0
+times infinity would be NaN.
 
 The file has the definition in instructions (:class:`HingeEmbedding`), the float64 reference
 (:class:`HingeEmbeddingReference`), the kernels (``hinge_embedding_loss_...``) and the registry entry
@@ -13,8 +13,8 @@ The file has the definition in instructions (:class:`HingeEmbedding`), the float
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-``margin - x`` rounds once, u / 2 of itself; all other instructions select numbers, which is exact.
-Derivatives are exact.
+``margin - x`` rounds once, u / 2 of itself; all other instructions select values, which is exact. Derivatives are
+exact.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HingeEmbedding:
     """The definition of the hinge embedding loss.
 
     Attributes:
-        margin: a dissimilar pair (target -1) has no loss if its input is at least this; finite.
+        margin: a dissimilar pair (target -1) has no loss if its input is at least the margin; finite.
     """
 
     margin: float
@@ -60,14 +60,10 @@ class HingeEmbedding:
     scratch_tiles = 6  # two more than a piece takes, so that Vector does not wait for the sums of Scalar
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of both tensors; only the input has a gradient."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return the tiles from which the loss is selected, for the input x and the target t.
-
-        They are max(margin - x, 0), the loss where t is not -1 (x if t is 1, else max(x, margin)), and [t = -1].
-        """
+        """Return tiles of max(margin - x, 0), of the loss where t is not -1 (x or max(x, margin)), and of [t = -1]."""
         hinge_sbuf, other_sbuf = piece.float32(), piece.float32()
         floor_sbuf, is_unlike_sbuf = piece.bfloat16(), piece.bfloat16()
         nisa.activation(dst=hinge_sbuf, op=nl.relu, data=piece[INPUT], scale=-1.0, bias=piece.constant(self.margin))
@@ -81,18 +77,13 @@ class HingeEmbedding:
         return hinge_sbuf, other_sbuf, is_unlike_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Select the loss of each element: max(margin - x, 0) where the target is -1, else the other value of
-        :meth:`prepare`.
-        """
+        """Select the loss of each element from the tiles of :meth:`prepare`."""
         hinge_sbuf, other_sbuf, is_unlike_sbuf = prepared
         nisa.tensor_copy_predicated(dst=other_sbuf, src=hinge_sbuf, predicate=is_unlike_sbuf.view(nl.uint16))
         losses.activation(nl.copy, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative for the input x, [t != -1] - [t != 1] [x <= margin], with the target t.
-
-        Its values are exact in bfloat16; GpSimd subtracts.
-        """
+        """Return the derivative [t != -1] - [t != 1] [x <= margin] for the input, which is exact in bfloat16."""
         near_sbuf, slope_sbuf = piece.bfloat16(), piece.bfloat16()
         transform(near_sbuf, piece[INPUT], nl.less_equal, self.margin)
         combine(near_sbuf, piece[TARGET], nl.not_equal, 1.0, nl.multiply, near_sbuf)
@@ -106,19 +97,19 @@ ERROR: Final = TermError(0.5)
 
 @dataclass(frozen=True)
 class HingeEmbeddingReference:
-    """The reference, ``torch.nn.functional.hinge_embedding_loss(input.double(), target.double(), margin)``.
+    """The float64 reference, ``torch.nn.functional.hinge_embedding_loss(input.double(), target.double(), margin)``.
 
     Attributes:
-        margin: the margin of the loss, which is rounded to float32.
+        margin: the margin of the loss; it is rounded to float32.
     """
 
     margin: float
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses and their errors, for the input x and the target t.
+        """Return the losses and their errors.
 
-        They are x where t is 1, max(margin - x, 0) where t is -1, and else the sum of both, which is max(x, margin).
+        The losses are x where t is 1, max(margin - x, 0) where t is -1, and max(x, margin) elsewhere.
         """
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         hinge = np.maximum(margin - x, 0.0)
@@ -126,9 +117,7 @@ class HingeEmbeddingReference:
         return Derived.of_units(loss, (), np.where(t == -1.0, 0.5 * hinge, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative for the input x, [t != -1] - [t != 1] [x <= margin] with the target t, which is
-        exact.
-        """
+        """Return the derivative [t != -1] - [t != 1] [x <= margin] for the input, which is exact."""
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         slope = (t != -1.0).astype(np.float64) - ((t != 1.0) & (x <= margin))
         return {INPUT: Exact(slope, np.zeros_like(slope))}
@@ -144,7 +133,7 @@ def hinge_embedding_loss_forward(
     buffers: int | None = None,
 ) -> nl.NkiTensor:
     """Compute the hinge embedding loss of inputs x and targets t, elementwise: x where t is 1, ``max(margin - x, 0)``
-    where it is -1, their sum where t is neither.
+    where t is -1, and the sum of both elsewhere.
 
     Equivalent to ``F.hinge_embedding_loss(input, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.
@@ -192,8 +181,8 @@ def hinge_embedding_loss_backward(
 
     Args:
         input_hbm, target_hbm, reduction, margin: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or float32;
-            else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.
 

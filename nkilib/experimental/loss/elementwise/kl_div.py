@@ -5,26 +5,25 @@
 logarithm.
 
 The loss is ``t * (log t - x)``, or ``exp(t) * (t - x)`` for ``log_target``: ``torch.nn.functional.kl_div(x, t)``.
-PyTorch computes a difference of products; here the common factor is taken out, so no more cancels than in the
-reference.
+PyTorch computes a difference of products; here the common factor is taken out, which cancels less.
 
-The loss uses log(t + 2^-64). From t = 2^-40 on, the sum is t in float32; at 0 the logarithm is finite; and ``t * log
-t`` changes by at most 2^-64. NKI documents ``log`` on [2^-64, 2^64] only.
+The loss uses log(t + 2^-64). From t = 2^-40 on, the sum t + 2^-64 is t in float32; at 0 the logarithm is finite; and
+``t * log t`` changes by at most 2^-64. NKI documents ``log`` on [2^-64, 2^64] only.
 
 The file has the definition in instructions (:class:`KlDiv`, and :class:`KlDivOfLogTarget` for ``log_target``), the
 float64 reference (:class:`KlDivReference`), the kernels (``kl_div_...``) and the registry entry (:data:`KL_DIV`).
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-Let x be log-probabilities, and l = log t, whose relative error is u / 2. The difference and the product round once
+Let l = log t, whose relative error is u / 2. The difference and the product round once
 each.
 
     t (l - x)       |error| <= u t (|l| / 2 + |l - x|) + 2^-63    2^-64 is added to t, which adds at most as much to t l
     e^t (t - x)     |error| <= 3 u / 2 of the loss                the exponential, the difference and the product
 
-An additional error of u in log adds u |t l|; one in exp adds u of the loss. In the derivatives, 1 and the
-difference round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is
-computed, and log(2^64) is subtracted afterwards; neither number exceeds 2 |l|.
+An additional error of u in log adds u |t l|; an additional error of u in exp adds u of the loss. In the derivatives, 1
+and the difference round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is computed,
+and log(2^64) is subtracted afterwards; neither number exceeds 2 |l|.
 """
 
 from __future__ import annotations
@@ -66,40 +65,35 @@ _SMALL, _RAISED = 2.0**-32, LIMIT_OF_LOG
 
 
 def needed_tensors(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the tensors that the wanted derivatives need; the input's derivative needs only the
-    target.
-    """
+    """Return the names of the needed tensors; the derivative for the input needs the target only."""
     return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
 
 
 @dataclass(frozen=True)
 class KlDiv:
-    """The definition of the divergence from targets that are probabilities."""
+    """The definition of the divergence for targets that are probabilities."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need, see :func:`needed_tensors`."""
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of log(t + 2^-64) - x, for the target t (probabilities) and the input x (log-probabilities)."""
+        """Return a tile of log(t + 2^-64) - x."""
         log_sbuf = piece.float32()
         nisa.activation(dst=log_sbuf, op=nl.log, data=piece[TARGET], bias=piece.constant(LEAST_TARGET))
         subtract_in_turns(piece.number, log_sbuf, log_sbuf, piece[INPUT])
         return (log_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (log t - x) * t for the input x and the target t; NaN where t is 0 and x infinite, as in
-        PyTorch.
-        """
+        """Compute the losses t * (log t - x); NaN where t is 0 and x infinite, as in PyTorch."""
         (log_sbuf,) = prepared
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives -t for the input x, and log t + 1 - x for the target t (NaN at t = 0, as in
-        PyTorch).
+        """Return the derivatives -t for the input, and log t + 1 - x for the target; the derivative for the target is
+        NaN at t = 0, as in PyTorch.
         """
         derivatives = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:
@@ -110,7 +104,7 @@ class KlDiv:
 
 
 def _logarithm(piece: Piece) -> nl.NkiTensor:
-    """Return log t for the target t, or NaN where t is 0.
+    """Return log t, or NaN where t is 0.
 
     Small targets are scaled into the range for which ``log`` is documented.
     """
@@ -129,27 +123,23 @@ def _logarithm(piece: Piece) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class KlDivOfLogTarget:
-    """The definition of the divergence from targets that are log-probabilities."""
+    """The definition of the divergence for targets that are log-probabilities."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need, see :func:`needed_tensors`."""
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return exp(t), computed on Scalar, and t - x, computed mostly on GpSimd, for the target t and the input x.
-
-        So Vector has little more than one pass.
-        """
+        """Return tiles of exp(t), computed on Scalar, and of t - x, computed mostly on GpSimd."""
         exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
         subtract_in_turns(piece.number, difference_sbuf, piece[TARGET], piece[INPUT])
         return exponential_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (t - x) * exp(t) for the input x and the target t; NaN where t is -inf, as in PyTorch.
+        """Compute the losses exp(t) * (t - x); NaN where t is -inf, as in PyTorch.
 
         Vector adds up the losses, because Scalar computes the exponentials.
         """
@@ -157,7 +147,7 @@ class KlDivOfLogTarget:
         losses.scalar_tensor_tensor(difference_sbuf, nl.multiply, 1.0, nl.multiply, exponential_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives -exp(t) for the input x, and exp(t) * (t - x + 1) for the target t."""
+        """Return the derivatives -exp(t) for the input, and exp(t) * (t - x + 1) for the target."""
         exponential_sbuf = piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
         derivatives = {INPUT: Derivative(exponential_sbuf, -1.0)}
@@ -177,7 +167,7 @@ class KlDivGradients(NamedTuple):
 
 
 def kl_div_reference(input: np.ndarray, target: np.ndarray, log_target: bool) -> Float64Array:
-    """Compute the divergence of each element in float64.
+    """Return the divergence of each element in float64.
 
     PyTorch equivalent: ``F.kl_div(input.double(), target.double(), reduction="none", log_target=log_target)``.
     """
@@ -189,7 +179,7 @@ def kl_div_reference(input: np.ndarray, target: np.ndarray, log_target: bool) ->
 
 
 def kl_div_gradients_reference(input: np.ndarray, target: np.ndarray, log_target: bool) -> KlDivGradients:
-    """Compute the derivatives of the divergence of each element, NaN for a target of 0, as autograd does in PyTorch."""
+    """Return the derivatives of the divergence of each element; NaN for a target of 0, as in PyTorch."""
     x, t = input.astype(np.float64), target.astype(np.float64)
     with np.errstate(all="ignore"):
         if log_target:
@@ -203,7 +193,7 @@ ERROR_OF_LOG_TARGET: Final = TermError(1.5, {"exp": 1.0}, form="with log_target"
 
 @dataclass(frozen=True)
 class KlDivReference:
-    """The reference, ``torch.nn.functional.kl_div(input.double(), target.double(), log_target=log_target)``.
+    """The float64 reference, ``torch.nn.functional.kl_div(input.double(), target.double(), log_target=log_target)``.
 
     Attributes:
         log_target: whether the target is a log-probability.
@@ -213,14 +203,11 @@ class KlDivReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee of the loss states for this option."""
+        """The error that the guarantee states for this option."""
         return ERROR_OF_LOG_TARGET if self.log_target else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses t (log t - x), or exp(t) (t - x) for ``log_target``, and their errors.
-
-        x is the input, t the target.
-        """
+        """Return the losses t (log t - x), or exp(t) (t - x) for ``log_target``, and their errors."""
         x, t = tensors[INPUT], tensors[TARGET]
         loss = kl_div_reference(x, t, self.log_target)
         if self.log_target:
@@ -230,7 +217,7 @@ class KlDivReference:
         return Derived.of_units(loss, (t * log, t * x), own, {"log": t * log}, beside=2.0 * LEAST_TARGET / UNIT)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for the input x and the target t, and their errors.
+        """Return the derivatives for the input and the target, with their errors.
 
         They are -t and log t + 1 - x; for ``log_target``, -exp(t) and exp(t) (t - x + 1).
         """
@@ -266,8 +253,8 @@ def kl_div_forward(
 
     Args:
         input_hbm: x, log-probabilities, bfloat16, float16 or float32, of any dense shape, in HBM.
-        target_hbm: t, of the shape of the input, in any of these types. A probability of 0 gives 0; below 2^-64, log t
-            is log(t + 2^-64).
+        target_hbm: t, of the shape of the input, in any of these types. A probability of 0 gives the loss 0; log t is
+            computed as log(t + 2^-64).
         log_target: whether the target holds log-probabilities.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` (over elements) or ``"batchmean"`` (the sum divided by the size of
             the first dimension).
@@ -309,10 +296,10 @@ def kl_div_backward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, log_target, reduction: the arguments of the forward. Only the gradient of the
-            target reads the input.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        input_hbm, target_hbm, log_target, reduction: the arguments of the forward. Only the gradient of the target
+            reads the input.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.

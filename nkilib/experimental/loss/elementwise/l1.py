@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Absolute error: ``|x - t|``, ``torch.nn.functional.l1_loss(x, t)``.
+"""Absolute error ``|x - t|`` of inputs x and targets t, ``torch.nn.functional.l1_loss(x, t)``.
 
 The derivatives are ``sign(x - t)`` and its negative.
 
@@ -10,7 +10,7 @@ The file has the definition in instructions (:class:`L1`), the float64 reference
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The difference rounds once, which costs u / 2 of it. A sign is exact.
+The difference rounds once, which costs u / 2 of its value. A sign is exact.
 """
 
 from __future__ import annotations
@@ -54,25 +54,24 @@ class L1:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of both tensors: every derivative needs both."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of x - t, the input minus the target."""
+        """Return a tile of x - t."""
         difference_sbuf = piece.float32()
         difference(difference_sbuf, piece[INPUT], piece[TARGET])
         return (difference_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses |x - t|, for the input x and the target t."""
+        """Compute the losses |x - t|."""
         (difference_sbuf,) = prepared
         losses.activation(nl.abs, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives: the sign of x - t for the input x, and its negative for the target t.
+        """Return the derivatives: the sign of x - t for the input, and its negative for the target.
 
-        The sign s of the activation function becomes [s > 0] - [s < 0]: NaN gives 0, as in PyTorch. Signs are exact
-        in bfloat16.
+        Where x - t is NaN, the derivatives are 0, as in PyTorch: two comparisons turn the result s of the activation
+        function ``sign`` into [s > 0] - [s < 0]. Signs are exact in bfloat16.
         """
         difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
@@ -92,12 +91,12 @@ class L1Reference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses |x - t| for the input x and the target t, and their errors."""
+        """Return the losses |x - t| and their errors."""
         loss = np.abs(tensors[INPUT] - tensors[TARGET])
         return Derived.of_units(loss, (), 0.5 * loss)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives: the sign of x - t (0 for NaN) for the input x, and its negative for the target t."""
+        """Return the derivatives: the sign of x - t (0 for NaN) for the input, and its negative for the target."""
         sign = np.nan_to_num(np.sign(tensors[INPUT] - tensors[TARGET]))
         return {INPUT: Exact(sign, np.zeros_like(sign)), TARGET: Exact(-sign, np.zeros_like(sign))}
 
@@ -164,8 +163,8 @@ def l1_loss_backward(
 
     Args:
         input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
             True, and a weight per row or per column has no gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Margin ranking loss: ``max(margin - t (x1 - x2), 0)``, ``torch.nn.functional.margin_ranking_loss(x1, x2, t)``.
+"""Margin ranking loss: ``max(margin - t (x1 - x2), 0)``, ``torch.nn.functional.margin_ranking_loss(x1, x2, t)``, for
+the inputs x1 and x2 and the target t.
 
 Where ``margin - t (x1 - x2)`` is 0 or more, the derivatives with respect to x1, x2 and t are ``-t``, ``t``
 and ``-(x1 - x2)``; else they are 0.
@@ -17,7 +18,7 @@ With d = x1 - x2, d and p = t d round once each, which costs u / 2 of p, and z =
 |error| <= u |p| + u |z| / 2: at most 1.5 u of the largest of margin, p and z. The error of a derivative is 0, or u |d|
 / 2.
 
-Where |z| is not larger than its error, a derivative may be the one for a positive z or 0.
+Where |z| is not larger than the error of z, a derivative may be its value for a positive z or 0.
 """
 
 from __future__ import annotations
@@ -62,28 +63,22 @@ class MarginRanking:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of all tensors: every derivative needs all of them."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of x1 - x2, computed on GpSimd, and of t (x1 - x2), for the inputs x1 and x2 and the target
-        t.
-        """
+        """Return tiles of x1 - x2, computed on GpSimd, and of t (x1 - x2)."""
         difference_sbuf, product_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT1], piece[INPUT2])
         product(product_sbuf, difference_sbuf, piece[TARGET])
         return difference_sbuf, product_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses max(margin - t (x1 - x2), 0), for the inputs x1 and x2 and the target t."""
+        """Compute the losses max(margin - t (x1 - x2), 0)."""
         _, product_sbuf = prepared
         losses.activation(nl.relu, product_sbuf, scale=-1.0, bias_sbuf=piece.constant(self.margin))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives for the inputs x1 and x2 and the target t.
-
-        They are -t, t and -(x1 - x2), each times [t (x1 - x2) <= margin].
-        """
+        """Return the derivatives -t for x1, t for x2 and -(x1 - x2) for t, each times [t (x1 - x2) <= margin]."""
         difference_sbuf, product_sbuf = self.prepare(piece)
         derivatives = {}
         if TARGET in wanted:
@@ -107,28 +102,25 @@ ERROR: Final = TermError(1.5, terms="margin and t (x1 - x2)")
 
 @dataclass(frozen=True)
 class MarginRankingReference:
-    """The reference: ``torch.nn.functional.margin_ranking_loss(input1.double(), input2.double(), target.double(),
-    margin)``.
+    """The float64 reference, ``torch.nn.functional.margin_ranking_loss(input1.double(), input2.double(),
+    target.double(), margin)``.
 
     Attributes:
-        margin: the margin of the loss, which is rounded to float32.
+        margin: the margin of the loss; it is rounded to float32.
     """
 
     margin: float
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses max(margin - t (x1 - x2), 0) for the inputs x1 and x2 and the target t, and their
-        errors.
-        """
+        """Return the losses max(margin - t (x1 - x2), 0) and their errors."""
         product, reach = _product(tensors), self._reach(tensors)
         own = np.abs(product) + 0.5 * np.abs(reach)
         return Derived.of_units(np.maximum(reach, 0.0), (float(np.float32(self.margin)), product, reach), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for the inputs x1 and x2 and the target t, and their errors.
-
-        They are -t, t and -d, with d = x1 - x2, where margin - t d is 0 or more, else 0.
+        """Return the derivatives -t for x1, t for x2 and -(x1 - x2) for t, 0 where t (x1 - x2) > margin, with their
+        errors.
         """
         reach = self._reach(tensors)
         error = self.value(tensors).own
@@ -144,12 +136,10 @@ class MarginRankingReference:
         }
 
     def _reach(self, tensors: Tensors) -> Float64Array:
-        """Return margin - t (x1 - x2), for the inputs x1 and x2 and the target t."""
         return float(np.float32(self.margin)) - _product(tensors)
 
 
 def _product(tensors: Tensors) -> Float64Array:
-    """Return t (x1 - x2), for the inputs x1 and x2 and the target t."""
     return tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
 
 
@@ -175,8 +165,8 @@ def margin_ranking_loss_forward(
     Args:
         input1_hbm: x1, bfloat16, float16 or float32, of any dense shape, in HBM.
         input2_hbm: x2, of the shape of input1, in any of these types.
-        target_hbm: t, of the shape of input1, in any of these types: 1 where x1 should be larger, -1 where x2 should
-            be.
+        target_hbm: t, of the shape of input1, in any of these types: 1 where x1 should be larger than x2, -1 where x1
+            should be smaller than x2.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
         margin: a pair has no loss if ``t (x1 - x2)`` is at least this; finite.
         dtype: the type of the losses for ``"none"``; None: the type of input1.
@@ -219,10 +209,10 @@ def margin_ranking_loss_backward(
 
     Args:
         input1_hbm, input2_hbm, target_hbm, reduction, margin: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
-        grad_input1_wanted, grad_input2_wanted, grad_target_wanted: whether to compute each gradient; at least one
-            is True.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the shape of input1, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
+        grad_input1_wanted, grad_input2_wanted, grad_target_wanted: whether to compute each gradient; at least one is
+            True.
         inplace: write the gradient of input1 over ``input1_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.
 

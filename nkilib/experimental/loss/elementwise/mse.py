@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Squared error: ``(x - t)^2``, ``torch.nn.functional.mse_loss(x, t)``.
+"""Squared error ``(x - t)^2`` of inputs x and targets t, ``torch.nn.functional.mse_loss(x, t)``.
 
 The derivatives are ``2 (x - t)`` and its negative.
 
@@ -10,7 +10,7 @@ The file has the definition in instructions (:class:`Mse`), the float64 referenc
 
 Errors of float32 arithmetic, with u = 2^-23.
 
-The difference d rounds once, u / 2 of itself; its square has twice that relative error, and rounds once more.
+The difference d = x - t rounds once, u / 2 of itself; its square has twice that relative error, and rounds once more.
 
 |error| <= 1.5 u d^2. The error of a derivative 2 d is at most u |d|.
 """
@@ -56,22 +56,21 @@ class Mse:
     scratch_tiles = 1
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of both tensors: every derivative needs both."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of x - t, the input minus the target."""
+        """Return a tile of x - t."""
         difference_sbuf = piece.float32()
         difference(difference_sbuf, piece[INPUT], piece[TARGET])
         return (difference_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses (x - t)^2, for the input x and the target t."""
+        """Compute the losses (x - t)^2."""
         (difference_sbuf,) = prepared
         losses.activation(nl.square, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives 2 (x - t) for the input x, and -2 (x - t) for the target t."""
+        """Return the derivatives 2 (x - t) for the input, and -2 (x - t) for the target."""
         (difference_sbuf,) = self.prepare(piece)
         return {
             INPUT: Derivative(difference_sbuf, 2.0, on_scalar=True),
@@ -89,12 +88,12 @@ class MseReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses (x - t)^2 for the input x and the target t, and their errors."""
+        """Return the losses (x - t)^2 and their errors."""
         square = (tensors[INPUT] - tensors[TARGET]) ** 2
         return Derived.of_units(square, (), 1.5 * square)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives 2 (x - t) for the input x, and -2 (x - t) for the target t, and their errors."""
+        """Return the derivatives 2 (x - t) for the input, and -2 (x - t) for the target, with their errors."""
         slope = 2.0 * (tensors[INPUT] - tensors[TARGET])
         error = 0.5 * UNIT * np.abs(slope)
         return {INPUT: Exact(slope, error), TARGET: Exact(-slope, error)}
@@ -160,8 +159,8 @@ def mse_loss_backward(
 
     Args:
         input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
             True, and a weight per row or per column has no gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
@@ -206,10 +205,10 @@ def mse_loss_forward_backward(
     """Compute the squared error and its gradients in a single launch, for callers that know the upstream gradient in
     advance.
 
-    Equivalent to ``loss = F.mse_loss(input, target, reduction=reduction)`` in PyTorch, with a weight as in the
-    forward, and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so this launch
-    takes two thirds of the time of a forward and a backward launch. With another tiling than the forward's, the
-    last bits of the loss may differ from the forward's.
+    Equivalent to ``loss = F.mse_loss(input, target, reduction=reduction)`` in PyTorch, with a weight as in the forward,
+    and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so this launch takes two thirds of
+    the time of a forward and a backward launch. If the tiling differs from the forward's, the last bits of the loss may
+    differ.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.

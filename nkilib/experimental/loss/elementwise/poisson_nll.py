@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Negative log-likelihood of the Poisson distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``.
+"""Negative log-likelihood of the Poisson distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``, with targets t.
 
 The loss is ``exp(x) - t x`` if x is the logarithm of the rate, or ``x - t log(x + eps)`` if x is the rate itself; with
 ``full`` it includes Stirling's ``t log t - t + log(2 pi t) / 2``, an approximation of ``log t!``, where t > 1. The
@@ -16,16 +16,17 @@ Errors of float32 arithmetic, with u = 2^-23.
 
 Products and sums round once, u / 2 each; exponentials and logarithms have an error of u / 2.
 
-    exp(x) - t x         |error| <= u (exp(x) + |t x| + loss) / 2                  u more of exp: u exp(x)
-    x - t log(x + eps)   |error| <= u (2 |t log(x + eps)| + |t| + loss) / 2        u more of log: u |t log(x + eps)|
+    exp(x) - t x         |error| <= u (exp(x) + |t x| + loss) / 2                  u more in exp: + u exp(x)
+    x - t log(x + eps)   |error| <= u (2 |t log(x + eps)| + |t| + loss) / 2        u more in log: + u |t log(x + eps)|
 
 The rounding of x + eps adds u t / 2 to the error of t log(x + eps), which is the term |t|. In Stirling's approximation,
 where t > 1, let S = (t + 1/2) log t and c = log(2 pi) / 2, which is a rounded number: S has a relative error of 3 u /
 2, and with three more sums
 
-    |error| <= the above + u (3 S + c + (S + c) + estimate + loss) / 2             u more of log: u S
+    |error| <= the above + u (3 S + c + (S + c) + estimate + loss) / 2             u more in log: + u S
 
-The errors of the derivatives are derived likewise, with the error of a reciprocal.
+"u more in exp" is what an additional error of u in the exponential adds. The errors of the derivatives are derived
+likewise, with the error of a reciprocal.
 """
 
 from __future__ import annotations
@@ -78,17 +79,14 @@ class PoissonOfLogRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need.
+        """Return the names of the tensors that the derivatives need.
 
-        Without ``full``, the derivative for the target needs only the input.
+        The derivative for the target needs the target for ``full`` only.
         """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return tiles of exp(x) and t x, for the input x (log rates) and the target t.
-
-        With ``full`` they are exp(x) - t x and log max(t, 1), the latter for Stirling's approximation.
-        """
+        """Return tiles of exp(x) and t x; for ``full`` of exp(x) - t x and log max(t, 1)."""
         rate_sbuf, product_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
         if not self.full:
@@ -99,9 +97,7 @@ class PoissonOfLogRate:
         return rate_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses exp(x) - t x for the input x and the target t, plus Stirling's approximation for
-        ``full``.
-        """
+        """Compute the losses exp(x) - t x, plus Stirling's approximation for ``full``."""
         rate_sbuf, other_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece, other_sbuf))
@@ -109,9 +105,9 @@ class PoissonOfLogRate:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives exp(x) - t for the input x, and -x for the target t.
+        """Return the derivatives exp(x) - t for x and -x for t.
 
-        For ``full`` the slope of Stirling's approximation is added to the second one.
+        For ``full`` the slope of Stirling's approximation is added to the derivative for t.
         """
         derivatives = {}
         if INPUT in wanted:
@@ -143,17 +139,14 @@ class PoissonOfRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need.
+        """Return the names of the tensors that the derivatives need.
 
-        Without ``full``, the derivative for the target needs only the input.
+        The derivative for the target needs the target for ``full`` only.
         """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of t log(x + eps), for the input x (rates) and the target t.
-
-        With ``full``, return tiles of x - t log(x + eps) and log max(t, 1), the latter for Stirling's approximation.
-        """
+        """Return a tile of t log(x + eps); for ``full`` tiles of x - t log(x + eps) and log max(t, 1)."""
         log_sbuf = self._logarithm(piece)
         if not self.full:
             multiply_in_turns(piece.number, log_sbuf, log_sbuf, piece[TARGET])
@@ -163,9 +156,7 @@ class PoissonOfRate:
         return log_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses x - t log(x + eps) for input x and target t, plus Stirling's approximation for
-        ``full``.
-        """
+        """Compute the losses x - t log(x + eps), plus Stirling's approximation for ``full``."""
         first_sbuf, *others_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(first_sbuf, nl.add, 0.0, nl.add, stirling(piece, others_sbuf[0]))
@@ -173,9 +164,9 @@ class PoissonOfRate:
             losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, first_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivatives 1 - t / (x + eps) for the input x, and -log(x + eps) for the target t.
+        """Return the derivatives 1 - t / (x + eps) for x and -log(x + eps) for t.
 
-        For ``full`` the slope of Stirling's approximation is added to the second one.
+        For ``full`` the slope of Stirling's approximation is added to the derivative for t.
         """
         derivatives = {}
         if INPUT in wanted:
@@ -200,9 +191,11 @@ class PoissonOfRate:
 
 
 def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return Stirling's ``(t + 1/2) log t - t + log(2 pi) / 2`` of the target t where t > 1, else 0.
+    """Return Stirling's ``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0, written over ``log_sbuf``.
 
-    It is written over ``log_sbuf``, which holds log max(t, 1).
+    Args:
+        piece: the piece with the target t.
+        log_sbuf: a tile of log max(t, 1).
     """
     combine(log_sbuf, piece[TARGET], nl.add, 0.5, nl.multiply, log_sbuf)
     combine(log_sbuf, log_sbuf, nl.add, 0.5 * log(2.0 * pi), nl.subtract, piece[TARGET])
@@ -211,7 +204,7 @@ def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def stirling_slope(piece: Piece) -> nl.NkiTensor:
-    """Return ``log t + 1 / (2 t)`` where the target t > 1, else 0."""
+    """Return ``log t + 1 / (2 t)``, the derivative of Stirling's approximation, where t > 1, else 0."""
     inverse_sbuf, log_sbuf = piece.float32(), _log_target(piece)
     transform(inverse_sbuf, piece[TARGET], nl.maximum, 1.0, nl.multiply, 2.0)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
@@ -221,7 +214,6 @@ def stirling_slope(piece: Piece) -> nl.NkiTensor:
 
 
 def _log_target(piece: Piece) -> nl.NkiTensor:
-    """Return a tile of log max(t, 1) for the target t."""
     log_sbuf, raised_sbuf = piece.float32(), piece.like(TARGET)
     transform(raised_sbuf, piece[TARGET], nl.maximum, 1.0)
     nisa.activation(dst=log_sbuf, op=nl.log, data=raised_sbuf)
@@ -264,22 +256,23 @@ class PoissonReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee of the loss states for these options."""
+        """The error that the guarantee states for these options."""
         return _STATED[self.log_input, self.full]
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses and their errors, for the input x and the target t.
+        """Return the losses and their errors.
 
-        They are exp(x) - t x with ``log_input``, else x - t log(x + eps); plus Stirling's approximation for ``full``.
+        The losses are exp(x) - t x with ``log_input``, else x - t log(x + eps); plus Stirling's approximation for
+        ``full``.
         """
         loss = self._plain(tensors)
         return _with_estimate(loss, tensors[TARGET]) if self.full else loss
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives for the input x and the target t, and their errors.
+        """Return the derivatives for the input x and the target t, with their errors.
 
         They are exp(x) - t and -x with ``log_input``, else 1 - t / (x + eps) and -log(x + eps). For ``full`` the slope
-        of Stirling's approximation is added to the derivative for the target.
+        of Stirling's approximation is added to the derivative for t.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
@@ -361,8 +354,8 @@ def poisson_nll_loss_forward(
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
         log_input: whether the input is the logarithm of the rate.
         full: whether to add Stirling's approximation of ``log t!`` where t > 1.
-        eps: the number that is added to a rate before its logarithm is computed, at least 2^-64, the least argument for
-            which ``log`` is documented.
+        eps: the number that is added to a rate before the logarithm, at least 2^-64, the least argument for which NKI
+            documents ``log``.
         dtype: the type of the losses for ``"none"``; None: the type of the input.
         columns: the number of elements per partition of a tile; None: chosen from shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
@@ -394,9 +387,11 @@ def poisson_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the Poisson negative log-likelihood, each times the upstream gradient. They are ``exp(x)
-    - t`` with respect to the input x and ``-x`` with respect to the target t, or without ``log_input`` ``1 - t / (x +
-    eps)`` and ``-log(x + eps)``. ``full`` adds ``log t + 1 / (2 t)`` to the gradient of the target where t > 1.
+    """Compute the gradients of the Poisson negative log-likelihood, each times the upstream gradient.
+
+    They are ``exp(x) - t`` with respect to the input x and ``-x`` with respect to the target t, or without
+    ``log_input`` ``1 - t / (x + eps)`` and ``-log(x + eps)``. ``full`` adds ``log t + 1 / (2 t)`` to the gradient of
+    the target where t > 1.
 
     Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 
@@ -405,8 +400,8 @@ def poisson_nll_loss_backward(
 
     Args:
         input_hbm, target_hbm, reduction, log_input, full, eps: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.
@@ -436,7 +431,6 @@ _EPS: Final = 1e-4
 
 
 def _form(log_input: bool, full: bool) -> Form:
-    """Return the :class:`Form` of the loss with these options, for logarithms of rates or for rates."""
     samples = {INPUT: Sample.NUMBERS if log_input else Sample.POSITIVE, TARGET: Sample.POSITIVE}
     label = f"{'' if log_input else ', log_input=False'}{', full' if full else ''}"
     options = {"log_input": log_input, "full": full, "eps": _EPS}

@@ -3,13 +3,13 @@
 
 """Squared error near 0 and absolute error beyond: ``torch.nn.functional.smooth_l1_loss`` and ``huber_loss``.
 
-With the difference d = x - t, a width b, and c, which is d clipped to [-b, b], the loss is ``f (c^2 / (2 b) + max(|d| -
-b, 0))``, in which nothing cancels. Smooth L1 has a factor f = 1 and b = beta, Huber's loss f = b = delta. The
-derivative is ``f c / b`` with respect to the input x, and its negative with respect to the target t.
+With the difference d = x - t of the input x and the target t, a width b, and c, which is d clipped to [-b, b], the loss
+is ``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing cancels. Smooth L1 has a factor f = 1 and b = beta, Huber's
+loss f = b = delta. The derivative is ``f c / b`` with respect to the input x, and its negative with respect to the
+target t.
 
-Vector computes c and |d| - b. For one piece in five, if f is 1, Scalar computes
-``max(d - b, 0) + max(-d - b, 0)`` from d instead, which is the same number, so that both engines have equal
-work in 16 bits.
+Vector computes c and |d| - b. For one piece in five, if f is 1, Scalar computes ``max(d - b, 0) + max(-d - b, 0)``,
+which equals max(|d| - b, 0), so that both engines have equal work in 16 bits.
 
 The file has the definition in instructions (:class:`SmoothL1`, for both losses), the float64 reference
 (:class:`SmoothL1Reference`), the kernels (``smooth_l1_loss_...`` and ``huber_loss_...``) and the registry entries
@@ -19,7 +19,7 @@ Errors of float32 arithmetic, with u = 2^-23.
 
 Let d = x - t, b be the width and f the factor, both float32 numbers.
 
-d rounds once, which costs u / 2 of it. Where |d| <= b the loss is a square: the error of d adds u, the rounded scale
+d rounds once, which costs u / 2 of d. Where |d| <= b the loss is a square: the error of d adds u, the rounded scale
 sqrt(f / (2 b)) at most another u, the product with the scale u, and the square u / 2. Beyond b the square is the number
 f b / 2, with the errors of the scale, the product and the square. |d| - b has an error of u |d| / 2 and rounds once;
 its product with f (if f is not 1) and the sum round once each. The scale of Huber's loss is sqrt(1 / 2), which adds 0.3
@@ -76,7 +76,7 @@ _SHARE = 5
 class SmoothL1:
     """The definition of the smooth L1 loss and of Huber's loss.
 
-    The docstrings of its methods use d = x - t, for the input x and the target t, and c, which is d clipped to [-b, b].
+    The head of the module defines the symbols.
 
     Attributes:
         width: b, the magnitude up to which the difference d is squared; positive.
@@ -90,15 +90,10 @@ class SmoothL1:
     scratch_tiles = 4  # one more than a piece takes, so that GpSimd does not wait for Scalar
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of both tensors: every derivative needs both."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return a tile of c and one of |d| - b; the second is d instead if Scalar will compute max(|d| - b, 0) from
-        it.
-
-        b, c and d are those of the class: the width, the clipped difference and the difference.
-        """
+        """Return tiles of c and of |d| - b; the second tile is d if Scalar will compute max(|d| - b, 0)."""
         difference_sbuf, clipped_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, difference_sbuf)
@@ -107,10 +102,7 @@ class SmoothL1:
         return clipped_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses f (c^2 / (2 b) + max(|d| - b, 0)), with b, c, d and f of the class.
-
-        Scalar need not load another table for the square, because every activation table has it.
-        """
+        """Compute the losses f (c^2 / (2 b) + max(|d| - b, 0))."""
         clipped_sbuf, other_sbuf = prepared
         square = Activation(nl.square, clipped_sbuf, sqrt(0.5 * self.factor / self.width))
         if self._scalar_computes_excess(piece):
@@ -122,10 +114,7 @@ class SmoothL1:
             losses.activations(square, Activation(nl.relu, other_sbuf, self.factor))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the derivative f c / b for the input, and its negative for the target, with f, c and b of the class.
-
-        f is the factor, b the width, and c the input minus the target, clipped to [-b, b].
-        """
+        """Return the derivative f c / b for the input, and its negative for the target."""
         clipped_sbuf = piece.float32()
         subtract_on_gpsimd(clipped_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, clipped_sbuf)
@@ -136,10 +125,7 @@ class SmoothL1:
         }
 
     def _scalar_computes_excess(self, piece: Piece) -> bool:
-        """Return whether Scalar computes max(|d| - b, 0) of this piece from the difference d, for the width b.
-
-        It does for one piece in five, and only if the factor is 1, so that nothing cancels.
-        """
+        """Return whether Scalar computes max(|d| - b, 0) of this piece: for one piece in five, if f is 1."""
         return self.factor == 1.0 and piece.number % _SHARE == 0
 
     def _clip(self, dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor) -> None:
@@ -152,12 +138,12 @@ HUBER_ERROR: Final = TermError(3.0)
 
 @dataclass(frozen=True)
 class SmoothL1Reference:
-    """The reference, ``torch.nn.functional.smooth_l1_loss(input.double(), target.double(), beta=width)``, times the
-    factor.
+    """The float64 reference, ``torch.nn.functional.smooth_l1_loss(input.double(), target.double(), beta=width)`` times
+    f.
 
     Attributes:
-        width: b, the magnitude up to which the difference d = x - t is squared.
-        factor: f, the factor of the losses; None means 1. It is the width for ``huber_loss``.
+        width: b, the magnitude up to which the difference d is squared.
+        factor: f, the factor of the losses: None (1) for smooth L1, the width for Huber's loss.
     """
 
     width: float
@@ -165,16 +151,11 @@ class SmoothL1Reference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee states: that of the smooth L1 loss if there is no factor, else that of Huber's
-        loss.
-        """
+        """The error that the guarantee states: of smooth L1 if ``factor`` is None, else of Huber's loss."""
         return SMOOTH_L1_ERROR if self.factor is None else HUBER_ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses and their errors, for d, the input minus the target.
-
-        They are f d^2 / (2 b) up to |d| = b, and f (|d| - b / 2) beyond, with the width b and the factor f.
-        """
+        """Return the losses f d^2 / (2 b) where |d| <= b and f (|d| - b / 2) elsewhere, with their errors."""
         width, factor = self._numbers()
         size = np.abs(tensors[INPUT] - tensors[TARGET])
         is_beyond, beyond = size > width, factor * (size - width)
@@ -185,11 +166,7 @@ class SmoothL1Reference:
         return Derived.of_units(loss, (np.where(is_beyond, factor * size, 0.0),), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives f c / b for the input and its negative for the target, and their errors.
-
-        c is the input minus the target, d, clipped to [-b, b] for the width b; f is the factor. The errors allow for
-        the rounding of d and of f / b.
-        """
+        """Return the derivatives f c / b for the input and its negative for the target, with their errors."""
         width, factor = self._numbers()
         slope = factor * np.clip(tensors[INPUT] - tensors[TARGET], -width, width) / width
         error = UNIT * np.abs(slope)
@@ -221,7 +198,8 @@ def smooth_l1_loss_forward(
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        beta: the magnitude up to which the difference is squared; 0: never squared, as in ``l1_loss_forward``.
+        beta: the magnitude up to which the difference is squared; 0 gives the absolute error, as in
+            ``l1_loss_forward``.
         dtype: the type of the losses for ``"none"``; None: the type of the input.
         columns: the number of elements per partition of a tile; None: chosen from shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
@@ -250,8 +228,8 @@ def smooth_l1_loss_backward(
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
     """Compute the gradients of the smooth L1 loss: ``clip(input - target, -beta, beta) / beta`` with respect to the
-    input and its negative with respect to the target, each times the upstream gradient; for beta 0 the sign of the
-    difference.
+    input and its negative with respect to the target, each times the upstream gradient. With beta 0 they are the sign
+    of the difference and its negative.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -260,8 +238,8 @@ def smooth_l1_loss_backward(
 
     Args:
         input_hbm, target_hbm, reduction, beta: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.
@@ -354,8 +332,8 @@ def huber_loss_backward(
 
     Args:
         input_hbm, target_hbm, weight_hbm, reduction, delta: the arguments of the forward.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
-            float32; else one float32, which is read on the device.
+        grad_loss_hbm: the upstream gradient: for ``"none"`` of the input's shape, bfloat16, float16 or float32; else
+            [1], float32, read on the device.
         grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
             True, and a weight per row or per column has no gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the multi-class margin loss, to be launched on their own.
+"""The multi-class margin loss: its kernels and their host code.
 
 - ``kernels``: the kernels as plain functions; ``host``: registry entry, float64 reference and bounds;
-- ``launch``: a launch and its checks; on chip, the terms of rows and their thresholds.
+- ``launch``: the arguments of a launch, their checks, and the terms that both kernels compute on chip.
 """

@@ -4,8 +4,9 @@
 """The host side of the multi-class margin loss: its registry entry, float64 reference and bounds on the error of the
 kernels.
 
-The forward reads the input once; the backward reads it and writes the gradient once. The simulator is imported only
-when a profile asks for the work: on hardware the kernels do not need it.
+N is the number of rows and C of classes. The hinge of element j of a row x with target t is relu(x_j - x_t + margin).
+The forward reads the input once; the backward reads the input and writes the gradient once. The simulator is imported
+only when a profile asks for the work: the kernels on hardware do not need the simulator.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SUMS = (
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
-    """Return the work of ``multi_margin_loss_forward``, whose parameters this function takes."""
+    """Return the work of ``multi_margin_loss_forward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype = as_dtype(input_hbm.dtype)
@@ -45,7 +46,7 @@ def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> 
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``multi_margin_loss_backward``, whose parameters this function takes."""
+    """Return the work of ``multi_margin_loss_backward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
@@ -114,7 +115,7 @@ class MultiMarginReference:
     """The hinges and weights of every row, in float64.
 
     Attributes:
-        hinges: relu(x_j - x_t + margin) for the scores x_j and the target's score x_t, [N, C], 0 at the target.
+        hinges: the hinges, [N, C], 0 at the target.
         weights: the class weight of each row's target, divided by C, [N].
         targets: the target of each row, [N].
         p: the exponent, 1 or 2.
@@ -134,7 +135,7 @@ class MultiMarginReference:
         p: int = 1,
         margin: float = 1.0,
     ) -> MultiMarginReference:
-        """Compute the reference from the arguments of ``torch.nn.functional.multi_margin_loss``, with int32 targets."""
+        """Return the reference for the arguments of ``torch.nn.functional.multi_margin_loss``, with int32 targets."""
         x = input.astype(np.float64)
         rows, classes = x.shape
         with np.errstate(all="ignore"):
@@ -149,7 +150,7 @@ class MultiMarginReference:
         return losses
 
     def gradient(self, upstream: npt.NDArray[Any]) -> Float64Array:
-        """Return the gradient of the losses times ``upstream`` ([N] or one number), [N, C]."""
+        """Return the gradient of the losses, [N, C]; ``upstream`` is the upstream gradient, [N] or one number."""
         slopes = (self.hinges > 0).astype(np.float64) if self.p == 1 else 2.0 * self.hinges
         gradient = np.asarray(slopes * (self.weights * upstream.astype(np.float64))[:, None])
         gradient[np.arange(len(gradient)), self.targets] = -gradient.sum(axis=1)
@@ -157,11 +158,11 @@ class MultiMarginReference:
 
 
 def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
-    """Return the error of each hinge, [N, C].
+    """Return the error bound of each hinge in float32, [N, C].
 
-    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is relu(x_j
-    + fl(margin - x_t)) for the scores x_j and x_t (target), where fl rounds to float32. Its error is u / 2 of |margin -
-    x_t|, u / 2 of x_j + (margin - x_t), and u / 2 of the margin, which float32 may round.
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is computed
+    as relu(x_j + fl(margin - x_t)), where fl rounds to float32. Its error is u / 2 of |margin - x_t|, u / 2 of x_j +
+    (margin - x_t), and u / 2 of the margin, which float32 may round.
     """
     at_target = input.astype(np.float64)[np.arange(len(input)), reference.targets][:, None]
     error: Float64Array = 0.5 * UNIT * (2.0 * np.abs(margin) + np.abs(at_target) + reference.hinges) + SMALLEST_NORMAL
@@ -169,9 +170,9 @@ def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margi
 
 
 def _additions(classes: int) -> int:
-    """Return the number of consecutive additions in the sum of a row.
+    """Return the number of additions in the sum of a row that may follow each other.
 
-    These are the additions within a chunk, the additions of chunks, and the subtraction of the target's own term.
+    These are additions within a chunk, additions of chunks, and the subtraction of the target's own term.
     """
     return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2
 
@@ -180,8 +181,8 @@ def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin
     """Return the largest accepted error of the loss of each row in float32, [N].
 
     With u = 2^-23, the error of a squared hinge is twice the hinge times its error, and u / 2 of the square. The sum of
-    a row adds C numbers, including the target's own term, in a chunk at worst one after the other, and subtracts that
-    term. Three factors follow: 1 / (N C), the weight and the upstream gradient.
+    a row adds C numbers, including the target's own term, in a chunk at worst one after the other, and subtracts the
+    target's own term. Three factors follow: 1 / (N C), the weight and the upstream gradient.
     """
     of_hinge = hinge_errors(input, reference, margin)
     own = max(margin, 0.0) ** reference.p
@@ -194,7 +195,7 @@ def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin
 
 
 def sum_bound(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> float:
-    """Return the largest accepted error of the sum of the losses, which adds the losses of 32 rows at a time."""
+    """Return the largest accepted error of the sum of the losses; the kernel adds the losses of 32 rows at a time."""
     blocks = div_ceil(len(input), Shape.of(tuple(input.shape)).rows_of_block)
     additions = LEAF * (levels(blocks) + levels(PARTITIONS))
     losses = np.abs(reference.losses()).sum()
@@ -206,7 +207,7 @@ def gradient_bounds(
 ) -> Float64Array:
     """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
 
-    For p = 1, a term whose distance from 0 is within its error may count or not.
+    For p = 1, the derivative of a hinge may be 1 or 0 if the hinge is 0 within its error.
     """
     of_hinge = hinge_errors(input, reference, margin)
     scale = np.abs(reference.weights * upstream.astype(np.float64))[:, None]

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the multi-class margin loss: plain functions, to be launched or called from NKI code.
+"""The kernels of the multi-class margin loss, as plain functions to call from NKI code.
 
-:func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
+The *term* of element j of a row x with target t is relu(x_j - x_t + margin)^p; its *threshold* is x_t - margin, above
+which the term is positive (:mod:`.launch`). A *block* is the rows that are processed at a time, N the number of rows,
+and C of classes. :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core.
 
 A row is read once, after the element at its target has been gathered. A sum over a row includes the term of the target
-itself, which is computed again by the same float32 operations and subtracted. For input x, target t and exponent p, the
-derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the
-others. The core that has stored the chunks of a row then stores this one element.
+itself, which is computed again by the same float32 operations and subtracted. The derivative with respect to x_j is p
+relu(x_j - x_t + margin)^(p - 1), and with respect to x_t minus the sum of the others. The core that has stored the
+chunks of a row then stores this one element.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ _CYCLE, _CHUNK_OF_VECTOR = 3, 1
 
 @dataclass(frozen=True)
 class _PendingLosses:
-    """A block of rows whose terms are being summed.
+    """A block whose terms are being summed.
 
     Attributes:
         block: the rows.
         thresholds: the thresholds of the rows.
-        parts: the sum of the terms of each chunk.
-        own_sbuf: the term of the target itself, which the sums include, float32 [rows, 1].
+        parts: the sums of the terms of each chunk.
+        own_sbuf: the term of the target itself, which ``parts`` includes, float32 [rows, 1].
     """
 
     block: RowBlock
@@ -66,7 +68,7 @@ class _PendingLosses:
 
 @dataclass(frozen=True)
 class _Forward:
-    """The operands and buffers that all blocks share.
+    """The operands and buffers that all blocks of the forward share.
 
     Attributes:
         launch: the launch of the kernel.
@@ -92,7 +94,7 @@ class _Forward:
     def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
         """Compute and store the losses of all rows of this core.
 
-        The sums of a block are finished during the next block, so that no engine waits for them.
+        The sums of a block are finished during the next block, so that no engine waits for these sums.
         """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingLosses | None = None
@@ -108,7 +110,7 @@ class _Forward:
             self._finish(previous, loss_hbm, sums)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingLosses:
-        """Begin a block with the term of the target itself, which the sums over chunks will include."""
+        """Begin a block, with the term of the target itself."""
         own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         terms = hinges if self.scratch is None else square_hinges
         terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)
@@ -124,7 +126,7 @@ class _Forward:
             hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
 
     def _finish(self, pending: _PendingLosses, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Store the losses of a block in HBM, or add them to ``sums`` if they are reduced."""
+        """Store the losses of a block in HBM; with a reduction, add them to ``sums``."""
         rows = pending.block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -140,7 +142,7 @@ class _Forward:
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute the losses of the rows of this core, [N], or the sum of the losses of all cores, [1]."""
+    """Compute and store the losses of the rows of this core, [N], or the reduced loss of all cores, [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     blocks = launch.blocks()
     if blocks:
@@ -156,10 +158,10 @@ class _PendingGradient:
     Attributes:
         block: the rows.
         thresholds: the thresholds of the rows.
-        least_sbuf: the threshold of each row: an element above it has a positive term.
+        least_sbuf: the threshold of each row.
         factor_sbuf: the factor by which the derivatives of each row are multiplied.
-        parts: the sum of the derivatives of each chunk.
-        own_sbuf: the part that the target's own term contributes to these sums, and that is subtracted again.
+        parts: the sums of the derivatives of each chunk.
+        own_sbuf: the derivative of the term of the target itself, which ``parts`` includes.
         stores: the DMA instructions that store the chunks.
     """
 
@@ -174,15 +176,13 @@ class _PendingGradient:
 
 @dataclass(frozen=True)
 class _Backward:
-    """The operands and buffers that all blocks share.
+    """The operands and buffers that all blocks of the backward share.
 
     Attributes:
         launch: the launch of the kernel.
         stream: the stream of the input.
-        scratch: tiles of derivatives without the factor of the row: 0 or 1 in bfloat16 for p = 1, float32 for
-            p = 2.
-        unused: tiles for the copies that Scalar writes as a by-product of a sum, so that they overwrite nothing that
-            Vector reads.
+        scratch: tiles of derivatives without the factor of the row: 0 or 1 in bfloat16 for p = 1, float32 for p = 2.
+        unused: tiles for the unused copies that Scalar writes when it computes a sum.
         upstream: the upstream gradients of the losses.
         uniform_sbuf: the upstream gradient of all losses; None if they differ.
         grad_input_hbm: the gradient, [N, C].
@@ -209,7 +209,7 @@ class _Backward:
     def run(self, blocks: list[RowBlock]) -> None:
         """Compute and store the gradients of all rows of this core.
 
-        The sums of a block are finished during the next block, so that no engine waits for them.
+        The sums of a block are finished during the next block, so that no engine waits for these sums.
         """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingGradient | None = None
@@ -224,7 +224,7 @@ class _Backward:
             self._scatter(previous)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingGradient:
-        """Begin a block, with the derivative of the target's own term, which the sums over chunks will include."""
+        """Begin a block, with the derivative of the term of the target itself."""
         own_sbuf, derivative_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         parts = RowSums.make(block.batch.rows, self.stream.num_chunks)
         factor_sbuf = self._factor(block, thresholds)
@@ -233,9 +233,7 @@ class _Backward:
         return pending
 
     def _chunk(self, pending: _PendingGradient, load: int) -> nisa.NkiInstruction:
-        """Compute the gradient of chunk number ``load`` of the stream in place of the input, except at the targets, and
-        store it.
-        """
+        """Replace chunk number ``load`` of the input by its gradient, except at the targets, and store the chunk."""
         chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
         derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
         self._derivative(
@@ -252,10 +250,9 @@ class _Backward:
         pending: _PendingGradient,
         sum_sbuf: nl.NkiTensor,
     ) -> None:
-        """Compute the derivatives of a tile ``input_sbuf`` into ``dst_sbuf``, without the factor of each row, and the
-        sum over each row into ``sum_sbuf``.
+        """Write derivatives without the factor of the row to ``dst_sbuf``, and their sum over each row to ``sum_sbuf``.
 
-        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is the
+        For p = 1 a derivative is 1 where the term is positive, else 0, so that the sum is exact; for p = 2 it is the
         hinge. ``unused_sbuf`` takes values that nothing reads.
         """
         if self.launch.options.p == 2:
@@ -274,7 +271,7 @@ class _Backward:
     def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
         """Return the factor of the derivatives of each row, float32 [rows, 1].
 
-        It is the product of p, the upstream gradient, the weight and the factor of the reduction.
+        The factor is the product of p, the upstream gradient, the weight and the factor of the reduction.
         """
         factor_sbuf = float32_like(thresholds.value_sbuf)
         nisa.scalar_tensor_tensor(
@@ -311,7 +308,7 @@ class _Backward:
 
 
 def backward_of_core(launch: Launch, upstream: IndexedUpstream, grad_input_hbm: nl.NkiTensor) -> None:
-    """Write the gradient [N, C] of the rows of this core."""
+    """Compute and store the gradient of the rows of this core, [N, C]."""
     blocks = launch.blocks()
     if blocks:
         _Backward.make(launch, blocks, upstream, grad_input_hbm).run(blocks)
@@ -355,13 +352,13 @@ def multi_margin_loss_forward(
 
     Args:
         input_hbm: the scores, [N, C], bfloat16, float16 or float32, in HBM.
-        targets_hbm: [N], int32, each in [0, C). Another value is an out-of-range access of the DMA engine, which
+        targets_hbm: [N], int32, each in [0, C). Any other value causes an out-of-range access of the DMA engine, which
             touches no other row.
         class_weight_hbm: [C], float32; None means 1.
         p: the exponent, 1 or 2.
-        margin: the amount by which the score of the target should exceed every other one; finite.
+        margin: the amount by which the score of the target should exceed every other score; finite.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N, whatever the weights are.
-        chunk_size: columns that are processed at a time, at most 4,096; None:
+        chunk_size: the number of classes that are processed at a time, at most 4,096; None for
             :func:`~nkilib.experimental.loss.multi_margin.launch.choose_multi_margin_tiling`.
 
     Returns:
@@ -394,9 +391,9 @@ def multi_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multi_margin_loss_forward` with respect to the input.
 
-    With respect to x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where x_j - x_t + margin is positive,
-    and 0 elsewhere; with respect to x_t it is minus the sum of these. The input is read once, and the gradient
-    is written once, except the element at the target.
+    With respect to x_j the gradient is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where x_j - x_t + margin is
+    positive, and 0 elsewhere; with respect to x_t the gradient is minus the sum of the others. The input is read once,
+    and the gradient is written once, except the element at the target.
 
     Args:
         input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: the arguments of the forward.

@@ -4,11 +4,11 @@
 """A launch of the multi-class margin loss: its arguments, tiling and checks, and the terms of rows that both kernels
 compute.
 
-:class:`Launch` has the arguments (:class:`MultiMarginOptions` the options of the loss), which :func:`validate` checks,
-:func:`choose_multi_margin_tiling` the tiling, and a :class:`RowBlock` the rows that are processed at a time.
+:class:`Launch` has the arguments, which :func:`validate` checks; :func:`choose_multi_margin_tiling` chooses the tiling.
+N is the number of rows, C of classes.
 
 The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`, :func:`hinges_on_vector`,
-:func:`square_hinges`). The threshold with which elements are compared is x_t - margin (:class:`Thresholds`,
+:func:`square_hinges`). Its threshold, above which the term is positive, is x_t - margin (:class:`Thresholds`,
 :func:`thresholds_of_blocks`). The loss does not include the term at the target itself (:func:`sum_without`).
 """
 
@@ -55,16 +55,16 @@ class MultiMarginTiling(NamedTuple):
     """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        chunk_size: columns that are processed at a time.
+        chunk_size: the number of classes that are processed at a time.
     """
 
     chunk_size: int
 
 
 def choose_multi_margin_tiling(classes: int) -> MultiMarginTiling:
-    """Choose the chunk size for rows of ``classes`` columns, so that chunks are of nearly equal size.
+    """Return the tiling for rows of ``classes`` elements: chunks of nearly equal size.
 
-    It depends only on the number of classes, so that results of a row are bitwise identical in any launch.
+    The tiling depends only on the number of classes, so that the results of a row are bitwise identical in any launch.
     """
     even = div_ceil(classes, div_ceil(classes, MOST_COLUMNS))
     return MultiMarginTiling(min(MOST_COLUMNS, div_ceil(even, _ROUND) * _ROUND))
@@ -76,7 +76,7 @@ class MultiMarginOptions:
 
     Attributes:
         p: 1 or 2, the exponent.
-        margin: the amount by which the element at the target should exceed the others.
+        margin: the amount by which the score of the target should exceed every other score.
     """
 
     p: int = 1
@@ -85,7 +85,7 @@ class MultiMarginOptions:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The rows that are processed at a time, one in each partition.
+    """A block: the rows that are processed at a time, one in each partition.
 
     Attributes:
         batch: the rows as a batch of the input's stream.
@@ -117,7 +117,7 @@ class Launch:
         class_weight_hbm: the class weights, float32 [C]; None for weights of 1.
         options: the options of the loss.
         reduction: the reduction of the losses.
-        tiling: the tiling of a row.
+        tiling: the tiling of the launch.
     """
 
     function: str
@@ -135,12 +135,12 @@ class Launch:
 
     @property
     def is_each(self) -> bool:
-        """Whether each loss is stored, that is whether ``reduction`` is ``"none"``."""
+        """Whether ``reduction`` is ``"none"``, so that each loss is stored."""
         return self.reduction == "none"
 
     @property
     def factor(self) -> float:
-        """The factor of the sum of a row besides its weight: 1 / C, or for a mean 1 / (N C)."""
+        """The factor of the sum of a row, besides its weight: 1 / C, or for a mean 1 / (N C)."""
         shape = self.shape
         return 1.0 / (shape.classes * (shape.rows if self.reduction == "mean" else 1))
 
@@ -150,7 +150,7 @@ class Launch:
         return len(blocks_of(self.shape))
 
     def blocks(self) -> list[RowBlock]:
-        """Return the blocks of this core. The division of rows into blocks does not depend on the number of cores."""
+        """Return the blocks of this core; their sizes do not depend on the number of cores."""
         own = blocks_of(self.shape)[nl.program_id(0) :: nl.num_programs()]
         return [_row_block(self.shape, block) for block in own]
 
@@ -181,7 +181,11 @@ def _validate_sizes(launch: Launch) -> None:
 
 
 def validate(launch: Launch) -> None:
-    """Check the tensors and options of either kernel."""
+    """Check the arguments of a launch.
+
+    Raises:
+        AssertionError: if an argument is not accepted; the message has function, requirement, value and remedy.
+    """
     function, input_hbm = launch.function, launch.input_hbm
     require_indirect_dma(function)
     shape = tuple(input_hbm.shape)
@@ -205,8 +209,11 @@ def validate(launch: Launch) -> None:
 
 
 def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of each row over all chunks, without the target's own term ``own_sbuf``; both float32 [rows,
-    1].
+    """Return the sum of each row over all chunks, minus the term of the target itself, float32 [rows, 1].
+
+    Args:
+        parts: the sums of chunks.
+        own_sbuf: the term of the target itself, float32 [rows, 1].
     """
     sum_sbuf = float32_like(own_sbuf)
     parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
@@ -220,7 +227,7 @@ def scratch_of(launch: Launch, dtype: nl.DType) -> TileRing:
 
 
 def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
-    """Compute relu(x + bias) of a tile x and the sum of each row, on Scalar."""
+    """Write relu(x + bias) of a tile x = ``data`` to ``dst``, and the sum of each row to ``sum_sbuf``, on Scalar."""
     nisa.activation(
         dst=dst,
         op=nl.relu,
@@ -235,9 +242,7 @@ def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_s
 def hinges_on_vector(
     data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute :func:`hinges` in place, on Vector instead of Scalar; ``zeros_sbuf`` is a tile of zeros, at least as
-    large as the data.
-    """
+    """Compute :func:`hinges` in place, on Vector; ``zeros_sbuf`` is a tile of zeros, at least as large as the data."""
     rows, columns = data.shape
     nisa.scalar_tensor_tensor(
         dst=data,
@@ -255,7 +260,7 @@ def hinges_on_vector(
 def square_hinges(
     scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute relu(x + bias)^2 of a tile x into ``scratch_sbuf``, and the sum of each row.
+    """Write relu(x + bias)^2 of a tile x = ``data`` to ``scratch_sbuf``, and the sum of each row to ``sum_sbuf``.
 
     Vector computes the hinges, Scalar the squares.
     """
@@ -272,12 +277,12 @@ def square_hinges(
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds x_t - margin of the rows of a block, with which elements are compared: float32 tiles [rows, 1].
+    """The elements at the targets of a block's rows, and their thresholds: float32 tiles [rows, 1].
 
     Attributes:
         elements: the indices of the elements at the targets, and the weights of the rows.
-        value_sbuf: the element at the target, x_t.
-        bias_sbuf: margin - x_t, finite.
+        value_sbuf: x_t, the element at the target.
+        bias_sbuf: margin - x_t, minus the threshold, clamped to finite numbers.
     """
 
     elements: TargetElements
@@ -285,7 +290,7 @@ class Thresholds:
     bias_sbuf: nl.NkiTensor
 
     def least(self) -> nl.NkiTensor:
-        """Return x_t - margin, the threshold itself: the terms of elements above it are positive."""
+        """Return the thresholds x_t - margin."""
         least_sbuf = float32_like(self.bias_sbuf)
         nisa.tensor_scalar(dst=least_sbuf, data=self.bias_sbuf, op0=nl.multiply, operand0=-1.0)
         return least_sbuf
@@ -297,7 +302,7 @@ def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[T
 
 
 def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTensor) -> Thresholds:
-    """Compute the thresholds of a block from the elements at its targets.
+    """Return the thresholds of a block.
 
     The bias is kept finite, because its sum with an infinite element could be inf - inf.
     """
@@ -325,8 +330,8 @@ def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thr
     """Yield the thresholds of each block.
 
     The elements at the targets are gathered several blocks ahead, because a gather takes the latency of three DMA
-    transfers. The thresholds are computed from them one block ahead: Vector works in order, and would otherwise compute
-    them only when the previous block is finished.
+    transfers. The thresholds are computed one block ahead: Vector works in order, and would otherwise compute them only
+    when the previous block is finished.
     """
     finder = launch.finder()
     gathered: list[tuple[TargetElements, nl.NkiTensor]] = []

@@ -4,9 +4,10 @@
 """The host side of the multi-label margin loss: its registry entry, float64 reference and bounds on the error of the
 kernels.
 
-The work is one read of the input and of the targets, and in the backward one write of the gradient; the kernels read
-the targets twice. The simulator is imported only when a profile asks for the work: on hardware the kernels do not need
-it.
+N is the number of rows and C of classes. A *term* of a row x belongs to a target t and a class j that is no target:
+relu(1 - (x_t - x_j)). The work is one read of the input and of the targets, and in the backward one write of the
+gradient; the kernels read the targets twice. The simulator is imported only when a profile asks for the work: the
+kernels on hardware do not need the simulator.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from nkilib.experimental.loss.multilabel_margin.launch import iterations_of
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor of a launch on scores [N, C]; the targets have the same shape."""
+    """Return the size of a tensor of a launch on scores [N, C], by the tensor's name; the targets are [N, C] too."""
     if tensor == "targets":
         return TensorSize(shape, "int32")
     return TensorSize(shape) if tensor == "input" else SCALAR
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
-    """Return the work of ``multilabel_margin_loss_forward``, whose parameters this function takes."""
+    """Return the work of ``multilabel_margin_loss_forward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype = as_dtype(input_hbm.dtype)
@@ -46,7 +47,7 @@ def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> 
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``multilabel_margin_loss_backward``, whose parameters this function takes."""
+    """Return the work of ``multilabel_margin_loss_backward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
@@ -54,15 +55,16 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any
 
 
 def forward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the largest number of iterations of each loop of the forward: a row has at most as many targets as
-    classes.
+    """Return the largest number of iterations of each loop of the forward, by the name of the loop.
+
+    A row has at most as many targets as classes.
     """
     most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "sum_terms": most}
 
 
 def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the largest number of iterations of each loop of the backward; see :func:`forward_trips`."""
+    """Return the largest number of iterations of each loop of the backward, by the name of the loop."""
     most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "count_terms": most, "give": most}
 
@@ -121,11 +123,10 @@ MULTILABEL_MARGIN: Final = SizedLoss(
 
 @dataclass(frozen=True)
 class MultilabelMarginReference:
-    """The hinges and targets of every row, in float64.
+    """The terms and targets of every row, in float64.
 
     Attributes:
-        hinges: for each row an array [targets, C] of relu(1 - (x_t - x_j)), for the score x_t of each target of its
-            list and the score x_j of each class; 0 where j is a target.
+        hinges: for each row its terms, [targets of the row, C]; 0 for a class that is a target.
         targets: the targets of each row.
         classes: C.
     """
@@ -136,7 +137,7 @@ class MultilabelMarginReference:
 
     @classmethod
     def of(cls, input: npt.NDArray[Any], targets: npt.NDArray[Any]) -> MultilabelMarginReference:
-        """Compute the reference from the arguments of ``F.multilabel_margin_loss``, with int32 targets."""
+        """Return the reference for the arguments of ``F.multilabel_margin_loss``, with int32 targets."""
         x, hinges, lists = input.astype(np.float64), [], []
         for row, listed in zip(x, targets, strict=True):
             (ends,) = np.nonzero(listed < 0)
@@ -152,7 +153,7 @@ class MultilabelMarginReference:
         return np.array([of_row.sum() / self.classes for of_row in self.hinges])
 
     def gradient(self, upstream: npt.NDArray[Any]) -> Float64Array:
-        """Return the gradient of the losses times ``upstream`` ([N] or one number), [N, C]."""
+        """Return the gradient of the losses, [N, C]; ``upstream`` is the upstream gradient, [N] or one number."""
         gradient = np.zeros((len(self.hinges), self.classes))
         for row, (of_row, wanted) in enumerate(zip(self.hinges, self.targets, strict=True)):
             counted = of_row > 0.0
@@ -162,12 +163,15 @@ class MultilabelMarginReference:
 
 
 def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[Any]) -> Float64Array:
-    """Return the error of each term of a row, [targets, C], from the scores of the row, its terms ``hinges`` and its
-    targets ``wanted``.
+    """Return the error bound of each term of a row in float32, [targets, C].
 
-    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is relu(x_j +
-    fl(1 - x_t)) for the scores x_j and x_t (target), where fl rounds to float32. Its error is u / 2 of |1 - x_t|, plus
-    u / 2 of the term.
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is computed
+    as relu(x_j + fl(1 - x_t)), where fl rounds to float32. The error is u / 2 of |1 - x_t|, plus u / 2 of the term.
+
+    Args:
+        row: the scores of the row, [C].
+        hinges: the terms of the row, [targets, C].
+        wanted: the targets of the row.
     """
     errors: Float64Array = 0.5 * UNIT * (np.abs(1.0 - row[wanted])[:, None] + hinges) + SMALLEST_NORMAL
     return errors
@@ -176,8 +180,8 @@ def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[
 def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> Float64Array:
     """Return the largest accepted error of the loss of each row in float32, [N].
 
-    At most C terms of a target are summed one after the other, then the sums of the targets; a multiplication by one
-    factor follows.
+    At most C terms of a target are summed one after the other, then the sums of the targets; the sum is multiplied by
+    one factor.
     """
     x, errors = input.astype(np.float64), []
     for row, hinges, wanted in zip(x, reference.hinges, reference.targets, strict=True):
@@ -187,7 +191,7 @@ def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -
 
 
 def sum_bound(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> float:
-    """Return the largest accepted error of the sum of the losses, which adds 32 numbers at a time."""
+    """Return the largest accepted error of the sum of the losses; the kernel adds 32 losses at a time."""
     additions = LEAF * (levels(len(input) // PARTITIONS + 2) + levels(PARTITIONS))
     return float(loss_bounds(input, reference).sum() + 0.5 * UNIT * additions * reference.losses().sum())
 
@@ -197,7 +201,7 @@ def gradient_bounds(
 ) -> Float64Array:
     """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
 
-    An element is an exact count times two factors, unless a term is so close to 0 that its error decides whether it
+    An element is an exact count times two factors, except that the error of a term near 0 may decide whether the term
     counts.
     """
     x, exact = input.astype(np.float64), reference.gradient(upstream)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the multi-label margin loss: plain functions, to be launched or called from NKI code.
+"""The kernels of the multi-label margin loss, as plain functions to call from NKI code.
 
-:func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
+A *term* of a row x belongs to a target t and a class j that is no target: relu(1 - (x_t - x_j)). A *block* is the rows
+that are processed at a time, a *group* the blocks that one device loop processes (:mod:`.launch`). N is the number of
+rows, C of classes. :func:`forward_of_core` and :func:`backward_of_core` are the loops of a core.
 
 For the losses, Scalar makes a pass over the other classes for each target of a row. The gradient is, for each class, a
-count of positive terms, which is exact, times a per-row scalar. Each term belongs to a target and another class. For
-each target, Vector adds 1 to the count of every class whose term is positive. How many classes these are follows from
-the sum of all counts before and after; that number is subtracted from the count of the target's class.
+count of positive terms, which is exact, times a per-row scalar. For each target, Vector adds 1 to the count of every
+class whose term is positive. The number of these classes follows from the sum of all counts before and after; this
+number is subtracted from the count of the target's class.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ FORWARD_BYTES_OF_CLASS, BACKWARD_BYTES_OF_CLASS = 14, 20
 
 
 def _total(parts_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of each row of a tile [rows, iterations, targets of an iteration], as [rows, 1]."""
     rows, iterations, places = parts_sbuf.shape
     sum_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=parts_sbuf.reshape((rows, iterations * places)), axis=1)
@@ -50,12 +51,12 @@ def _total(parts_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class _Forward:
-    """The operands and buffers that all blocks share.
+    """The operands and buffers that all blocks of the forward share.
 
     Attributes:
         launch: the launch of the kernel.
         reader: the reader of the targets.
-        unused_sbuf: a scratch tile for the output of instructions of which only the sum is used, float32 [128,
+        unused_sbuf: a scratch tile for outputs that are not used, of instructions whose sums are used, float32 [128,
             C].
     """
 
@@ -69,7 +70,7 @@ class _Forward:
         return cls(launch, TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf), unused_sbuf)
 
     def run(self, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Compute and store the losses of all rows of this core."""
+        """Compute the losses of all rows of this core; store them, or add them to ``sums``."""
         groups = self.launch.groups(FORWARD_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
@@ -83,8 +84,9 @@ class _Forward:
                     self._finish(block, sum_sbuf, loss_hbm, sums)
 
     def _summed(self, group_scores: list[Scores], iterations: nisa.VirtualRegister) -> list[nl.NkiTensor]:
-        """Return the sum of all terms of each row, float32 [rows, 1], for each block of a group, in a device loop of
-        ``iterations`` iterations.
+        """Return the sum of the terms of each row for each block of a group, float32 [rows, 1].
+
+        The sums are computed in a device loop of ``iterations`` iterations.
         """
         parts = [float32_like(scores.biases_sbuf) for scores in group_scores]
         for parts_sbuf in parts:
@@ -109,7 +111,7 @@ class _Forward:
     def _finish(
         self, block: RowBlock, sum_sbuf: nl.NkiTensor, loss_hbm: nl.NkiTensor, sums: PartialSums | None
     ) -> None:
-        """Store the losses of a block in HBM, or add them to ``sums`` if they are reduced."""
+        """Store the losses of a block in HBM; with a reduction, add them to ``sums``."""
         rows = block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         to_sbuf = losses_sbuf if sums is None else sums.of_part(block.number, rows)
@@ -119,7 +121,7 @@ class _Forward:
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute the losses of the rows of this core, [N], or the sum of the losses of all cores, [1]."""
+    """Compute and store the losses of the rows of this core, [N], or the reduced loss of all cores, [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     _Forward.make(launch).run(loss_hbm, sums)
     if sums is not None:
@@ -133,8 +135,8 @@ class _Counts:
     Attributes:
         scores: the scores of the block.
         counts_sbuf: the number of positive terms of each class, float32 [rows, C].
-        sums_sbuf: the sum of all counts of a row, after each of its targets has been counted, float32 [rows,
-            iterations, targets of an iteration].
+        sums_sbuf: the sum of all counts of a row after each of its targets, float32 [rows, iterations, targets of an
+            iteration].
     """
 
     scores: Scores
@@ -143,7 +145,7 @@ class _Counts:
 
     @classmethod
     def make(cls, scores: Scores) -> _Counts:
-        """Return counts of 0 for the scores of a block, and negate the biases of these scores.
+        """Return counts of 0 for the scores of a block, and negate the biases of the scores.
 
         A term is positive if the score exceeds the negated bias.
         """
@@ -154,7 +156,7 @@ class _Counts:
         return counts
 
     def count(self, iteration: nisa.VirtualRegister, place: int) -> None:
-        """Count the positive terms of one target of each row: number ``place`` of the loop's current iteration."""
+        """Add the positive terms of one target of each row, number ``place`` of the iteration, to the counts."""
         nisa.scalar_tensor_tensor(
             dst=self.counts_sbuf,
             data=self.scores.others_sbuf,
@@ -172,9 +174,9 @@ class _Counts:
         """Add ``number_sbuf`` to the count of the class of one target of each row.
 
         Args:
-            target_sbuf: the targets, as classes from 1; 0 where a row has no further target, [rows, 1].
-            number_sbuf: the numbers to add, [rows, 1].
-            ordinals: the numbers of the classes.
+            target_sbuf: the targets, [rows, 1], with classes counted from 1; 0 for a row that has no target here.
+            number_sbuf: the number to add for each row, [rows, 1].
+            ordinals: the class numbers.
             unused_sbuf: a scratch tile, [128, C].
         """
         rows = self.counts_sbuf.shape[0]
@@ -191,7 +193,7 @@ class _Counts:
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return, for each number of a row, the number before it minus this one; the first one is subtracted from 0."""
+    """Return, for each value v_i of a row, v_(i - 1) - v_i, with 0 before the first value."""
     rows, iterations, places = sums_sbuf.shape
     columns = iterations * places
     flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)
@@ -208,13 +210,13 @@ def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class _Backward:
-    """The operands and buffers that all blocks share.
+    """The operands and buffers that all blocks of the backward share.
 
     Attributes:
         launch: the launch of the kernel.
         reader: the reader of the targets.
         unused_sbuf: a scratch tile for outputs that are not used, float32 [128, C].
-        grad_loss_hbm: the upstream gradients, [N], or that of the sum or mean, float32 [1].
+        grad_loss_hbm: the upstream gradients, [N], or float32 [1] for a sum or mean.
         grad_input_hbm: the gradient, [N, C].
     """
 
@@ -248,7 +250,7 @@ class _Backward:
                     nisa.dma_copy(dst=store_hbm, src=input_sbuf)
 
     def _factor(self, block: RowBlock) -> nl.NkiTensor:
-        """Return the factor that turns the counts of a row into its gradient, float32 [rows, 1]."""
+        """Return the factor of each row that turns its counts into the gradient, float32 [rows, 1]."""
         rows, grad_hbm = block.batch.rows, self.grad_loss_hbm
         grad_sbuf = nl.ndarray((rows, 1), dtype=grad_hbm.dtype, buffer=nl.sbuf)
         if self.launch.is_each:
@@ -263,11 +265,10 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return, for each class of a row, the number of positive terms in which it is the class that is no target,
-        minus the number of those in which it is the target.
+        """Return the counts of the classes of each block, float32 [rows, C].
 
-        Returns:
-            The counts of each block, float32 [rows, C].
+        The count of a class that is no target is the number of its positive terms. The count of a target is minus the
+        number of its positive terms.
         """
         counted = [_Counts.make(scores) for scores in group_scores]
 
@@ -293,7 +294,7 @@ class _Backward:
 
 
 def backward_of_core(launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm: nl.NkiTensor) -> None:
-    """Write the gradient [N, C] of the rows of this core."""
+    """Compute and store the gradient of the rows of this core, [N, C]."""
     _Backward.make(launch, grad_loss_hbm, grad_input_hbm).run()
 
 
@@ -304,19 +305,18 @@ def multilabel_margin_loss_forward(
 
     The sum runs over the targets t of the row and the classes j that are no targets. Equivalent to
     ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
-    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the
-    length of the longest list of targets of all rows, which the device finds out.
+    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the length of
+    the longest list of targets of all rows.
 
     Dimensions:
         N: rows (0 < N <= 262,144).
         C: classes (0 < C <= 4,096).
 
     Args:
-        input_hbm: the scores, [N, C], bfloat16, float16 or float32, in HBM. An infinite score counts as the
-            largest finite number.
+        input_hbm: the scores, [N, C], bfloat16, float16 or float32, in HBM. An infinite score counts as the largest
+            finite number.
         targets_hbm: [N, C], int32; the targets of a row are the classes before its first negative number. A class that
-            occurs twice counts twice. A number of C or more counts as a target with a score of 0, and touches nothing
-            else.
+            is listed twice counts twice. A number of C or more counts as a target with a score of 0.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N.
 
     Returns:
@@ -343,9 +343,9 @@ def multilabel_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multilabel_margin_loss_forward` with respect to the input.
 
-    For x_j of a class that is no target it is the number of targets with x_t - x_j < 1, divided by C. For x_t
-    of a target it is minus the number of such classes with x_t - x_j < 1, divided by C, for each time that t is
-    in the list.
+    With respect to x_j, for a class j that is no target, the gradient is the number of targets t with x_t - x_j < 1,
+    divided by C. With respect to x_t, for a target t, the gradient is minus the number of classes j that are no targets
+    with x_t - x_j < 1, divided by C, once for each time that t is listed.
 
     Args:
         input_hbm, targets_hbm, reduction: the arguments of the forward.

@@ -3,9 +3,9 @@
 
 """A launch of the multi-label margin loss: its arguments and checks, and the targets and scores of rows on chip.
 
-:class:`Launch` has the arguments, which :func:`validate` checks, and a :class:`RowBlock` the rows that are processed at
-a time. :class:`InputBuffers` loads their inputs, :class:`TargetReader` their targets, and :class:`Scores` separates the
-scores of targets from the others.
+:class:`Launch` has the arguments, which :func:`validate` checks. A *block* is the rows that are processed at a time
+(:class:`RowBlock`); N is the number of rows, C of classes. :class:`InputBuffers` loads the inputs of blocks,
+:class:`TargetReader` the targets, and :class:`Scores` separates the scores of targets from the others.
 
 The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). A device loop needs operands
 in each iteration, but the lists of rows have different lengths. Therefore lists are padded with 0, classes count from
@@ -42,7 +42,7 @@ _PIPE = 1
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are processed at a time, one in each partition.
+    """A block of rows, one in each partition.
 
     Attributes:
         number: the number of the block among all blocks of the launch.
@@ -85,7 +85,7 @@ class Launch:
 
     @property
     def is_each(self) -> bool:
-        """Whether each loss is stored, that is whether ``reduction`` is ``"none"``."""
+        """Whether ``reduction`` is ``"none"``, so that each loss is stored."""
         return self.reduction == "none"
 
     @property
@@ -95,18 +95,19 @@ class Launch:
 
     @property
     def number_of_blocks(self) -> int:
-        """The number of blocks of rows of all cores.
+        """The number of blocks of all cores.
 
-        It is even, so that both cores run their loops equally often, and does not depend on the number of cores.
+        The number is even, so that both cores run their loops equally often, and does not depend on the number of
+        cores.
         """
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
-        """Return the blocks of this core in groups; a device loop processes a whole group, because starting a loop
+        """Return the blocks of this core in groups; a device loop processes a whole group, because the start of a loop
         takes long.
 
         Args:
-            bytes_of_class: the bytes of a partition that a block takes for each class.
+            bytes_of_class: the bytes per partition that a block needs for each class.
         """
         blocks = self.blocks()
         fitting = max(1, (limited_sbuf_bytes(_TILE_BYTES) // self.classes - _SHARED_BYTES) // bytes_of_class)
@@ -116,7 +117,7 @@ class Launch:
     def blocks(self) -> list[RowBlock]:
         """Return the blocks of this core.
 
-        If there is only one row, both cores process it, and only the first one stores its results.
+        If there is only one row, both cores process this row, and only the first core stores the results.
         """
         cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
         if self.rows == 1:
@@ -130,7 +131,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class InputBuffers:
-    """Tiles [128, C] for the input, which each group of blocks reuses.
+    """Tiles [128, C] for the input, which all groups reuse.
 
     Attributes:
         launch: the launch of the kernel.
@@ -142,7 +143,7 @@ class InputBuffers:
 
     @classmethod
     def make(cls, launch: Launch, blocks: int) -> InputBuffers:
-        """Allocate the tiles for groups of ``blocks`` blocks."""
+        """Allocate tiles for groups of ``blocks`` blocks."""
         shape, dtype = (PARTITIONS, launch.classes), launch.input_hbm.dtype
         return cls(launch, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(blocks)])
 
@@ -163,7 +164,11 @@ class InputBuffers:
 
 
 def validate(launch: Launch) -> None:
-    """Check the tensors and options of either kernel."""
+    """Check the arguments of a launch.
+
+    Raises:
+        AssertionError: if an argument is not accepted.
+    """
     function, shape = launch.function, tuple(launch.input_hbm.shape)
     require(
         len(shape) == 2 and min(shape) > 0,
@@ -189,13 +194,13 @@ def validate(launch: Launch) -> None:
 
 
 def iterations_of(classes: int) -> int:
-    """Return the number of iterations of a device loop over a list that has as many targets as there are classes."""
+    """Return the number of iterations of a device loop over a list of ``classes`` targets."""
     return div_ceil(classes, TARGETS_OF_ITERATION)
 
 
 @dataclass(frozen=True)
 class Ordinals:
-    """The numbers of the classes, counted from 1: float32 [128, C], the same in every partition.
+    """The class numbers from 1 on: float32 [128, C], equal in every partition.
 
     Attributes:
         rising_sbuf: 1, 2, ..., C.
@@ -207,7 +212,7 @@ class Ordinals:
 
     @classmethod
     def make(cls, classes: int) -> Ordinals:
-        """Compute the tiles, which count in int32 and are converted to float32; this is exact."""
+        """Compute the tiles; numbers are counted in int32 and converted to float32, which is exact."""
         tiles = []
         for first, step in ((1, 1), (classes, -1)):
             counted_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.int32, buffer=nl.sbuf)
@@ -219,8 +224,12 @@ class Ordinals:
 
 
 def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """Return the values of target number ``place`` of an iteration, one for each row, from a tile [rows, iterations,
-    targets of an iteration].
+    """Return the values of target number ``place`` of an iteration, one for each row, [rows, 1].
+
+    Args:
+        tile_sbuf: the values, [rows, iterations, targets of an iteration].
+        iteration: the iteration of the device loop.
+        place: the number of the target in the iteration.
     """
     rows = tile_sbuf.shape[0]
     return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))
@@ -244,7 +253,7 @@ class TargetLists:
 
 @dataclass(frozen=True)
 class TargetReader:
-    """The tiles with which the lists of targets of all blocks are loaded and padded.
+    """A reader that loads and pads the lists of targets of blocks.
 
     Attributes:
         launch: the launch of the kernel.
@@ -260,15 +269,19 @@ class TargetReader:
 
     @classmethod
     def make(cls, launch: Launch, ordinals: Ordinals, unused_sbuf: nl.NkiTensor) -> TargetReader:
-        """Allocate the tiles into which the targets of all blocks are loaded; ``unused_sbuf`` is scratch memory of the
-        caller.
+        """Allocate the tiles for loaded targets.
+
+        Args:
+            launch: the launch of the kernel.
+            ordinals: the class numbers.
+            unused_sbuf: a scratch tile, float32 [128, C].
         """
         shape = (PARTITIONS, launch.classes)
         loaded = [nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf) for _ in range(2)]
         return cls(launch, ordinals, loaded, unused_sbuf)
 
     def lengths(self, blocks: list[RowBlock]) -> nl.NkiTensor:
-        """Return the lengths of the lists, float32 [128, blocks]; 0 in a partition without a row."""
+        """Return the lengths of the lists of all blocks, float32 [128, blocks]; 0 in a partition without a row."""
         lengths_sbuf = nl.ndarray((PARTITIONS, len(blocks)), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=lengths_sbuf, value=0.0)
         for block in blocks:
@@ -295,9 +308,7 @@ class TargetReader:
         return lengths_sbuf
 
     def iterations(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
-        """Return the number of iterations that the longest list of all rows needs, including the rows of the other
-        core.
-        """
+        """Return the number of iterations that the longest list of all rows of both cores needs."""
         longest_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=longest_sbuf, op=nl.maximum, data=lengths_sbuf, axis=1)
         transposed_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
@@ -317,9 +328,7 @@ class TargetReader:
         return iterations
 
     def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
-        """Return the padded lists of a block: target + 1 where the place in the row is less than the list's length,
-        else 0.
-        """
+        """Return the padded lists of a block: target + 1 within the list, 0 after its end."""
         rows, classes = block.batch.rows, self.launch.classes
         length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
         iterations = iterations_of(classes)
@@ -349,8 +358,8 @@ class Scores:
     """The scores of a block of rows.
 
     Attributes:
-        others_sbuf: [rows, C], in the type of the input; the scores of the input; -inf at every target once the
-            targets are found.
+        others_sbuf: the scores, [rows, C], in the type of the input; :func:`scores_of_group` sets the scores of targets
+            to -inf.
         biases_sbuf: 1 - x_t for each target t of a row's list, float32 [rows, iterations, targets of an iteration];
             after the end of the list a number for which no term is positive.
         is_target_sbuf: bfloat16 [rows, C], 1 at every target, else 0.
@@ -362,7 +371,7 @@ class Scores:
 
     @classmethod
     def make(cls, input_sbuf: nl.NkiTensor, lists: TargetLists) -> Scores:
-        """Clip the scores of the input to finite numbers, and allocate the other tiles; no target is found yet."""
+        """Clip the scores of the input to finite numbers, and allocate the other tiles."""
         highest = _HIGHEST[input_sbuf.dtype]
         nisa.tensor_scalar(
             dst=input_sbuf, data=input_sbuf, op0=nl.minimum, operand0=highest, op1=nl.maximum, operand1=-highest
@@ -381,9 +390,14 @@ class Scores:
         ordinals: Ordinals,
         unused_sbuf: nl.NkiTensor,
     ) -> None:
-        """Store the score x_t of one target of each row in the place of its bias, and mark the target.
+        """Store the score of one target of each row in the place of the target's bias, and mark the target.
 
-        The target is number ``place`` of the loop's current iteration.
+        Args:
+            iteration: the iteration of the device loop.
+            place: the number of the target in the iteration.
+            lists: the lists of targets.
+            ordinals: the class numbers.
+            unused_sbuf: a scratch tile for products, [128, C].
         """
         rows, target_sbuf = self.others_sbuf.shape[0], lists.of_iteration(iteration, place)
         rising_sbuf = ordinals.rising_sbuf[0:rows, :]
@@ -422,7 +436,8 @@ def scores_of_group(
     iterations: nisa.VirtualRegister,
     unused_sbuf: nl.NkiTensor,
 ) -> list[Scores]:
-    """Separate the scores of targets from the scores of other classes, for the blocks of a group, in place.
+    """Return the scores of the blocks of a group, with the scores of targets separated from the scores of other
+    classes.
 
     The score of a target is the sum over all classes of score times mask; the mask is 1 at the target and 0 elsewhere.
     Infinite scores are clipped to the largest finite numbers first, because 0 times infinity is NaN.
@@ -430,8 +445,8 @@ def scores_of_group(
     Args:
         inputs_sbuf: the scores of each block, [rows, C]; overwritten.
         lists: the target lists of each block.
-        ordinals: the numbers of the classes, with which targets are compared.
-        iterations: the number of iterations of a loop that covers the longest list of all rows.
+        ordinals: the class numbers, with which targets are compared.
+        iterations: the number of iterations that the longest list of all rows needs.
         unused_sbuf: a scratch tile for products, [128, C].
     """
     group_scores = [

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses and gradients of an input of few classes, which is read (or its gradient written) once and whole.
+"""Losses and gradients for inputs of few classes [N, C, D]: the whole input is read once, or the whole gradient
+written.
 
 :func:`streamed_forward_of_core` and :func:`streamed_backward_of_core` are the loops over tiles (:class:`ClassTile`,
-:class:`ClassTiling`); :class:`ClassMasks` tell where a class is the target. :func:`is_streamed` returns for which
-inputs this takes less time than gathering elements.
+:class:`ClassTiling`); :class:`ClassMasks` computes masks of the positions that have a class as target.
+:func:`is_streamed` returns whether these loops take less time than gathering elements.
 
-A tile has all classes of many positions. A row [C, D] has D places, each with one element of every class. If whole rows
-of [N, C, D] fit a partition, each partition has some of them; otherwise it has adjacent places of one row. Either way
-its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and type alone.
+A tile has all classes of many positions. A row [C, D] has D places; a position is one place of one row, with one
+element of every class. If whole rows fit a partition, each partition has some rows; otherwise it has adjacent places of
+one row. In both cases the positions of a partition, and their elements of one class, are contiguous in HBM. The tiles
+depend on shape and type only.
 
 Targets and classes are compared as bfloat16, which represents all classes exactly; no other integer rounds to one of
-them. Nothing is multiplied by a mask, because elements of other classes may be infinite or NaN; elements are copied
-where the mask is set.
+them. Elements are copied where a mask is set, not multiplied by the mask, because elements of other classes may be
+infinite or NaN.
 """
 
 from __future__ import annotations
@@ -54,13 +56,11 @@ class ClassTile:
     """Positions that are processed at a time, with all their classes.
 
     Attributes:
-        part: the index of the partial sum to which the positions are added.
+        part: the index of the partial sum to which the losses of the tile are added.
         is_first: whether this is the first tile of its part.
         shape: the shape of the input.
-        row: the index n of the row input[n] ([C, D]) in which all positions of the tile lie; None if each partition
-            has whole rows.
-        flat: how the tile's items are spread over the partitions, adjacent ones in each. The items are whole rows if
-            ``row`` is None, else the places 0 .. D - 1 of that row (each place has one element of every class).
+        row: the index n of the row in which all positions of the tile lie; None if each partition has whole rows.
+        flat: the range of rows (if ``row`` is None) or of places of the row, and how it is spread over partitions.
     """
 
     part: int
@@ -80,16 +80,16 @@ class ClassTile:
         return self.flat.columns * (self.shape.places if self.row is None else 1)
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the part of a tensor [N, D] that belongs to this tile, as a view [partitions, positions]."""
+        """Return the view of a tensor [N, D] for this tile, [partitions, positions]."""
         if self.row is not None:
             return self.flat.of(self._row_of(tensor_hbm))
         return self._whole_rows_of(tensor_hbm).reshape((self.partitions, self.positions))
 
     def classes_of(self, tensor_hbm: nl.NkiTensor, first: int, last: int) -> nl.NkiTensor:
-        """Return the elements of classes [first, last) of this tile in a tensor [N, C * D].
+        """Return the view of a tensor [N, C * D] for classes [first, last) of this tile.
 
-        The result is a view [partitions, classes, positions], or for whole rows [partitions, rows, C, D]; then
-        [first, last) must be all classes.
+        The view is [partitions, classes, positions], or for whole rows [partitions, rows, C, D]; then [first, last)
+        must be all classes.
         """
         flat, classes = self.flat, self.shape.classes
         if self.row is None:
@@ -100,9 +100,7 @@ class ClassTile:
         return run_hbm.reshape((last - first, flat.rows, flat.columns)).permute((1, 0, 2))
 
     def on_chip(self, buffer_sbuf: nl.NkiTensor, classes: int) -> nl.NkiTensor:
-        """Return the part of a buffer that holds the tile's elements of ``classes`` classes, in the shape of
-        :meth:`classes_of`.
-        """
+        """Return a view of a buffer for the elements of ``classes`` classes, in the shape of :meth:`classes_of`."""
         flat = self.flat
         taken_sbuf = buffer_sbuf[0 : flat.rows, 0 : classes * self.positions]
         if self.row is None:
@@ -110,7 +108,7 @@ class ClassTile:
         return taken_sbuf.reshape((flat.rows, classes, flat.columns))
 
     def of_class(self, tile_sbuf: nl.NkiTensor, number: int) -> nl.NkiTensor:
-        """Return the elements of class ``number`` in a tile from :meth:`on_chip`, [partitions, ...]."""
+        """Return the elements of class number ``number`` in a tile from :meth:`on_chip`."""
         return tile_sbuf[:, :, number, :] if self.row is None else tile_sbuf[:, number, :]
 
     def like_class(self, positions_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -130,8 +128,8 @@ class ClassTile:
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
     """Return the tiles of :func:`flat_tiles`, all with at most ``columns`` elements per partition.
 
-    A last tile that has more, in a single partition, is replaced by one with its elements, fewer than 128, in one
-    partition each.
+    If the last tile has more elements than that in a single partition, its elements (fewer than 128) are spread over
+    partitions, one in each.
     """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
@@ -147,7 +145,7 @@ class ClassTiling:
     Attributes:
         shape: the shape of the input.
         positions: the largest number of positions in a partition.
-        classes: the number of classes whose elements at these positions are on chip together.
+        classes: the number of classes whose elements are on chip together.
         has_whole_rows: whether partitions have whole rows.
     """
 
@@ -158,9 +156,9 @@ class ClassTiling:
 
     @classmethod
     def of(cls, shape: Shape, dtype: nl.DType) -> ClassTiling:
-        """Choose the tiling of an input.
+        """Return the tiling of an input.
 
-        A tile has as many positions as fit, but with whole rows no more than it takes to spread all rows over the
+        A tile has as many positions as fit, but with whole rows no more than needed to spread all rows over the
         partitions of two cores.
         """
         in_buffer = _TILE_BYTES // dtype_bytes(dtype)
@@ -179,7 +177,7 @@ class ClassTiling:
         return [(start, min(start + self.classes, self.shape.classes)) for start in starts]
 
     def tiles(self) -> list[ClassTile]:
-        """Return all tiles of the launch, in the order of their positions."""
+        """Return all tiles of the launch, in the order of positions."""
         shape = self.shape
         rows_and_runs: list[tuple[int | None, FlatTile]]
         if self.has_whole_rows:
@@ -193,9 +191,7 @@ class ClassTiling:
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Return the tiles that this core processes: those of the partial sums that it computes, see
-        :attr:`ClassTile.part`.
-        """
+        """Return the tiles of this core, which computes whole parts (:attr:`ClassTile.part`)."""
         cores, core = nl.num_programs(), nl.program_id(0)
         return [tile for tile in self.tiles() if tile.part % cores == core]
 
@@ -208,7 +204,7 @@ class ClassTiling:
 
 
 def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
-    """Return whether, in the model, streaming the whole input takes less time than gathering the elements at the
+    """Return whether streaming the whole input is modelled to take less time than gathering the elements at the
     targets.
     """
     if shape.classes > STREAMED_CLASSES_MAX:
@@ -220,7 +216,7 @@ def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
 
 
 def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
-    """Load the class weights into every partition: float32 [128, C], or None for weights of 1."""
+    """Load the class weights into every partition, float32 [128, C]; None for weights of 1."""
     if class_weight_hbm is None:
         return None
     classes, partitions = class_weight_hbm.shape[0], nl.tile_size.pmax
@@ -235,8 +231,8 @@ class LoadedTargets:
 
     Attributes:
         tile: the tile that the targets belong to.
-        targets_sbuf: the targets, int32.
-        classes_sbuf: the targets, bfloat16.
+        targets_sbuf: the targets in int32.
+        classes_sbuf: the targets in bfloat16.
     """
 
     tile: ClassTile
@@ -250,7 +246,7 @@ class TargetTile:
 
     Attributes:
         tile: the tile that the targets belong to.
-        classes_sbuf: the targets; -1 where ``ignore_index`` is itself a class number and the position is ignored.
+        classes_sbuf: the targets; -1 at ignored positions if ``ignore_index`` is a class number.
         counts_sbuf: 1 for a valid position, 0 for an ignored one.
         ignored_sbuf: 1 for an ignored position, 0 for a valid one.
     """
@@ -263,7 +259,7 @@ class TargetTile:
 
 @dataclass(frozen=True)
 class ClassMasks:
-    """The tensors and tiles from which masks of classes are computed.
+    """A source of masks of the positions that have a class as target.
 
     Attributes:
         targets_hbm: the targets, int32 [N, D].
@@ -283,7 +279,10 @@ class ClassMasks:
         return cls(targets_hbm, ignore_index, masks)
 
     def load(self, tile: ClassTile) -> LoadedTargets:
-        """Load the targets of a tile. Issue this one tile ahead, so that Vector does not wait for the targets."""
+        """Load the targets of a tile.
+
+        The caller loads one tile ahead, so that Vector does not wait for the targets.
+        """
         shape = (tile.partitions, tile.positions)
         targets_sbuf = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
         classes_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -292,9 +291,7 @@ class ClassMasks:
         return LoadedTargets(tile, targets_sbuf, classes_sbuf)
 
     def compare(self, loaded: LoadedTargets) -> TargetTile:
-        """Compare the loaded targets with ``ignore_index``, and return them with masks of valid and ignored
-        positions.
-        """
+        """Return the loaded targets with masks of valid and ignored positions."""
         classes_sbuf = loaded.classes_sbuf
         counts_sbuf, ignored_sbuf = (
             nl.ndarray(classes_sbuf.shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(2)
@@ -316,7 +313,7 @@ class ClassMasks:
             yield self.compare(loaded[number])
 
     def of_classes(self, targets: TargetTile, first: int, last: int) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """Yield each class of [first, last) with a mask: uint16, nonzero at positions that have it as target.
+        """Yield each class of [first, last) with its mask, uint16, nonzero at positions that have the class as target.
 
         Masks are computed ahead of their use, so that Vector does not wait for its own results.
         """
@@ -337,12 +334,12 @@ class ClassMasks:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The input's elements at the targets of one tile, and the targets' class weights: [partitions, positions].
+    """The elements and class weights at the targets of one tile: [partitions, positions].
 
     Attributes:
         targets: the targets of the positions.
         values_sbuf: the elements at the targets, in the type of the input.
-        weight_sbuf: the class weights of the targets; 0 for ignored ones.
+        weight_sbuf: the class weights of the targets; 0 at ignored positions.
     """
 
     targets: TargetTile
@@ -351,9 +348,7 @@ class Chosen:
 
 
 def _add_sum(sums: PartialSums, tile: ClassTile, values_sbuf: nl.NkiTensor) -> None:
-    """Add the sum of each partition of a tile to the sum of the earlier tiles of the same part, see
-    :class:`ClassTile`.
-    """
+    """Add the sum of each partition of a tile to the partial sum of the tile's part."""
     total_sbuf = sums.of_part(tile.part, tile.partitions)
     if tile.is_first:
         sum_in_place(values_sbuf, total_sbuf)
@@ -365,7 +360,7 @@ def _add_sum(sums: PartialSums, tile: ClassTile, values_sbuf: nl.NkiTensor) -> N
 
 @dataclass(frozen=True)
 class _Forward:
-    """The operands and results that all tiles share.
+    """The operands and results that all tiles of the forward share.
 
     Attributes:
         masks: the masks of the classes.
@@ -380,8 +375,9 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Return the tiles into which the elements at the targets and the weights are copied, class by class. At first
-        the element is 0 where the position is ignored, and else NaN, which remains for a target out of range.
+        """Return tiles for the elements and weights at the targets of a tile.
+
+        An element is 0 at an ignored position, else NaN, which remains if the target is out of range.
         """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -394,9 +390,7 @@ class _Forward:
         return Chosen(targets, values_sbuf, weight_sbuf)
 
     def choose(self, chosen: Chosen, input_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Copy the elements of classes [first, last), which are on chip, to ``chosen`` where the class is the
-        target.
-        """
+        """Copy the elements and weights of classes [first, last) to ``chosen`` where the class is the target."""
         tile = chosen.targets.tile
         for number, mask_sbuf in self.masks.of_classes(chosen.targets, first, last):
             nisa.tensor_copy_predicated(
@@ -411,7 +405,7 @@ class _Forward:
                 )
 
     def finish(self, chosen: Chosen) -> None:
-        """Compute the losses -w x from the chosen elements x and weights w, and store them or add them to the sums."""
+        """Compute the losses -w x of the chosen elements x and weights w, and store them or add them to the sums."""
         values_sbuf, tile = chosen.values_sbuf, chosen.targets.tile
         losses_sbuf = nl.ndarray(values_sbuf.shape, dtype=self.results.loss_hbm.dtype, buffer=nl.sbuf)
         if self.weights_sbuf is None:
@@ -428,9 +422,6 @@ class _Forward:
 def _loaded_classes(
     tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor
 ) -> nl.NkiTensor:
-    """Load the elements of classes [first, last) of a tile into ``buffer_sbuf``, and return the view that holds
-    them.
-    """
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
     return input_sbuf
@@ -444,7 +435,7 @@ def streamed_forward_of_core(
     ignore_index: int,
     results: Results,
 ) -> None:
-    """Compute and store the results of this core from an input [N, C * D]."""
+    """Compute and store the results of this core's tiles; ``input_hbm`` is [N, C * D]."""
     tiling = ClassTiling.of(shape, input_hbm.dtype)
     tiles, parts = tiling.tiles_of_core(), tiling.tiles()[-1].part + 1
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
@@ -467,14 +458,13 @@ def streamed_forward_of_core(
 
 @dataclass(frozen=True)
 class _LoadedUpstream:
-    """The loaded targets and upstream gradients of one tile: [partitions, positions].
+    """The targets and upstream gradients of one tile: [partitions, positions].
 
     Attributes:
         targets: the targets of the positions.
-        values_sbuf: the gradient at the target, in the type of the input, if it does not depend on the class of
-            the target; else None.
-        grad_sbuf: the upstream gradient of each loss, if it is still to be multiplied by the weight of the
-            class; else None.
+        values_sbuf: the gradient at the target, in the type of the input, if all classes have the same weight; else
+            None.
+        grad_sbuf: the upstream gradient of each loss, to be multiplied by the weight of the class; None if not needed.
     """
 
     targets: TargetTile
@@ -485,7 +475,7 @@ class _LoadedUpstream:
 def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
     """Return the factor of the gradient for each class, float32 [128, C].
 
-    It is minus the class weight, times the upstream gradient if all losses share one.
+    The factor is minus the class weight, times the upstream gradient if all losses have the same one.
     """
     if weights_sbuf is None:
         weights_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
@@ -496,12 +486,12 @@ def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | Non
 
 @dataclass(frozen=True)
 class _Backward:
-    """The operands that all tiles share.
+    """The operands that all tiles of the backward share.
 
     Attributes:
         masks: the masks of the classes.
-        factors_sbuf: the gradient at a target of each class, [128, C]; if each loss has its own upstream
-            gradient, the factor of that gradient.
+        factors_sbuf: the gradient at a target of each class, [128, C]; if each loss has its own upstream gradient, the
+            factor of the upstream gradient.
         upstream: the upstream gradients of the losses.
         is_weighted: whether the factors of the classes differ.
     """
@@ -512,7 +502,9 @@ class _Backward:
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _LoadedUpstream:
-        """Load the upstream gradients of a tile; multiply them by the factor if it is the same for all classes."""
+        """Load the upstream gradients of a tile, and multiply them by the factor of the classes if all classes have the
+        same one.
+        """
         tile = targets.tile
         if not self.upstream.is_each:
             return _LoadedUpstream(targets, None, None)
@@ -536,7 +528,6 @@ class _Backward:
             )
 
     def _values(self, loaded: _LoadedUpstream, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """Return the gradient at positions whose target is class ``number``, [partitions, positions]."""
         if loaded.values_sbuf is not None:
             return loaded.values_sbuf
         if loaded.grad_sbuf is not None:
@@ -545,7 +536,7 @@ class _Backward:
         return self.factors_sbuf[0 : tile.partitions, number : number + 1].broadcast(1, tile.positions)
 
     def _product(self, grad_sbuf: nl.NkiTensor, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """Multiply upstream gradients by the factor of class ``number``, on Scalar, which has little else to do."""
+        """Multiply upstream gradients by the factor of class ``number``, on Scalar, which has little other work."""
         values_sbuf = nl.ndarray(grad_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
         factor_sbuf = self.factors_sbuf[0 : grad_sbuf.shape[0], number : number + 1]
         nisa.activation(dst=values_sbuf, op=nl.copy, data=grad_sbuf, scale=factor_sbuf)
@@ -560,7 +551,7 @@ def streamed_backward_of_core(
     ignore_index: int,
     upstream: IndexedUpstream,
 ) -> None:
-    """Write the gradient [N, C * D] of the tiles of this core."""
+    """Compute and store the gradient of this core's tiles in ``grad_input_hbm``, [N, C * D]."""
     tiling = ClassTiling.of(shape, grad_input_hbm.dtype)
     masks = ClassMasks.make(targets_hbm, ignore_index, tiling.positions)
     factors_sbuf = _factors(loaded_weights(class_weight_hbm), upstream.uniform(), shape.classes)

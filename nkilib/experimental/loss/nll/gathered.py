@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses and gradients of one core that gathers and scatters only the elements at the targets; and the end of any
-forward.
+"""Losses and gradients of one core that gathers and scatters only the elements at the targets.
 
-The end of a forward (:class:`Results`, :class:`Sums`, :func:`weigh`, :func:`store_sums`) also serves
-:mod:`.few_classes`. :func:`forward_of_core` and :func:`backward_of_core` are the loops over gathered elements.
+:func:`forward_of_core` and :func:`backward_of_core` are the loops over an input [N, C * D]: N rows, C classes, D places
+of a row. :class:`Results`, :class:`Sums`, :func:`weigh` and :func:`store_sums` compute and store results; the loops of
+:mod:`.few_classes` use them too.
 
 The gradient is 0 except for one element per position. The zeros of a block of rows are stored from one tile, in long
-runs; then the elements are scattered. The core that stores the zeros of a row also scatters into that row, and the
+runs; then the elements are scattered. The core that stores the zeros of a row also scatters into this row, and the
 scatter waits for the stores.
 """
 
@@ -42,10 +42,10 @@ _ZERO_COLUMNS = 8192
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors in HBM for the results of the forward.
+    """The result tensors of the forward in HBM.
 
     Attributes:
-        loss_hbm: every loss, [N, D], or the sum or mean, float32 [1].
+        loss_hbm: the losses, [N, D], or their sum or mean, float32 [1].
         total_weight_hbm: the sum of the weights of the positions, float32 [1].
         is_each: whether every loss is stored.
         is_mean: whether the sum of losses is divided by the sum of weights.
@@ -59,16 +59,16 @@ class Results:
 
 @dataclass(frozen=True)
 class Sums:
-    """Partial sums of the weights, and of the losses if they are not stored."""
+    """Partial sums of the weights, and of the losses; None instead of the sums of losses if each loss is stored."""
 
     weights: PartialSums
     losses: PartialSums | None
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """Compute -w x in ``dst_sbuf``, with x in ``values_sbuf`` and the weights w in ``weight_sbuf``.
+    """Write -w x to ``dst_sbuf``, with x in ``values_sbuf`` and the weights w in ``weight_sbuf``.
 
-    If x are elements of the input, these are losses; if x are upstream gradients, they are gradients.
+    For elements x of the input the results are losses, for upstream gradients x they are gradients.
     """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
@@ -81,7 +81,7 @@ def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.Nki
 
 
 def store_sums(sums: Sums, results: Results) -> None:
-    """Store the sums over all cores; the first core does it.
+    """Store the total weight and the reduced loss of all cores; the first core stores them.
 
     Without a valid position the mean is 0 * inf, NaN, as in PyTorch.
     """
@@ -103,7 +103,7 @@ def store_sums(sums: Sums, results: Results) -> None:
 def _take(
     elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: Sums
 ) -> None:
-    """Compute the losses -w x of a batch, with elements x and weights w, and store them or add them to the sums.
+    """Compute the losses -w x of a batch from elements x and weights w, and store them or add them to the sums.
 
     A weight of 0 makes NaN of an infinite element, as in PyTorch.
     """
@@ -117,7 +117,7 @@ def _take(
 
 
 def forward_of_core(input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, results: Results) -> None:
-    """Compute the results of this core from an input [N, C * D]."""
+    """Compute and store the results of this core's rows of an input [N, C * D]."""
     parts = number_of_batches(shape)
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
     own = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
@@ -141,11 +141,7 @@ def _store_zeros(block_hbm: nl.NkiTensor, zeros_sbuf: nl.NkiTensor) -> list[nisa
 
 
 def _gradients(elements: TargetElements, grad_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return the gradients at the targets of a batch, -w times the upstream gradient, with the weight w of the
-    target's class.
-
-    An ignored target gets 0, whatever its upstream gradient is.
-    """
+    """Return the gradients at the targets of a batch: -w times the upstream gradient; 0 for an ignored target."""
     float32_sbuf = nl.ndarray(grad_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     weigh(float32_sbuf, grad_sbuf, elements.weight_sbuf)
     return cast(selected(float32_sbuf, elements.counts_sbuf), dtype)
@@ -172,7 +168,7 @@ def _scatter_block(
 def backward_of_core(
     grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: IndexedUpstream
 ) -> None:
-    """Write the gradient [N, C * D] of the rows of this core."""
+    """Compute and store the gradient of this core's rows in ``grad_input_hbm``, [N, C * D]."""
     blocks = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
     if not blocks:
         return

@@ -5,11 +5,12 @@
 the kernels.
 
 :data:`NLL` is the entry, with the kernels to launch, ``nll_loss_forward`` and ``nll_loss_backward``;
-:func:`nll_loss_reference` and :func:`nll_loss_gradient_reference` are their results in float64, :func:`nll_loss_bound`
+:func:`nll_loss_reference` and :func:`nll_loss_gradient_reference` are the results in float64, :func:`nll_loss_bound`
 and :func:`nll_loss_gradient_bound` the accepted errors.
 
 The forward reads one element for each position, or all elements if the input is streamed; the backward writes the
-gradient once. The simulator is imported only when a profile asks for the work: on hardware the kernels do not need it.
+gradient once. The simulator is imported only when a profile asks for the work: the kernels on hardware do not need the
+simulator.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _INDEX_BYTES = 4
 def forward_work(
     input_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, reduction: str, streamed: bool | None, **_: Any
 ) -> Work:
-    """Return the work of ``nll_loss_forward``, whose parameters this function takes; a streamed input is read whole."""
+    """Return the work of ``nll_loss_forward``, from the kernel's arguments; a streamed input is read whole."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype, shape = as_dtype(input_hbm.dtype), Shape.of(tuple(input_hbm.shape))
@@ -52,7 +53,7 @@ def forward_work(
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, class_weight_hbm: Any, **_: Any) -> Work:
-    """Return the work of ``nll_loss_backward``, whose parameters this function takes."""
+    """Return the work of ``nll_loss_backward``, from the kernel's arguments."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     of_position = _INDEX_BYTES + (0 if class_weight_hbm is None else FLOAT32_BYTES)
@@ -124,7 +125,7 @@ class NllLosses(NamedTuple):
     """The losses and weights of every position, in the shape of the targets; 0 at ignored positions.
 
     Attributes:
-        losses: ``-w[t] * x[t]``, with the class weight and the input's element at the target t.
+        losses: ``-w[t] * x[t]``, with class weights w, input x and target t.
         weights: ``w[t]``.
     """
 
@@ -132,8 +133,9 @@ class NllLosses(NamedTuple):
     weights: Float64Array
 
     def reduced(self, reduction: str) -> Float64Array:
-        """Return the losses reduced as ``F.nll_loss`` does: the losses themselves, their sum, or for a mean their sum
-        divided by the sum of the weights.
+        """Return the losses reduced as ``F.nll_loss`` does.
+
+        The result is the losses themselves, their sum, or for a mean the sum divided by the sum of the weights.
         """
         with np.errstate(all="ignore"):
             if reduction == "none":
@@ -162,7 +164,14 @@ def nll_loss_reference(
 def nll_loss_gradient_reference(
     input: npt.NDArray[Any], targets: npt.NDArray[Any], weights: Float64Array, upstream: npt.NDArray[Any]
 ) -> Float64Array:
-    """Return the gradient: ``-weights * upstream`` at the targets, and 0 elsewhere. Ignored targets have weight 0."""
+    """Return the gradient: ``-weights * upstream`` at the targets, 0 elsewhere.
+
+    Args:
+        input: the input; only the shape matters.
+        targets: the targets.
+        weights: the weights of the positions (:attr:`NllLosses.weights`); 0 at ignored positions.
+        upstream: the upstream gradients, in the shape of the targets or one number.
+    """
     gradient = np.zeros(input.shape)
     with np.errstate(all="ignore"):
         values = np.where(weights == 0.0, 0.0, -weights * upstream)
@@ -172,10 +181,10 @@ def nll_loss_gradient_reference(
 
 
 def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Return how many additions, one after another, an element goes through in a sum over all positions.
+    """Return how many additions, one after another, an element goes through in the sum over all positions.
 
     The kernels add ``LEAF`` numbers at a time, in levels. For a streamed input each partition first adds up its own
-    positions, one after another, which counts too.
+    positions one after another, which counts too.
     """
     if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
         return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))
@@ -189,11 +198,11 @@ def _additions(shape: Shape, streamed: bool | None) -> int:
 def nll_loss_bound(
     reference: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
 ) -> Float64Array:
-    """Return the largest accepted error of the losses, or of their sum or mean, for an input of shape ``shape``.
+    """Return the largest accepted error of the losses, or of the sum or mean, for an input of shape ``shape``.
 
     The losses are stored in ``dtype`` for ``"none"``. ``streamed`` is the argument of the kernel.
 
-    u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight its error
+    u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight the error
     is 0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean
     multiplies by the reciprocal of a sum that has an error of its own.
     """

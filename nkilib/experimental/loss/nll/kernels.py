@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the negative log-likelihood loss: plain functions, to be launched or called from NKI code.
+"""The kernels of the negative log-likelihood loss, as plain functions to call from NKI code.
 
-The arguments are checked before the first instruction. An input of few classes is streamed (:mod:`.few_classes`) if, in
-the model, that takes less time than gathering the elements at the targets (:mod:`.gathered`).
+The arguments are checked before the first instruction. An input of few classes is streamed, that is read whole
+(:mod:`.few_classes`), if this is modelled to take less time than gathering the elements at the targets
+(:mod:`.gathered`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _checked_shape(
     ignore_index: int,
     reduction: str,
 ) -> Shape:
-    """Check the arguments that forward and backward share, and return the dimensions of the input."""
+    """Return the dimensions of the input, after a check of the arguments that forward and backward share."""
     require_indirect_dma(function)
     input_shape = tuple(input_hbm.shape)
     require(
@@ -81,9 +82,7 @@ def _checked_shape(
 
 
 def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
-    """Return whether to stream the input, after checking that the chosen way, streaming or gathering, accepts the
-    shape.
-    """
+    """Return whether to stream the input, after a check that the shape is accepted for streaming or for gathering."""
     require(
         streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
     )
@@ -114,8 +113,8 @@ def nll_loss_forward(
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Compute the negative log-likelihood of every position's target t: ``-w[t] * x[t]``, with class weights w.
 
-    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. From
-    an input of many classes only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
+    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. Of
+    an input of many classes, only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
     logical NeuronCore of two cores.
 
     Dimensions:
@@ -125,16 +124,15 @@ def nll_loss_forward(
             positions.
 
     Args:
-        input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may
-            have at most 2^30 elements (C * D).
-        targets_hbm: [N] or [N, d1, ...], int32; each in [0, C) or ``ignore_index``. Another value is an out-of-range
-            access of the DMA engine or, if the input is streamed, a loss of NaN.
+        input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may have at
+            most 2^30 elements (C * D).
+        targets_hbm: [N] or [N, d1, ...], int32; each in [0, C) or ``ignore_index``. Any other value causes an
+            out-of-range access of the DMA engine or, if the input is streamed, a loss of NaN.
         class_weight_hbm: [C], float32; None means 1.
         ignore_index: target of ignored positions; an int32.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum of losses divided by the sum of weights.
         streamed: whether to read the whole input in long runs, for at most 256 classes, instead of gathering the
-            elements at the targets; None: the way that is modelled to take less time. With streaming, a target that is
-            out of range has a loss of NaN.
+            elements at the targets; None: whatever is modelled to take less time.
 
     Returns:
         loss_hbm: for ``"none"`` the losses in the shape of the targets and the type of the input; otherwise [1],
@@ -188,12 +186,12 @@ def nll_loss_backward(
         input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction: the arguments of the forward; of the input,
             only shape and type matter.
         grad_loss_hbm: for ``"none"`` the upstream gradients in the shape of the targets, bfloat16, float16 or float32;
-            else one float32, which is read on the device.
+            else [1], float32, read on the device.
         total_weight_hbm: [1], float32, the second result of the forward, for ``"mean"``.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
         streamed: whether to compute the gradient on chip and write it once, for at most 256 classes, instead of
-            scattering over zeros; None: the way that is modelled to take less time. With streaming, a target that is
-            out of range has a gradient of zeros.
+            scattering over zeros; None: whatever is modelled to take less time. With streaming, a target out of range
+            has a gradient of zeros.
 
     Returns:
         grad_input_hbm: the gradient in shape and type of the input; with ``inplace``, ``input_hbm`` itself.

@@ -5,6 +5,6 @@
 
 - ``cosine_embedding``, ``multilabel_soft_margin``: a file per loss, with definition, kernels, reference and registry
   entry;
-- ``triplet_margin``: definition and kernels; ``triplet_distances``: the distances of rows that it compares;
+- ``triplet_margin``: definition and kernels; ``triplet_distances``: the distances between rows;
   ``triplet_margin_host``: registry entry, float64 reference and bounds.
 """

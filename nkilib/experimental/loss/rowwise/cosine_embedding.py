@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cosine embedding loss: the cosine of two rows should be 1 where the target is 1, and at most the margin where it is
--1.
+"""Cosine embedding loss: the cosine of two rows should be 1 where the target is 1, and at most the margin where the
+target is -1.
 
 The loss is ``1 - cos`` or ``max(0, cos - margin)``, and 0 for other targets:
 ``torch.nn.functional.cosine_embedding_loss``. Like PyTorch it adds 1e-12 to the squared norms, so that the cosine of a
 row of zeros is 0.
 
-The gradient of a row x is ``k (r1 r2 y - cos r1^2 x)``, where y is the other row, r1 and r2 are the inverse
-norms of x and y, and k is the derivative of the loss with respect to the cosine. So it is a sum of the two
-rows, with coefficients that the forward computes.
+The gradient of a row x is ``k (r1 r2 y - cos r1^2 x)``, where y is the other row, r1 and r2 are the inverse norms of x
+and y, and k is the derivative of the loss with respect to the cosine: a sum of the two rows, with coefficients that the
+forward computes. Inputs are identified by numbers (``FIRST``, ``SECOND``); a *piece* is the part of a tile of rows that
+is processed at a time.
 
 The file has the definition in instructions (:class:`CosineEmbedding`), the float64 reference
 (:class:`CosineReference`), the kernels (``cosine_embedding_loss_...``) and the registry entry
@@ -92,11 +93,11 @@ SQUARED_EPS = 1e-12
 
 @dataclass(frozen=True)
 class CosineFactors:
-    """The factors by which two paired rows are multiplied in their gradients, float32 [partitions, rows] each.
+    """The factors of both rows in the gradients: float32 [partitions, rows].
 
     Attributes:
-        of_other: the factor of the other row of the pair, the same in both gradients.
-        of_itself: for each input by number, the factor of its own row in its gradient.
+        of_other: the factor of the other row, the same in both gradients.
+        of_itself: for each input by number, the factor of its row in its own gradient.
     """
 
     of_other: nl.NkiTensor
@@ -117,23 +118,24 @@ class CosineEmbedding:
     statistics: tuple[Statistic, ...] = (Sum(), Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of both inputs, which every gradient needs."""
+        """Return the numbers of both inputs: every gradient needs both."""
         return FIRST, SECOND
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return no tiles, because :meth:`accumulate` needs nothing but the loaded inputs."""
+        """Return no tiles: :meth:`accumulate` needs the loaded inputs only."""
         return ()
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add up the products of both rows on Vector, and the squares of each on Scalar."""
+        """Add up the products of both rows on Vector, and the squares of each row on Scalar."""
         first_sbuf, second_sbuf = piece.tensors[FIRST], piece.tensors[SECOND]
         piece.add_product(_DOT, piece.float32(), first_sbuf, second_sbuf)
         piece.add_function(_FIRST_SQUARES, nl.square, piece.float32(), first_sbuf)
         piece.add_function(_SECOND_SQUARES, nl.square, piece.float32(), second_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Compute the loss of each row, and the coefficients by which the gradients multiply the other row and the row
-        itself.
+        """Return the loss of each row, and three coefficients for the gradients.
+
+        The coefficients are the factor of the other row, and for each input the factor of its own row.
         """
         (target_sbuf,) = vectors_sbuf
         inverses = [_inverse_norm(statistics_sbuf[number]) for number in (_FIRST_SQUARES, _SECOND_SQUARES)]
@@ -159,7 +161,7 @@ class CosineEmbedding:
         return CosineFactors(of_other, of_itself)
 
     def gradients(self, piece: Piece, factors: CosineFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Write the wanted gradients, each a sum of both rows times their factors."""
+        """Write the requested gradients, each a sum of both rows times their factors, to ``dst_sbuf``."""
         for tensor, gradient_sbuf in dst_sbuf.items():
             other = SECOND if tensor == FIRST else FIRST
             terms = [
@@ -178,7 +180,7 @@ ERROR: Final = TermError(5.5, {"sqrt": 2.0, "reciprocal": 2.0}, "1 and margin", 
 
 @dataclass(frozen=True)
 class CosineReference:
-    """The reference, ``F.cosine_embedding_loss(..., reduction="none")`` in float64.
+    """The float64 reference, ``F.cosine_embedding_loss(..., reduction="none")``.
 
     Attributes:
         margin: the largest cosine without a loss where the target is -1.
@@ -188,7 +190,10 @@ class CosineReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the loss of each row and its error: 1 - cos, max(0, cos - margin) or 0, depending on the target."""
+        """Return the loss of each row and its error.
+
+        The loss is 1 - cos for target 1, max(0, cos - margin) for target -1, else 0.
+        """
         of_rows, target = _cosine(tensors), tensors[TARGET]
         cosine, margin = of_rows.exact, abs(self.margin)
         beyond = np.maximum(0.0, cosine.value - self.margin)
@@ -200,7 +205,7 @@ class CosineReference:
         return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients and their errors, which are infinite where rounding may change the sign of cos -
+        """Return the gradients and their errors; an error is infinite where rounding may change the sign of cos -
         margin.
         """
         of_rows = _cosine(tensors, functions)
@@ -263,10 +268,10 @@ def cosine_embedding_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the cosine embedding loss, row-wise: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it
-    is -1.
+    """Compute the cosine embedding loss, row-wise: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where
+    the target is -1.
 
-    It is 0 for any other target. Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin,
+    The loss is 0 for any other target. Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin,
     reduction=reduction)`` in PyTorch, computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a
     logical NeuronCore of two cores.
 
@@ -283,7 +288,8 @@ def cosine_embedding_loss_forward(
         coefficients_wanted: whether to return the coefficients that the backward takes.
         dtype: the type of the losses for ``"none"``; None: the type of ``input1_hbm``.
         columns: the number of columns of a chunk of a row; None: chosen from shape and types.
-        each: the number of rows that a partition holds at a time, if ``columns`` is a whole row; None: chosen.
+        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen from
+            shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
@@ -332,9 +338,9 @@ def cosine_embedding_loss_backward(
 
     Args:
         input1_hbm, input2_hbm, reduction: the arguments of the forward.
-        coefficients_hbm: [3, N], float32, which the forward returned.
-        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else one float32,
-            which is read on the device.
+        coefficients_hbm: [3, N], float32, as the forward returned them.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else [1], float32, read
+            on the device.
         grad_input1_wanted, grad_input2_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the first input over ``input1_hbm``; else into a new tensor.
         columns, each, buffers: the tiling, see the forward.

@@ -3,13 +3,14 @@
 
 """The multi-label soft margin loss of a row, the mean over its classes of the binary cross-entropy from logits.
 
-The file has its definition in instructions, its kernels, its float64 reference and its registry entry. For a logit x
-and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both
-are at least 0, so nothing cancels, however large x is; ``torch.nn.functional.multilabel_soft_margin_loss`` computes
-logarithms of two sigmoids instead.
+The file has the definition in instructions, the kernels, the float64 reference and the registry entry. For a logit x
+and a target t the cross-entropy is the sum of a *soft* term softplus(-|x|) and a *hard* term ``x ([x > 0] - t)``. For t
+in [0, 1] both terms are at least 0, so nothing cancels, however large x is;
+``torch.nn.functional.multilabel_soft_margin_loss`` computes logarithms of two sigmoids instead.
 
-The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
-derivative with respect to the weight is the cross-entropy / classes.
+The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``, each times weight / classes. The
+derivative with respect to the weight is the cross-entropy / classes. Tensors are identified by numbers (``INPUT``,
+``TARGET``, ``WEIGHT``); a *piece* is the part of a tile of rows that is processed at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _SOFT, _HARD = 0, 1
 
 
 def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]:
-    """Return the numbers of the tensors from which the gradients of the ``wanted`` tensors are computed.
+    """Return the numbers of the tensors that the gradients of the ``wanted`` tensors need.
 
     The target is needed for every gradient but its own; the weight is needed for the gradients of input and target.
     """
@@ -69,7 +70,7 @@ def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]
 def backward_tiles(wanted: tuple[int, ...]) -> int:
     """Return half the number of float32 tiles that two pieces use in the backward.
 
-    There is one for each gradient of input and target, requested or not, and two for the gradient of the weight. See
+    There is one tile for each gradient of input and target, and two for the gradient of the weight. See
     :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
     """
     return 4 if WEIGHT in wanted else 2
@@ -77,7 +78,7 @@ def backward_tiles(wanted: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class LabelFactors:
-    """The factors by which the derivatives of each row are multiplied, float32 [partitions, rows] each.
+    """The factors that multiply the derivatives of each row: float32 [partitions, rows].
 
     Attributes:
         of_input: the factor for the input's gradient: upstream gradient / classes.
@@ -89,15 +90,14 @@ class LabelFactors:
 
 
 def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
-    """Add the tile ``soft_sbuf`` to the tile ``hard_sbuf``."""
     nisa.scalar_tensor_tensor(dst=hard_sbuf, data=hard_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=soft_sbuf)
 
 
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
-    """Return [x > 0] - t, for the input x and the target t, in a tile of the 16-bit scratch tiles ``short``. Vector
-    compares (four times as fast for 16 bits), and GpSimd subtracts.
+    """Return [x > 0] - t in a float32 tile; ``short`` provides a 16-bit tile for the comparison.
 
-    Vector will multiply the result by x while it sums up the products.
+    Vector compares (four times as fast in 16 bits), and GpSimd subtracts. Vector multiplies the result by x later,
+    while it sums up the products.
     """
     is_positive_sbuf, label_sbuf = short.next(*piece.shape), piece.float32()
     nisa.tensor_scalar(dst=is_positive_sbuf, data=piece.tensors[INPUT], op0=nl.greater, operand0=0.0)
@@ -112,9 +112,9 @@ def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
 
 
 def _hard_term(piece: Piece) -> nl.NkiTensor:
-    """Return x * ([x > 0] - t), the second term of the loss for input x and target t, which Scalar will sum up.
+    """Return the hard term x * ([x > 0] - t), which Scalar will sum up.
 
-    The product is computed by GpSimd, because Vector also computes the magnitudes abs(x).
+    GpSimd computes the product, because Vector also computes the magnitudes |x|.
     """
     input_sbuf, term_sbuf = piece.tensors[INPUT], piece.float32()
     nisa.scalar_tensor_tensor(
@@ -135,10 +135,10 @@ class MultilabelSoftMargin:
 
     Attributes:
         classes: the number of classes, which is the divisor.
-        has_weight: whether a third tensor multiplies the elementwise losses.
-        short: scratch tiles in the type of the input, if that has 16 bits, because Vector writes them four
-            times as fast; else None.
-        backward_tiles: see :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
+        has_weight: whether there is a weight tensor, which multiplies the elementwise losses.
+        short: scratch tiles in the type of the input if it has 16 bits, because Vector writes them four times as fast;
+            else None.
+        backward_tiles: see :func:`backward_tiles`.
         is_weight_shared: whether all rows share one row of weights, whose gradient is the sum over the rows.
     """
 
@@ -160,19 +160,16 @@ class MultilabelSoftMargin:
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The sums over a row: one for each of the two terms of the loss; with a weight, a single one of the weighted
-        losses.
-        """
+        """The sums over a row: one for each of the two terms; with a weight, one sum of the weighted losses."""
         return (Sum(),) if self.has_weight else (Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of the needed tensors; see :func:`needed_tensors`."""
         return needed_tensors(wanted, self.has_weight)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x * ([x > 0] - t).
+        """Return the operands of both terms for :meth:`accumulate`: |x|, and [x > 0] - t or x * ([x > 0] - t).
 
-        The engines that have time left compute them. With a weight the first operand is the first term itself.
+        With a weight, the first operand is the soft term itself.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)
@@ -184,7 +181,7 @@ class MultilabelSoftMargin:
         return soft_sbuf, hard_sbuf
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add each of the two terms to its sum; with a weight, add their sum times the weight to a single sum."""
+        """Add each of the two terms to its sum; with a weight, add the weighted sum of both to a single sum."""
         soft_sbuf, hard_sbuf = prepared
         if self.has_weight:
             _add(hard_sbuf, soft_sbuf)
@@ -197,9 +194,9 @@ class MultilabelSoftMargin:
             piece.add_product(_HARD, hard_sbuf, hard_sbuf, piece.tensors[INPUT])
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row: the sums over classes, divided by the number of classes.
+        """Return the loss of each row: the sums over the classes, divided by the number of classes.
 
-        The loss has no coefficients for the backward.
+        There are no coefficients.
         """
         total_sbuf = statistics_sbuf[_SOFT]
         if not self.has_weight:
@@ -207,15 +204,11 @@ class MultilabelSoftMargin:
         return RowResults(scaled(total_sbuf, 1.0 / self.classes), [])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> LabelFactors:
-        """Return the upstream gradients divided by the number of classes."""
+        """Return the factors: the upstream gradients divided by the number of classes, and their negatives."""
         return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
 
     def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Compute the requested gradients.
-
-        They come from sigmoid(x) - t for the input x, from -x for the target t, and from both terms of the loss for the
-        weight.
-        """
+        """Write the requested gradients, of the input, the target and the weight, to ``dst_sbuf``."""
         if INPUT in dst_sbuf:
             self._by_input(piece, factors, dst_sbuf[INPUT])
         if TARGET in dst_sbuf:
@@ -230,7 +223,7 @@ class MultilabelSoftMargin:
     def _by_weight(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
         """Compute the gradient of the weight from both terms of the loss.
 
-        If all rows share the weight, the terms are added to the sum over the rows after the next piece has begun.
+        If all rows share the weight, the terms are added to the gradient after the next piece has begun.
         """
         soft_sbuf = piece.float32()
         nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
@@ -244,8 +237,9 @@ class MultilabelSoftMargin:
         combine(piece, dst_sbuf, [Term(hard_sbuf, factors.of_input)])
 
     def _by_input(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the gradient of the input on Scalar, GpSimd and Vector in this order, so that no engine waits for a
-        later one.
+        """Write the gradient of the input to ``dst_sbuf``, on Scalar, GpSimd and Vector in this order.
+
+        With this order, no engine waits for a later one.
         """
         derivative_sbuf = piece.float32()
         nisa.activation(dst=derivative_sbuf, op=nl.sigmoid, data=piece.tensors[INPUT])
@@ -268,7 +262,7 @@ def _required(
     weight_hbm: nl.NkiTensor | None,
     reduction: str,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Check the arguments, and return the tensors in the order of their numbers."""
+    """Return the tensors in the order of their numbers, after a check of the arguments."""
     require_matrices(function, {"input_hbm": input_hbm, "target_hbm": target_hbm})
     require_reduction(function, reduction)
     if weight_hbm is None:
@@ -295,8 +289,8 @@ def multilabel_soft_margin_loss_forward(
 ) -> nl.NkiTensor:
     """Compute the multi-label soft margin loss of every row.
 
-    It is the mean over classes of the binary cross-entropy from logits. For a logit x and a target t the cross-entropy
-    is ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
+    The loss is the mean over classes of the binary cross-entropy from logits. For a logit x and a target t the
+    cross-entropy is ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
     ``F.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)`` in PyTorch, computed in float32.
     Launch with ``multilabel_soft_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
@@ -311,7 +305,8 @@ def multilabel_soft_margin_loss_forward(
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
         dtype: type of the losses for ``"none"``; None: the type of the input.
         columns: the number of classes of a chunk of a row; None: chosen from shape and types.
-        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen.
+        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen from
+            shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
@@ -364,14 +359,16 @@ def multilabel_soft_margin_loss_backward(
     Args:
         input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward. The gradient of the target does not
             read the target, and the gradient of the weight does not read the weight.
-        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_weight_wanted: flags of the gradients to compute, at least one.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else [1], float32, read
+            on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
+            True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, each, buffers: see :func:`multilabel_soft_margin_loss_forward`.
 
     Returns:
-        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the wanted gradients, in shape and type of their tensor; with
-        ``inplace`` the first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the requested gradients, each in shape and type of its tensor;
+            with ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -409,7 +406,7 @@ WEIGHTED_ERROR: Final = TermError(3.5, {"softplus": 1.0}, form="with weight", ad
 
 
 class _Terms(NamedTuple):
-    """The two terms of the loss of each element, without a weight.
+    """The soft and the hard term of each element, without the weight.
 
     Attributes:
         soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t), for the input x and the target t.
@@ -420,24 +417,22 @@ class _Terms(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Tensors) -> _Terms:
-        """Compute the terms from input and target."""
         x, t = tensors[INPUT_NAME], tensors[TARGET_NAME]
         return cls(np.log1p(np.exp(-np.abs(x))), np.where(x == 0.0, 0.0, x * ((x > 0.0) - t)))
 
     @property
     def size(self) -> Float64Array:
-        """The magnitude s + |h|."""
         return self.soft + np.abs(self.hard)
 
     @property
     def units(self) -> Float64Array:
-        """The error of s and h together, in multiples of u = 2^-23."""
+        """The error of s + h, in multiples of u = 2^-23."""
         return 0.5 * self.soft + np.abs(self.hard)
 
 
 @dataclass(frozen=True)
 class MultilabelSoftMarginReference:
-    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the optional tensor ``"weight"``.
+    """The float64 reference, ``F.multilabel_soft_margin_loss(..., reduction="none")``.
 
     The errors of float32 arithmetic: let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u
     / 2, and h = x ([x > 0] - t) rounds twice. Each is summed over the C classes with n consecutive additions, n u / 2
@@ -458,11 +453,11 @@ class MultilabelSoftMarginReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee of the loss states, with or without a weight."""
+        """The error that the guarantee states, with or without a weight."""
         return WEIGHTED_ERROR if self.has_weight else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the loss of each row: the mean over its classes."""
+        """Return the loss of each row, the mean over its classes, and its error."""
         terms, classes = _Terms.of(tensors), tensors[INPUT_NAME].shape[1]
         weight = tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)
         size = np.abs(weight)
@@ -474,9 +469,7 @@ class MultilabelSoftMarginReference:
         return Derived(value, sums.value / classes, own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivatives and their errors: from sigmoid(x) - t for the input x, -x for the target t, and both
-        terms for the weight.
-        """
+        """Return the derivatives for the input, the target and, if there is one, the weight, with their errors."""
         x, t, classes = tensors[INPUT_NAME], tensors[TARGET_NAME], tensors[INPUT_NAME].shape[1]
         scale = (tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)) / classes
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The distances that the triplet margin loss compares: its pairs of tensors, and the p-norms of their rows.
+"""The distances that the triplet margin loss compares: the pairs of tensors, and the p-norms of the differences of
+rows.
 
 A pair (:data:`PAIRS`, :func:`pairs_of`) is two of the tensors :data:`ANCHOR`, :data:`POSITIVE` and :data:`NEGATIVE`;
-:func:`needed_pairs` and :func:`needed_tensors` return what the requested gradients need, :func:`num_coefficients` the
-number of coefficients of a row, and :func:`forward_tiles` and :func:`backward_tiles` numbers of tiles.
+tensors and pairs are identified by numbers. :func:`needed_pairs` and :func:`needed_tensors` return what the requested
+gradients need. A *piece* is the part of a tile of rows that is processed at a time.
 
 A distance is the p-norm of a row of ``left - right + eps``, as in ``torch.nn.functional.pairwise_distance``. A norm
 (:class:`Norm`) accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
 distance from them. The derivative of the distance with respect to a difference is an element of a tile times a factor
-of its row. :func:`norm_of` chooses the norm: p = 2, 1 and infinity have classes of their own, and any other p > 1 is
+of the row. :func:`norm_of` chooses the norm: p = 2, 1 and infinity have classes of their own, and any other p > 1 is
 :class:`Minkowski`, which uses logarithms and exponentials. The instruction ``power`` is not used: NKI does not document
 its precision, and only GpSimd has it.
 """
@@ -47,7 +48,7 @@ _INFINITE = 0.999 * LIMIT_OF_LOG
 
 
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
-    """Compute abs(d + eps) of differences d in ``dst_sbuf``."""
+    """Write |d + eps| of the differences d to ``dst_sbuf``."""
     nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
 
 
@@ -64,30 +65,34 @@ class Norm(Protocol):
 
     @property
     def keeps_row_scalar(self) -> bool:
-        """Whether :meth:`derivative` needs a scalar of each row, which the forward then keeps for the backward."""
+        """Whether :meth:`derivative` needs a scalar per row, which the forward keeps for the backward."""
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add a tile of differences, which is overwritten, to the statistics of the norm; ``first`` is the number of
-        the norm's first statistic.
+        """Add a tile of differences to the statistics; the tile is overwritten.
+
+        Args:
+            piece: the piece that the differences belong to.
+            first: the number of the norm's first statistic in the piece.
+            difference_sbuf: the differences, float32.
         """
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the distances of rows from their statistics."""
+        """Return the distance of each row, computed from its statistics."""
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the factor of each row by which the result of :meth:`derivative` must be multiplied."""
+        """Return the factor of each row that multiplies the result of :meth:`derivative`."""
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalar of each row that :meth:`derivative` takes if :attr:`keeps_row_scalar`."""
+        """Return the scalar of each row that :meth:`derivative` needs if :attr:`keeps_row_scalar` is true."""
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Replace differences by derivatives of the distance; :attr:`derivative_offset` and :meth:`row_factor` are not
-        applied.
+        """Replace differences by derivatives of the distance, before :attr:`derivative_offset` is added and
+        :meth:`row_factor` multiplied.
 
         Args:
             piece: the piece that the differences belong to.
             difference_sbuf: the differences, float32, of the size of the piece.
-            number_sbuf: the result of :meth:`row_scalar` for the rows of the group.
+            number_sbuf: the row scalars, from :meth:`row_scalar`; None if not needed.
         """
 
 
@@ -97,7 +102,7 @@ class Euclidean:
 
     Attributes:
         eps: the number that is added to differences.
-        eps_sbuf: the same number in each partition, float32 [128, 1].
+        eps_sbuf: eps in each partition, float32 [128, 1].
     """
 
     eps: float
@@ -107,15 +112,14 @@ class Euclidean:
 
     @property
     def derivative_offset(self) -> float:
-        """The number eps, which the tile of differences does not contain yet."""
+        """The number eps: :meth:`derivative` uses d in place of d + eps."""
         return self.eps
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add (d + eps)^2 to the sum of each row, for differences d."""
+        """Add (d + eps)^2 to the sum of each row."""
         piece.add_function(first, nl.square, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the root of the sum of squares."""
         return square_root(statistics_sbuf[0])
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
@@ -127,7 +131,7 @@ class Euclidean:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Leave the differences unchanged: after adding eps and multiplying by 1 / distance they are the derivative."""
+        """Leave the differences unchanged: (d + eps) / distance is their derivative."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Manhattan:
     """The norm for p = 1: the sum of magnitudes. Its derivative is sign(d + eps), for differences d.
 
     Attributes:
-        eps_sbuf: the number that is added to differences, in each partition, float32 [128, 1].
+        eps_sbuf: eps, the number that is added to differences, in each partition, float32 [128, 1].
     """
 
     eps_sbuf: nl.NkiTensor
@@ -144,15 +148,14 @@ class Manhattan:
     keeps_row_scalar = False
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add abs(d + eps) to the sum of each row, for differences d."""
+        """Add |d + eps| to the sum of each row."""
         piece.add_function(first, nl.abs, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the sum of magnitudes."""
         return statistics_sbuf[0]
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return a factor of 1."""
+        """Return 1 for each row."""
         return constant(distance_sbuf, 1.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -160,17 +163,17 @@ class Manhattan:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute the sign of d + eps; 0 for 0."""
+        """Replace d by the sign of d + eps; the sign of 0 is 0."""
         bias_sbuf = self.eps_sbuf[0 : piece.shape[0], :]
         nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
 
 
 @dataclass(frozen=True)
 class CountOfMaximum:
-    """The statistic that counts how often the maximum of a row occurs; the statistic before it must be the maximum."""
+    """The statistic that counts how often the maximum of a row occurs. The statistic before it must be the maximum."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Add up the counts of those runs (ranges of columns) of a row whose maximum is the maximum of the row."""
+        """Add up the counts of the runs (ranges of columns) of a row whose maximum is the maximum of the row."""
         counts_sbuf = runs_sbuf[-1]
         chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -188,8 +191,8 @@ class CountOfMaximum:
 class Chebyshev:
     """The norm for p = infinity: the largest magnitude.
 
-    For differences d, its derivative is sign(d + eps) at the elements of the largest magnitude, divided by
-    the number of such elements, and 0 elsewhere.
+    Its derivative is sign(d + eps) at the elements of the largest magnitude, divided by the number of such elements,
+    and 0 elsewhere.
 
     Attributes:
         eps: the number that is added to differences.
@@ -201,21 +204,20 @@ class Chebyshev:
     keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Compute the largest abs(d + eps) of each short row, or of each run of a long row, and how often it occurs
-        there.
+        """Compute the largest |d + eps| of each row and the number of its occurrences.
 
-        d are the differences in ``difference_sbuf``; a run is a range of columns.
+        A long row has one such pair for each run (range of columns).
         """
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         piece.take_maximum(first, difference_sbuf)
         piece.count_equal(first + 1, difference_sbuf, piece.numbers_sbuf[first])
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the largest magnitude."""
+        """Return the largest magnitude of each row."""
         return statistics_sbuf[0]
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return 1 / the number of elements that have the largest magnitude."""
+        """Return 1 over the number of elements that have the largest magnitude."""
         return inverse_or_zero(statistics_sbuf[1])
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -223,7 +225,7 @@ class Chebyshev:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute sign(d + eps) where abs(d + eps) is the distance, else 0."""
+        """Replace d by sign(d + eps) where |d + eps| is the distance, else by 0."""
         if number_sbuf is None:
             raise TypeError("the derivative of a maximum takes the distance")
         magnitude_sbuf = piece.float32()
@@ -243,14 +245,14 @@ class Chebyshev:
 class Minkowski:
     """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
 
-    Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. Logarithms are documented on
-    [2^-64, 2^64]. Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite.
-    Shares |d + eps| / distance below 2^-64 count as 2^-64, too.
+    Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. NKI documents logarithms on [2^-64,
+    2^64]. Smaller magnitudes, also 0, count as 2^-64; larger ones make the distance infinite. Quotients |d + eps| /
+    distance below 2^-64 count as 2^-64, too.
 
     Attributes:
-        p: exponent of the norm.
+        p: the exponent of the norm.
         eps: the number that is added to differences.
-        eps_sbuf: the same number in each partition, float32 [128, 1].
+        eps_sbuf: eps in each partition, float32 [128, 1].
     """
 
     p: float
@@ -261,7 +263,7 @@ class Minkowski:
     keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add abs(d + eps)^p to the sum of each row, for differences d."""
+        """Add |d + eps|^p to the sum of each row."""
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         take_logarithm(difference_sbuf)
         piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
@@ -277,11 +279,11 @@ class Minkowski:
         return compared(distance_sbuf, nl.not_equal, 0.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return 1 / distance, by which :meth:`derivative` multiplies the magnitudes."""
+        """Return 1 / distance, which multiplies the magnitudes in :meth:`derivative`."""
         return inverse_or_zero(distance_sbuf)
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute sign(d + eps) (|d + eps| / distance)^(p - 1), for differences d.
+        """Replace d by sign(d + eps) (|d + eps| / distance)^(p - 1).
 
         The power of the quotient, unlike separate powers of magnitude and distance, neither overflows nor vanishes.
         """
@@ -302,7 +304,7 @@ class Minkowski:
 
 
 def norm_of(p: float, eps: float) -> Norm:
-    """Return the norm for an exponent p of at least 1, with its constant eps in SBUF if it needs that."""
+    """Return the norm for an exponent p of at least 1; if the norm needs eps in SBUF, eps is written there."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -313,41 +315,39 @@ def norm_of(p: float, eps: float) -> Norm:
 
 
 def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of tensors whose distances the loss uses, by the numbers of the tensors: anchor and positive,
-    anchor and negative, and for ``swap`` also positive and negative.
+    """Return the pairs of tensors whose distances the loss uses, as numbers of tensors.
+
+    They are anchor and positive, anchor and negative, and for ``swap`` also positive and negative.
     """
     return PAIRS if swap else PAIRS[:2]
 
 
 def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
-    """Return the numbers of the pairs that contain one of the ``wanted`` tensors: the gradient of a tensor is computed
-    from the derivatives of the distances of its pairs.
-    """
+    """Return the numbers of the pairs that contain one of the ``wanted`` tensors, whose gradients are requested."""
     return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
 
 
 def needed_tensors(wanted: tuple[int, ...], swap: bool) -> tuple[int, ...]:
-    """Return the numbers of the tensors of the pairs from :func:`needed_pairs`."""
+    """Return the numbers of the tensors of the pairs that the gradients of the ``wanted`` tensors need."""
     return tuple(sorted({tensor for number in needed_pairs(wanted, swap) for tensor in PAIRS[number]}))
 
 
 def num_coefficients(p: float, swap: bool) -> int:
     """Return the number of coefficients that the forward keeps for each row.
 
-    There is one for each distance; for a p other than 1 and 2 another one, a function of the distance that its
-    derivative needs.
+    There is one coefficient for each distance, and for a p other than 1 and 2 one row scalar for each distance.
     """
     return len(pairs_of(swap)) * (1 if p in (1.0, 2.0) else 2)
 
 
 def forward_tiles(swap: bool) -> int:
-    """Return the number of float32 tiles that a piece takes in the forward: one for the difference of each pair."""
+    """Return the number of float32 tiles that a piece needs in the forward: one for the difference of each pair."""
     return len(pairs_of(swap))
 
 
 def backward_tiles(swap: bool) -> int:
-    """Return half of the number of float32 tiles that two pieces use in the backward.
+    """Return half of the number of float32 tiles that two pieces need in the backward.
 
-    A piece uses two for each pair of tensors, and two for each gradient that is a sum of two terms.
+    A piece needs two tiles for each pair of tensors, and two for each gradient that is a sum of two terms.
     """
     return 6 if swap else 4

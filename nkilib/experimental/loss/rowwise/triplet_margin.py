@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The triplet margin loss: its definition in instructions, and its kernels, to be launched or called from NKI code.
+"""The triplet margin loss: its definition in instructions, and its kernels, as plain functions to call from NKI code.
 
-A row should be nearer to its positive example than to its negative one by a margin. With anchor a, positive example p,
-negative example n and distance d, the loss is ``max(0, margin + d(a, p) - d(a, n))``,
+An anchor should be nearer to its positive example than to its negative example by a margin. With anchor a, positive
+example p, negative example n and distance d, the loss is ``max(0, margin + d(a, p) - d(a, n))``,
 ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller of d(a, n) and d(p, n) replaces d(a, n).
-Distances and their derivatives are in ``triplet_distances.py``.
+Distances and their derivatives are in :mod:`.triplet_distances`; each distance is that of a pair of tensors, and pairs
+and tensors are identified by numbers. A *piece* is the part of a tile of rows that is processed at a time.
 
 The gradients are computed from differences of the tensors, which the backward recomputes, not from products with the
-tensors; so nothing cancels that does not cancel in the reference too. The forward returns the coefficients of the
-gradients, one for each row and distance, such as 1 / d(a, p) where the loss is not 0.
+tensors, so that no more cancels than in the reference. The forward returns the coefficients of the gradients, one for
+each row and distance, such as 1 / d(a, p) where the loss is not 0.
 """
 
 from __future__ import annotations
@@ -63,18 +64,16 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TripletFactors:
-    """The factors by which the derivatives of distances are multiplied, for each row: float32 [partitions, rows]
-    each.
-
-    A distance is that of a pair of tensors, see :mod:`.triplet_distances`.
+    """The factors that multiply the derivatives of distances in the gradients, for each row: float32 [partitions,
+    rows].
 
     Attributes:
-        of_first, of_second: for each distance by number, the factor of its derivative in the gradient of the first, and
-            of the second, tensor of its pair.
+        of_first, of_second: for each distance by number, the factor of its derivative in the gradients of the first and
+            of the second tensor of the pair.
         row_scalars_sbuf: for each distance by number, the result of :meth:`.triplet_distances.Norm.row_scalar`; empty
             if derivatives need none.
         biases_sbuf: for each tensor, the sum of offset * factor over the terms of its gradient, where the offset is
-            that of the norm's derivative.
+            :attr:`.Norm.derivative_offset`.
     """
 
     of_first: list[nl.NkiTensor]
@@ -83,12 +82,12 @@ class TripletFactors:
     biases_sbuf: dict[int, nl.NkiTensor]
 
     def of(self, number: int, tensor: int) -> nl.NkiTensor:
-        """Return the factor of distance ``number`` in the gradient of a tensor of its pair."""
+        """Return the factor of distance number ``number`` in the gradient of tensor number ``tensor``."""
         return (self.of_first if PAIRS[number][0] == tensor else self.of_second)[number]
 
 
 def _difference_of_pair(piece: Piece, number: int) -> nl.NkiTensor:
-    """Return the difference of the two tensors of pair ``number``, rounded once.
+    """Return the difference of the two tensors of pair number ``number``, float32.
 
     GpSimd computes the difference of the second pair, because Vector alone would take longer than the loads.
     """
@@ -102,9 +101,8 @@ def _difference_of_pair(piece: Piece, number: int) -> nl.NkiTensor:
 
 
 def _share_of_first(first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the factor of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are equal.
-
-    PyTorch uses the same factors.
+    """Return the factor of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are equal, as
+    in PyTorch.
     """
     is_less_sbuf = combined(first_sbuf, second_sbuf, nl.less)
     is_equal_sbuf = combined(first_sbuf, second_sbuf, nl.equal)
@@ -117,8 +115,8 @@ class Triplet:
 
     Attributes:
         norm: the norm that gives the distances.
-        margin: the amount by which the distance to the negative example should exceed that to the positive one.
-        swap: whether d(positive, negative) replaces d(anchor, negative) where it is smaller.
+        margin: the amount by which d(anchor, negative) should exceed d(anchor, positive).
+        swap: whether d(anchor, negative) is replaced by d(positive, negative) where the latter is smaller.
     """
 
     norm: Norm
@@ -127,29 +125,24 @@ class Triplet:
 
     @property
     def forward_tiles(self) -> int:
-        """The number of float32 tiles that a piece takes in the forward; see
-        :func:`.triplet_distances.forward_tiles`.
-        """
+        """The number of float32 tiles that a piece needs in the forward."""
         return forward_tiles(self.swap)
 
     @property
     def backward_tiles(self) -> int:
-        """Half the number of float32 tiles that two pieces use in the backward; see
-        :func:`.triplet_distances.backward_tiles`.
-        """
+        """Half the number of float32 tiles that two pieces need in the backward."""
         return backward_tiles(self.swap)
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics that the norm needs, for each pair of tensors with a distance."""
+        """The statistics of the norm, for each pair of tensors."""
         return self.norm.statistics * len(pairs_of(self.swap))
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of the needed tensors; see :func:`.triplet_distances.needed_tensors`."""
         return needed_tensors(wanted, self.swap)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Compute the difference of each pair of tensors with a distance."""
+        """Return the difference of each pair of tensors."""
         return tuple(_difference_of_pair(piece, number) for number in range(len(pairs_of(self.swap))))
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
@@ -158,8 +151,9 @@ class Triplet:
             self.norm.accumulate(piece, number * len(self.norm.statistics), difference_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, and as coefficients the signed factor of each distance's derivative and, if
-        the norm keeps them, the row scalars.
+        """Return the loss of each row, and the coefficients for the backward.
+
+        The coefficients are the signed factor of each distance's derivative and, if the norm keeps row scalars, these.
         """
         size = len(self.norm.statistics)
         parts = [statistics_sbuf[start : start + size] for start in range(0, len(statistics_sbuf), size)]
@@ -191,16 +185,16 @@ class Triplet:
         return factors
 
     def _bias(self, factors_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the sum of offset * factor over the terms of a gradient; the offset is
-        :attr:`.Norm.derivative_offset`.
-        """
+        """Return the sum over a gradient's terms of the factor times :attr:`.Norm.derivative_offset`."""
         total_sbuf, *others = (scaled(factor_sbuf, self.norm.derivative_offset) for factor_sbuf in factors_sbuf)
         for factor_sbuf in others:
             total_sbuf = combined(total_sbuf, factor_sbuf, nl.add)
         return total_sbuf
 
     def gradients(self, piece: Piece, factors: TripletFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Compute the gradient of each tensor, the sum of the derivatives of its distances times their factors."""
+        """Write the gradient of each tensor, the sum of the derivatives of its distances times their factors, to
+        ``dst_sbuf``.
+        """
         offset, derivatives = self.norm.derivative_offset, {}
         for number in needed_pairs(tuple(dst_sbuf), self.swap):
             derivatives[number] = _difference_of_pair(piece, number)
@@ -250,21 +244,21 @@ def triplet_margin_loss_forward(
     Dimensions:
         N: rows, N > 0.
         D: elements of a row, D > 0.
-        K: coefficients of a row: one for each distance, of which there are 2, or 3 with ``swap``; two for each
-            if p is not 1 or 2.
+        K: coefficients of a row: 2, or 3 with ``swap`` (one for each distance), and twice as many if p is not 1 or 2.
 
     Args:
         anchor_hbm, positive_hbm, negative_hbm: [N, D], each bfloat16, float16 or float32, in HBM.
-        margin: the amount by which the distance to the negative should exceed that to the positive.
-        p: exponent of the norm, at least 1, also infinity; 1, 2 and infinity are faster and more accurate than others.
-        eps: added to every difference.
-        swap: whether to use the smaller of d(anchor, negative) and d(positive, negative) in place of the
-            former.
+        margin: the amount by which d(anchor, negative) should exceed d(anchor, positive).
+        p: the exponent of the norm, at least 1, also infinity; 1, 2 and infinity are faster and more accurate than
+            other values.
+        eps: the number that is added to every difference.
+        swap: whether to replace d(anchor, negative) by the smaller of d(anchor, negative) and d(positive, negative).
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
         coefficients_wanted: whether to return the coefficients that the backward takes.
-        dtype: type of the losses for ``"none"``; None: the type of the anchor.
+        dtype: the type of the losses for ``"none"``; None: the type of the anchor.
         columns: the number of columns of a chunk of a row; None: chosen from shape and types.
-        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen.
+        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen from
+            shape and types.
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
@@ -324,14 +318,16 @@ def triplet_margin_loss_backward(
     Args:
         anchor_hbm, positive_hbm, negative_hbm, p, eps, swap, reduction: the arguments of the forward.
         coefficients_hbm: [K, N], float32, the second result of the forward.
-        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
-        grad_anchor_wanted, grad_positive_wanted, grad_negative_wanted: flags of the gradients to compute, at least one.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else [1], float32, read
+            on the device.
+        grad_anchor_wanted, grad_positive_wanted, grad_negative_wanted: whether to compute each gradient; at least one
+            is True.
         inplace: write the gradient of the anchor over ``anchor_hbm``; else into a new tensor.
         columns, each, buffers: see :func:`triplet_margin_loss_forward`.
 
     Returns:
-        grad_anchor_hbm, grad_positive_hbm, grad_negative_hbm: the wanted gradients, each in shape and type of
-            its tensor; with ``inplace`` the first is ``anchor_hbm``.
+        grad_anchor_hbm, grad_positive_hbm, grad_negative_hbm: the requested gradients, each in shape and type of its
+            tensor; with ``inplace`` the first is ``anchor_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

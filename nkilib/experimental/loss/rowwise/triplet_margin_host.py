@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The host side of the triplet margin loss: its registry entry, and its float64 reference with bounds on the error of
-the kernels.
-"""
+"""The host side of the triplet margin loss: its registry entry, and its float64 reference with bounds on the errors."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ _LOG: Final = 4.9
 
 
 def error_of_another_norm(p: float) -> TermError:
-    """Return the error of the triplet loss for a p other than 1, 2 and infinity.
+    """Return the error bound of the triplet loss for a p other than 1, 2 and infinity.
 
     It includes the errors of two distances and of their sums with the margin.
     """
@@ -66,11 +64,11 @@ _NAMES = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True)
 class _Distance:
-    """The distances of the rows of a pair of tensors, and their derivatives.
+    """The distances between the rows of two tensors, and their derivatives.
 
     Attributes:
         value: the distances, [N], and their errors.
-        derivative: the derivatives with respect to the first tensor of the pair, [N, D].
+        derivative: the derivatives with respect to the first tensor, [N, D].
     """
 
     value: Derived
@@ -78,13 +76,13 @@ class _Distance:
 
 
 def _scaled_log(sums: Float64Array) -> Float64Array:
-    """Return abs(log S') for sums S, where S' is S times the power of two that brings it into [2^-62, 2^62]."""
+    """Return |log S'|, where S' is the sum S times the power of two that brings it into [2^-62, 2^62]."""
     logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
     return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
 
 
 def _smaller(first: Derived, second: Derived) -> Derived:
-    """Return the smaller of two distances, with the larger of their two relative errors."""
+    """Return the smaller of two distances, with the larger of the two relative errors."""
     value = np.minimum(first.value, second.value)
 
     def larger(left: Float64Array, right: Float64Array) -> Float64Array:
@@ -97,7 +95,7 @@ def _smaller(first: Derived, second: Derived) -> Derived:
 
 @dataclass(frozen=True)
 class TripletReference:
-    """The reference, ``F.triplet_margin_loss(..., reduction="none")`` in float64.
+    """The float64 reference, ``F.triplet_margin_loss(..., reduction="none")``.
 
     Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps).
     The error of the p-norm of D differences, summed with n consecutive additions, is the sum of these parts:
@@ -127,21 +125,22 @@ class TripletReference:
 
     @property
     def stated(self) -> TermError:
-        """The error that the guarantee of the loss states for this p."""
+        """The error that the guarantee states for this p."""
         return ERRORS.get(self.p) or error_of_another_norm(self.p)
 
     def value(self, tensors: Tensors) -> Derived:
         """Return the losses max(0, margin + near - far) and their errors.
 
-        near and far are the distances of the anchor to the positive and to the negative example.
+        near and far are the distances of the anchor from the positive and from the negative example.
         """
         open_ = self._open(self._distances(tensors, CORRECT))
         return open_._replace(value=np.maximum(open_.value, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients and their errors: for each tensor the signed sum of the derivatives of its distances.
+        """Return the gradients and their errors. The gradient of a tensor is the signed sum of the derivatives of the
+        distances from it.
 
-        An error is infinite where rounding may decide on which side of 0 the loss is, or which distance is the smaller.
+        An error is infinite where rounding may decide whether the loss is 0, or which distance is the smaller one.
         """
         distances = self._distances(tensors, functions)
         open_ = self._open(distances).exact(functions)
@@ -168,7 +167,7 @@ class TripletReference:
         return derivatives
 
     def _open(self, distances: list[_Distance]) -> Derived:
-        """Return margin + near - far, the losses before they are clipped at 0, from the distances near and far."""
+        """Return margin + near - far, the losses before they are clipped at 0."""
         near, far, *swapped = (distance.value for distance in distances)
         if swapped:
             far = _smaller(far, swapped[0])
@@ -224,10 +223,16 @@ class TripletReference:
         return _Distance(distance, self._share(d, error, distance, functions))
 
     def _share(self, d: Float64Array, error: Float64Array, of: Derived, functions: FunctionErrors) -> Exact:
-        """Return sign(d) (abs(d) / distance)^(p - 1), the derivative of the distance ``of`` with respect to the
-        difference d, and its error.
+        """Return sign(d) (|d| / distance)^(p - 1), the derivative of a distance with respect to the difference d, and
+        its error.
 
-        ``error`` is the error of d. The error of the result is infinite if float32 may lose d or the distance.
+        The error is infinite if float32 may lose d or the distance.
+
+        Args:
+            d: the differences, [N, D].
+            error: the errors of ``d``.
+            of: the distances.
+            functions: the errors of the activation functions.
         """
         distance, exponent = np.maximum(of.value, SMALLEST_NORMAL)[:, None], self.p - 1.0
         share = np.clip(np.abs(d) / distance, 1.0 / LIMIT_OF_LOG, None)

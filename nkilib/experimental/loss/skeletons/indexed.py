@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of losses that read the element at a target: positions in batches, their elements and upstream
-gradients.
+"""The common part of losses that read the element at a target: positions in batches, elements and upstream gradients.
 
-Such losses are negative log-likelihood and the multi-class margin loss.
+These losses are the negative log-likelihood and the multi-class margin loss.
 
-:class:`Shape` is the shape of the input. :func:`blocks_of` and :func:`batches_of_block` divide it into :class:`Block`
-and :class:`PositionBatch`. :class:`ElementFinder` computes the indices of the :class:`TargetElements` of a batch, and
-:class:`IndexedUpstream` loads its upstream gradients. :func:`size_of` is for registry entries.
+:class:`Shape` is the shape of the input. :func:`blocks_of` and :func:`batches_of_block` divide the input into
+:class:`Block` and :class:`PositionBatch`. :class:`ElementFinder` computes the indices of the :class:`TargetElements` of
+a batch, and :class:`IndexedUpstream` loads the upstream gradients of a batch. :func:`size_of` is for registry entries.
 
 A position is one of the D places of one of the N rows of an input [N, C, D]; D is the product of all dimensions after
-the classes, or 1. A batch is the positions that are processed at a time, one per partition. They lie along N, at one
-place of adjacent rows, or along D, at adjacent places of one row, whichever is longer: the index of an element is then
-affine in the partition, except for its class.
+the classes, or 1. A batch is the positions that are processed at a time, one per partition. The positions of a batch
+lie along N, at one place of adjacent rows, or along D, at adjacent places of one row, whichever is longer: the index of
+an element is then affine in the partition, except for its class.
 
-An invalid target must not touch another element. Therefore each target is clamped to the range of classes. If that
-changes a target that is not ``ignore_index``, ``INDEX_LIMIT`` is added to the index of its element, which is then
-outside the tensor, and the DMA engine reports it.
+An invalid target must not touch another element. Therefore each target is clamped to the range of classes. If clamping
+changes a target that is not ``ignore_index``, ``INDEX_LIMIT`` is added to the index of the element. The index is then
+out of range, which the DMA engine reports.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Shape:
 
     @classmethod
     def of(cls, shape: tuple[int, ...]) -> Shape:
-        """Return the shape for an input [N, C] or [N, C, d1, ...]; without further dimensions there is one place."""
+        """Return the shape of an input [N, C] or [N, C, d1, ...]."""
         places = 1
         for size in shape[2:]:
             places *= size
@@ -59,17 +58,15 @@ class Shape:
 
     @property
     def is_along_rows(self) -> bool:
-        """Whether the positions of a batch are at one place of adjacent rows (along N), instead of at adjacent places
-        of one row.
-        """
+        """Whether the positions of a batch lie along N (at one place of adjacent rows), instead of along D."""
         return self.rows >= min(self.places, PARTITIONS)
 
     @property
     def rows_of_block(self) -> int:
-        """The number of rows in a block, whose positions are all processed by one core.
+        """The number of rows of a block.
 
-        It is the largest number whose elements have int32 indices, and at most half of all rows, so that there is a
-        block for each of two cores.
+        The number is the largest for which all elements of a block have int32 indices, and at most half of all rows, so
+        that each of two cores has a block.
         """
         if not self.is_along_rows:
             return 1
@@ -97,15 +94,15 @@ class Block:
 
 @dataclass(frozen=True)
 class PositionBatch:
-    """Positions that the kernel processes at a time.
+    """The positions that a kernel processes at a time.
 
     Attributes:
         number: the number of the batch among all batches of the launch.
         block: the block that contains the positions.
-        place: the place of the first position in its row; this row is the first one of the block.
+        place: the place of the first position in its row.
         positions: the number of positions.
-        is_along_rows: whether the positions lie at one place of adjacent rows; else they lie at adjacent places
-            of one row.
+        is_along_rows: whether the positions lie at one place of adjacent rows, instead of at adjacent places of one
+            row.
     """
 
     number: int
@@ -115,7 +112,7 @@ class PositionBatch:
     is_along_rows: bool
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of these positions in a tensor [N, D], as a view [positions, 1]."""
+        """Return the elements of a tensor [N, D] at these positions, as a view [positions, 1]."""
         first = self.block.first
         if self.is_along_rows:
             return tensor_hbm[first : first + self.positions, self.place : self.place + 1]
@@ -131,7 +128,7 @@ def blocks_of(shape: Shape) -> list[Block]:
 
 
 def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
-    """Return all batches of a block; their numbers continue those of the previous block."""
+    """Return the batches of a block; their numbers continue those of the previous block."""
     if shape.is_along_rows:
         first = block.number * shape.places
         return [PositionBatch(first + place, block, place, block.rows, True) for place in range(shape.places)]
@@ -164,26 +161,29 @@ class TargetElements:
     weight_sbuf: nl.NkiTensor
 
     def gathered(self, block_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Gather the elements from the rows of their block, [rows * elements of a row], in the type of the tensor."""
+        """Return the elements at the targets, [positions, 1], gathered from the rows of their block.
+
+        Args:
+            block_hbm: the rows of the block, [rows * elements of a row].
+        """
         positions = self.index_sbuf.shape[0]
         elements_sbuf = nl.ndarray((positions, 1), dtype=block_hbm.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=elements_sbuf, src=vector_elements(block_hbm, self.index_sbuf))
         return elements_sbuf
 
     def counted(self, elements_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the elements in float32, with 0 for ignored targets, whatever their elements are."""
+        """Return the elements in float32, with 0 for ignored targets."""
         return selected(cast(elements_sbuf, nl.float32), self.counts_sbuf)
 
 
 @dataclass(frozen=True)
 class ElementFinder:
-    """The constants from which the indices of target elements are computed, once for all batches of a core: int32 tiles
-    [128, 1].
+    """The constants for the indices of target elements, computed once for all batches of a core: int32 tiles [128, 1].
 
     Attributes:
         shape: the shape of the input.
         targets_hbm: the targets, int32 [N, D].
-        class_weight_hbm: the class weights, float32 [C]; None for 1.
+        class_weight_hbm: the class weights, float32 [C]; None for weights of 1.
         start_sbuf: the index of the element of class 0 at each position of a batch, relative to the batch's first
             position.
         places_sbuf: the number of places, D.
@@ -206,7 +206,7 @@ class ElementFinder:
     def make(
         cls, shape: Shape, targets_hbm: nl.NkiTensor, class_weight_hbm: nl.NkiTensor | None, ignore_index: int | None
     ) -> ElementFinder:
-        """Compute the constants for all batches of a core; without an ``ignore_index`` every target is valid."""
+        """Compute the constants; with ``ignore_index`` None, every target is valid."""
         rows = min(PARTITIONS, shape.rows_of_block if shape.is_along_rows else shape.places)
         return cls(
             shape,
@@ -221,8 +221,9 @@ class ElementFinder:
         )
 
     def find(self, batches: list[PositionBatch]) -> list[TargetElements]:
-        """Return the target elements of some batches. All their targets are loaded before the first index is
-        computed.
+        """Return the target elements of each of the batches.
+
+        The targets of all batches are loaded before the first index is computed.
         """
         targets = [self._targets(batch) for batch in batches]
         return [self._elements(batch, targets_sbuf) for batch, targets_sbuf in zip(batches, targets, strict=True)]
@@ -267,8 +268,8 @@ class IndexedUpstream:
     """The upstream gradients of the losses.
 
     Attributes:
-        grad_hbm: the upstream gradient of each loss, [N, D]; or that of their sum or mean, float32 [1].
-        total_weight_hbm: float32 [1], by which the gradient of a mean is divided; None if it is not divided.
+        grad_hbm: the upstream gradient of each loss, [N, D]; or of the sum or mean of the losses, float32 [1].
+        total_weight_hbm: float32 [1], the divisor of the gradient of a mean; None for no divisor.
         is_each: whether there is a gradient for each loss.
     """
 
@@ -279,7 +280,7 @@ class IndexedUpstream:
     def uniform(self) -> nl.NkiTensor | None:
         """Return the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its own.
 
-        It is loaded on the device; the host reads no value.
+        The value is read on the device.
         """
         if self.is_each:
             return None
@@ -305,9 +306,9 @@ class IndexedUpstream:
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, bool | float | str | None]) -> TensorSize:
-    """Return the size of a tensor of a launch on an input [N, C].
+    """Return the size of a tensor of a launch on an input [N, C], by the tensor's name.
 
-    There is one target per row; the upstream gradient and other tensors of a mean are scalars.
+    There is one target per row. Tensors other than input and targets are scalars, as for a mean.
     """
     if tensor == "targets":
         return TensorSize(shape[:1], "int32")

@@ -4,6 +4,6 @@
 """Softmax along an axis that is not the last one, on columns of tensors [O, C, I].
 
 ``forward`` and ``backward`` have the entry points and their arithmetic, ``plan`` the segments, windows and layouts,
-``layouts`` the ways of items on chip and of results back, and ``pipeline`` the loop and the order of its steps. For
-short axes, ``short`` has forward and backward, and ``short_plan`` their windows and pieces.
+``layouts`` the loads and stores in each layout, and ``pipeline`` the loop and the order of its steps. For short axes,
+``short`` has forward and backward, and ``short_plan`` their windows and pieces.
 """

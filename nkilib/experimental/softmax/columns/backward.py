@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of softmax along an axis that is not the last one, on columns of tensors [O, C, I] like the forward.
+"""The gradient of softmax along an axis that is not the last one, on columns of tensors [O, C, I].
 
 With y the output of the forward, dy the gradient of y, dx the gradient of the input, and s the sum over a column of dy
-(log-softmax) or of y dy (softmax), in float32, which is the sum of the segments' sums,
+(log-softmax) or of y dy (softmax), in float32,
 
     log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 
-If the Tensor engine transposes dy and y into PSUM, an instruction reads one of them from there; the other one goes
-through SBUF, as exp(y) or unchanged.
+:mod:`.plan` defines window, strip, segment, part and item: a *segment* is a range of elements of every column, a
+*strip* up to 128 columns, one per partition, a *window* the strips that are loaded together, and an *item* one segment
+of one strip. s is the sum of the segments' sums. The first pass over a window computes s, the second dx. If the Tensor
+engine transposes dy and y into PSUM, an instruction reads only one of them from there; the other one goes through SBUF,
+as exp(y) or unchanged.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ _BANKS = 2
 
 @dataclass(frozen=True)
 class WindowSums:
-    """The sums of the columns of a window in float32, of the quantity that the module sums to s.
+    """The sums s of the columns of a window, float32.
 
     Attributes:
-        sums_sbuf: the sums of the segments of columns, negative for log-softmax, [columns, strips, segments].
-        row_sum_sbuf: s, negative for log-softmax, [columns, strips]; for one segment, a view of ``sums_sbuf``.
+        sums_sbuf: the sums of the segments, negated for log-softmax, [columns, strips, segments].
+        row_sum_sbuf: s, negated for log-softmax, [columns, strips]; for one segment, a view of ``sums_sbuf``.
     """
 
     sums_sbuf: nl.NkiTensor
@@ -57,9 +60,7 @@ class WindowSums:
 
     @classmethod
     def make(cls, strips: int, segments: int) -> WindowSums:
-        """Allocate the tiles for a window with this number of strips, and columns with this number of segments.
-        Partitions without a column hold the sum 0.
-        """
+        """Allocate the tiles for a window of ``strips`` strips and columns of ``segments`` segments; all sums are 0."""
         partitions = nl.tile_size.pmax
         sums_sbuf = nl.ndarray((partitions, strips, segments), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
@@ -70,20 +71,21 @@ class WindowSums:
 
 @dataclass
 class BackwardArithmetic:
-    """The arithmetic of both passes of the backward (:class:`.pipeline.Arithmetic`). Among the views of an item, view 0
-    is dy and view 1 is y.
+    """The arithmetic of both passes of the backward (:class:`.pipeline.Arithmetic`).
+
+    The methods get the views of an item by number: view 0 is dy and view 1 is y.
 
     Attributes:
         kind: softmax or log-softmax.
         segments: the number of segments of a column.
         in_psum: whether the views are in PSUM.
-        kept: the copies of y in SBUF that wait for the second pass, used round-robin; empty if the second pass copies y
-            again.
-        copies_sbuf: the tiles of exp(y) for log-softmax, used round-robin; for softmax that keeps nothing, copies of y,
-            one half of the tiles for the first pass and the other half for the second.
-        scratch_sbuf: a tile for values of which only the sum is used.
-        windows: the sums of the windows in flight, by the number of the window.
-        taken: the number of tiles that each :class:`.Phase` has used, by its value.
+        kept: the tiles, used round-robin, for copies of y that wait in SBUF for the second pass; empty if the second
+            pass copies y again.
+        copies_sbuf: for log-softmax, the tiles for exp(y), used round-robin; for softmax that keeps nothing, tiles for
+            copies of y, one half for the first pass and one half for the second.
+        scratch_sbuf: a tile for outputs that are not used, of instructions whose sums are used.
+        windows: the sums of the windows that are being processed, by the number of the window.
+        taken: the number of tiles that each :class:`.Phase` has used, by the value of the phase.
     """
 
     kind: Kind
@@ -99,8 +101,15 @@ class BackwardArithmetic:
     def make(
         cls, kind: Kind, segments: int, longest: int, dtype: nl.DType, in_psum: bool, kept: int
     ) -> BackwardArithmetic:
-        """Allocate the tiles for segments of at most ``longest`` elements; ``dtype`` is the type of y, and ``kept`` the
-        number of copies of y that can wait for the second pass.
+        """Allocate the tiles.
+
+        Args:
+            kind: softmax or log-softmax.
+            segments: the number of segments of a column.
+            longest: the maximum number of elements of a segment.
+            dtype: the type of y.
+            in_psum: whether the views of items are in PSUM.
+            kept: the number of copies of y that can wait for the second pass.
         """
         shape = (nl.tile_size.pmax, longest)
         copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
@@ -110,17 +119,13 @@ class BackwardArithmetic:
         return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Issue the copy of an item's y from PSUM to SBUF, for softmax. Nothing is copied for log-softmax, or if y is
-        in SBUF.
-        """
+        """Copy y of an item from PSUM to SBUF, for softmax with y in PSUM; otherwise do nothing."""
         if self.kind is Kind.SOFTMAX and self.in_psum:
             tiles = self.kept or self.copies_sbuf[:_COPIES]
             nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute the sum of an item: the part of s (see the module) that comes from its segment, negative for
-        log-softmax.
-        """
+        """Compute the sum of an item's segment, negated for log-softmax."""
         columns, number = item.strip.columns, item.segment.number
         sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.strip.number, number : number + 1]
         scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
@@ -147,9 +152,7 @@ class BackwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """Compute s of all columns of a group's strips, as the sum of the sums of their segments. There is only one
-        ``stage``.
-        """
+        """Compute s of the columns of a group of strips, as the sum of their segments' sums."""
         if self.segments == 1:
             return
         of_window = self._of_window(group.window)
@@ -158,8 +161,8 @@ class BackwardArithmetic:
         nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(y) of an item, for log-softmax; for softmax, copy y from PSUM to SBUF unless the first pass kept
-        its copy.
+        """Compute exp(y) of an item for log-softmax; for softmax, copy y from PSUM to SBUF if the first pass kept no
+        copy.
         """
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
@@ -167,7 +170,7 @@ class BackwardArithmetic:
             nisa.activation(dst=self._next(self.copies_sbuf[_COPIES:], 2, item), op=nl.copy, data=views[1])
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the gradient dx of an item into ``dst_sbuf``, which may be the tile of dy."""
+        """Write the gradient dx of an item to ``dst_sbuf``, which may be the tile of dy."""
         strip = item.strip.number
         row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.strip.columns, strip : strip + 1]
         if self.kind is Kind.LOG_SOFTMAX:
@@ -192,7 +195,6 @@ class BackwardArithmetic:
             self.windows.pop(item.window.number)
 
     def _next(self, tiles: list[nl.NkiTensor], phase: int, item: Item) -> nl.NkiTensor:
-        """Return the view for an item of the tile that a phase uses next; ``tiles`` are used round-robin."""
         self.taken[phase] += 1
         return tiles[self.taken[phase] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
@@ -205,7 +207,7 @@ class BackwardArithmetic:
 def backward_loop(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of a core's loop for the backward. It is for columns that are not short (:func:`.is_short`)."""
+    """Return the plan of a core's backward loop, for columns that are not short (:func:`.is_short`)."""
     tensors = ColumnTensors(
         shape,
         read=(dtypes.grad, dtypes.output),
@@ -237,14 +239,14 @@ def backward_loop(
 def backward_of_columns(
     grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None
 ) -> None:
-    """Compute the gradients of the columns of this core.
+    """Compute the gradients of the columns that this core processes.
 
     Args:
         grad_hbm: dy, [O, C, I], with I at least 2.
         output_hbm: y, [O, C, I].
         grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
         kind: softmax or log-softmax.
-        chunk_size: the argument of the kernel, which bounds the elements of a segment.
+        chunk_size: the kernel's argument, which bounds the elements of a segment.
     """
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     if is_short(grad_hbm.shape[1], dtypes, chunk_size):

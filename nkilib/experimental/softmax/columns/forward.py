@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of softmax along an axis that is not the last one: columns of tensors [O, C, I].
+"""Softmax and log-softmax along an axis that is not the last one, on columns of tensors [O, C, I].
 
-Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, processed like
-rows, and transposed back. Columns that do not fit on chip are read twice. Columns of a short axis are not transposed:
-:mod:`.short` processes them. For items and segments see :mod:`.plan`.
+:mod:`.plan` defines window, strip, segment and item: a *segment* is a range of elements of every column, a *strip* up
+to 128 columns, one per partition, a *window* the strips that are loaded together, and an *item* one segment of one
+strip. An item of up to 1,024 elements per column is brought on chip so that a column lies along a partition, processed
+like rows, and transposed back. The first pass over a window computes its statistics, the second the results. Columns
+that do not fit on chip are read twice. Columns of a short axis are not transposed: :mod:`.short` processes them.
 
-For segment k of a column x let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m
-the maximum of the m_k and d = sum of s_k exp(m_k - m),
+For segment k of a column x let m_k be the maximum of the segment, clamped to finite numbers, and s_k the sum of exp(x -
+m_k) over the segment. With m the maximum of the m_k and d = sum of s_k exp(m_k - m),
 
     log-softmax = (x - m) - log d        softmax = exp(x - m_k) * (exp(m_k - m) / d),
 
@@ -52,14 +54,14 @@ _BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """The statistics of the columns of a window, float32; the module defines m_k, s_k, m and d.
+    """The statistics of the columns of a window, float32; the head of the module defines m_k, s_k, m and d.
 
     Attributes:
         neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, strips, segments].
-        row_neg_max_sbuf, row_sum_sbuf: -m, and d, then log d for log-softmax, [columns, strips]; for one segment, views
-            of the other tiles.
-        factors_sbuf: exp(m_k - m) / d, [columns, strips, segments], which softmax needs; before that m_k - m and
-            exp(m_k - m), for several segments.
+        row_neg_max_sbuf, row_sum_sbuf: -m and d (log-softmax replaces d by log d), [columns, strips]; for one segment,
+            views of the other tiles.
+        factors_sbuf: the factors of softmax, exp(m_k - m) / d, [columns, strips, segments]; earlier stages keep m_k - m
+            and exp(m_k - m) there.
     """
 
     neg_max_sbuf: nl.NkiTensor
@@ -70,7 +72,8 @@ class WindowStatistics:
 
     @classmethod
     def make(cls, strips: int, segments: int) -> WindowStatistics:
-        """Allocate the tiles for a window with this number of strips, and columns with this number of segments.
+        """Allocate the tiles for a window of ``strips`` strips and columns of ``segments`` segments.
+
         Partitions without a column hold the maximum 0 and the sum 1.
         """
         partitions = nl.tile_size.pmax
@@ -84,15 +87,13 @@ class WindowStatistics:
         return cls(neg_max_sbuf, sums_sbuf, rows[0], rows[1], factors_sbuf)
 
     def part_of(self, group: Group) -> WindowStatistics:
-        """Return the statistics of a group's columns, as views of these tiles."""
+        """Return the statistics of the columns of a group of strips, as views of these tiles."""
         tiles = (self.neg_max_sbuf, self.sums_sbuf, self.row_neg_max_sbuf, self.row_sum_sbuf, self.factors_sbuf)
         return WindowStatistics(*[tile[0 : group.rows, group.first : group.end] for tile in tiles])
 
 
 def _take_distances(of_group: WindowStatistics) -> None:
-    """Compute -m and, in the tile of the factors, m_k - m; the module explains the symbols. ``of_group`` holds the
-    statistics of a group.
-    """
+    """Compute -m, and write m_k - m to the tile of the factors."""
     nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
         dst=of_group.factors_sbuf,
@@ -103,40 +104,34 @@ def _take_distances(of_group: WindowStatistics) -> None:
 
 
 def _take_weights(of_group: WindowStatistics) -> None:
-    """Compute exp(m_k - m) in place of m_k - m in the tile of the factors; the module explains the symbols."""
+    """Replace m_k - m by exp(m_k - m) in the tile of the factors."""
     nisa.activation(dst=of_group.factors_sbuf, op=nl.exp, data=of_group.factors_sbuf)
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """Compute d of each column in ``row_sum_sbuf``, the sum over its segments of s_k exp(m_k - m); the module explains
-    the symbols.
-    """
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
 
 def _take_logs(of_group: WindowStatistics) -> None:
-    """Replace d, the sum of the exponentials of each column, by log d."""
     nisa.activation(dst=of_group.row_sum_sbuf, op=nl.log, data=of_group.row_sum_sbuf)
 
 
 def _take_only_factor(of_group: WindowStatistics) -> None:
-    """Compute the factor of columns that have a single segment, 1 / d, from d, the sum of their exponentials."""
     nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
 
 
 def _take_factors(of_group: WindowStatistics) -> None:
-    """Compute the factors exp(m_k - m) / d (see the module) from exp(m_k - m); the tile of d then holds 1 / d."""
+    """Replace exp(m_k - m) by the factor exp(m_k - m) / d, and d by 1 / d."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
     nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
 
 
 def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatistics], None]]:
-    """Return the stages that combine the statistics of a group between its two passes. A step of the loop issues one
-    stage.
+    """Return the stages that combine the statistics of a group of strips between the two passes, in the order of issue.
 
-    The stages alternate between the Vector and the Scalar engine.
+    A step of the loop issues one stage. The stages alternate between the Vector and the Scalar engine.
     """
     of_sums = [_take_distances, _take_weights, _add_up] if segments > 1 else []
     if kind is Kind.LOG_SOFTMAX:
@@ -146,18 +141,20 @@ def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatisti
 
 @dataclass
 class ForwardArithmetic:
-    """The arithmetic of both passes of the forward (:class:`.pipeline.Arithmetic`). View 0 of an item is x.
+    """The arithmetic of both passes of the forward (:class:`.pipeline.Arithmetic`).
+
+    The methods get the views of an item by number; view 0 is x.
 
     Attributes:
         kind: softmax or log-softmax.
         segments: the number of segments of a column.
-        kept: tiles of softmax's exponentials that wait for the second pass, used round-robin; empty if the second pass
-            recomputes them.
-        scratch_sbuf: first a tile for exponentials of which only the sum is used; then the tiles for exponentials that
-            the second pass recomputes.
+        kept: the tiles, used round-robin, for exponentials of softmax that wait for the second pass; empty if the
+            second pass computes them again.
+        scratch_sbuf: first a tile for exponentials that are not used, only their sum; then the tiles for exponentials
+            that the second pass computes again.
         ceiling_sbuf: the highest finite float32 number in each partition, [128, 1].
-        windows: the statistics of the windows in flight, by the number of the window.
-        taken: the number of tiles of ``kept``, or of recomputed exponentials, that were written, and that were read.
+        windows: the statistics of the windows that are being processed, by the number of the window.
+        taken: the number of tiles of exponentials that have been written, and the number that have been read.
     """
 
     kind: Kind
@@ -170,8 +167,13 @@ class ForwardArithmetic:
 
     @classmethod
     def make(cls, kind: Kind, segments: int, longest: int, kept: int) -> ForwardArithmetic:
-        """Allocate the tiles for segments of at most ``longest`` elements; the exponentials of ``kept`` segments can
-        wait for the second pass.
+        """Allocate the tiles for segments of at most ``longest`` elements.
+
+        Args:
+            kind: softmax or log-softmax.
+            segments: the number of segments of a column.
+            longest: the maximum number of elements of a segment.
+            kept: the number of segments whose exponentials can wait for the second pass.
         """
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
@@ -185,7 +187,7 @@ class ForwardArithmetic:
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute -m_k (see the module) for each column of an item: minus the maximum of its segment."""
+        """Compute -m_k of each column of an item's segment."""
         columns = item.strip.columns
         neg_max_sbuf = self._of_item(self._of_window(item.window).neg_max_sbuf, item)
         nisa.tensor_reduce(dst=neg_max_sbuf, op=nl.maximum, data=views[0], axis=1, negate=True)
@@ -199,7 +201,7 @@ class ForwardArithmetic:
         )
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute s_k (see the module) for each column of an item: the sum of exp(x - m_k) over its segment."""
+        """Compute s_k of each column of an item's segment."""
         of_window = self._of_window(item.window)
         exponentials_sbuf = self._next_kept(0) if self.kept else self.scratch_sbuf[0]
         nisa.activation(
@@ -213,13 +215,11 @@ class ForwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """Issue one of the stages (:func:`combining_stages`) that compute -m and, for log-softmax, log d, or the
-        factors of softmax, for all strips of a group.
-        """
+        """Issue stage number ``stage`` of :func:`combining_stages` for the strips of a group."""
         combining_stages(self.kind, self.segments)[stage](self._of_window(group.window).part_of(group))
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(x - m_k) of an item again, for softmax, unless the first pass kept these exponentials."""
+        """Compute exp(x - m_k) of an item again, for softmax if the first pass did not keep these exponentials."""
         if self.kind is Kind.LOG_SOFTMAX or self.kept:
             return
         nisa.activation(
@@ -230,7 +230,7 @@ class ForwardArithmetic:
         )
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the result of an item into ``dst_sbuf``, which may be the tile that holds the item's input."""
+        """Write the result of an item to ``dst_sbuf``, which may be the tile that holds the item's input."""
         of_window = self._of_window(item.window)
         columns, size, strip = item.strip.columns, item.segment.size, item.strip.number
         if self.kind is Kind.LOG_SOFTMAX:
@@ -250,15 +250,12 @@ class ForwardArithmetic:
             self.windows.pop(item.window.number)
 
     def _recomputed(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the next tile of recomputed exponentials: with ``visit`` 0 the next to write, with 1 the next to
-        read.
-        """
+        """Return the next tile of recomputed exponentials: to write for ``visit`` 0, to read for ``visit`` 1."""
         self.taken[visit] += 1
         tiles = self.scratch_sbuf[1:]
         return tiles[self.taken[visit] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
     def _of_item(self, tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-        """Return the part of a tile [columns, strips, segments] that holds the values of an item, [columns, 1]."""
         number = item.segment.number
         return tile_sbuf[0 : item.strip.columns, item.strip.number, number : number + 1]
 
@@ -275,7 +272,7 @@ class ForwardArithmetic:
 def forward_loop(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of a core's loop for the forward. It is for columns that are not short (:func:`.is_short`)."""
+    """Return the plan of a core's forward loop, for columns that are not short (:func:`.is_short`)."""
     tensors = ColumnTensors(
         shape,
         read=(x_dtype,),
@@ -303,13 +300,13 @@ def forward_loop(
 
 
 def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
-    """Compute the results of the columns of this core.
+    """Compute softmax or log-softmax of the columns that this core processes.
 
     Args:
         x_hbm: the input, [O, C, I], with I at least 2.
-        y_hbm: the output, [O, C, I]; its type is the type of the result.
+        y_hbm: the output, [O, C, I].
         kind: softmax or log-softmax.
-        chunk_size: the argument of the kernel, which bounds the elements of a segment.
+        chunk_size: the kernel's argument, which bounds the elements of a segment.
     """
     if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), chunk_size):
         forward_of_short_columns(x_hbm, y_hbm, kind, chunk_size)

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The ways in which columns come on chip and results go back to HBM: a source for each layout (:class:`.plan.Layout`),
-and two destinations.
+"""Loads of columns of tensors [O, C, I], views of them to compute with, and stores of results, in three layouts.
+
+:mod:`.plan` divides columns: a *window* is the set of columns that are loaded together; a *strip* is up to 128 columns
+of a window, one per partition; a *segment* is a range of elements of every column; a *part* is consecutive segments
+that are loaded together; an *item* is one segment of the columns of one strip. The loop makes two passes over a window.
 
 A source (:class:`Source`) gives views of items, [columns, elements of the segment], in the order of the axis:
 
-- :class:`TensorTransposedSource`: the axis lies on partitions, which gives long runs in HBM, and the Tensor engine
-  transposes every item into PSUM;
+- :class:`TensorTransposedSource`: tiles are loaded with the axis on partitions (*natural* tiles, as in HBM, see
+  :func:`natural_shape`), and the Tensor engine transposes every item into PSUM;
 - :class:`DmaTransposedSource`: the DMA engines transpose 16-bit columns on their way into SBUF;
-- :class:`StridedSource`, for few inner indices: a partition holds an outer index with all its elements, so that a
-  column is every I-th element of it; nothing is transposed.
+- :class:`StridedSource`, for few inner indices: a partition holds one outer index, and a column is every I-th element
+  of the partition; nothing is transposed.
 
-Sources load tiles ahead of the computation (:class:`LoadRing`; a :class:`LoadKey` names a load). A destination
-(:class:`Results`) stores a part when it is complete. In both transposed layouts (:class:`TransposedResults`) the Tensor
-engine transposes results back into a natural tile (:func:`natural_shape`), which has the layout of HBM; in the strided
-layout (:class:`StridedResults`) they are there already. Results that are not written over an input have
-:class:`OwnTiles`. :func:`source_of` and :func:`results_of` choose by the plan.
+Sources load tiles ahead of the computation (:class:`LoadRing`). A destination (:class:`Results`) stores a part when it
+is complete. In both transposed layouts (:class:`TransposedResults`) the Tensor engine transposes results back into a
+natural tile; in the strided layout (:class:`StridedResults`) results are computed where they are stored from. Results
+that are not written over an input have :class:`OwnTiles`. :func:`source_of` and :func:`results_of` choose by the plan.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _PIECES = 3
 
 
 class LoadKey(NamedTuple):
-    """The key of a load: the numbers of its window and of its part, and the number of the pass that it is for, 0 if it
-    serves both passes.
+    """The identity of a load: the number of the window, of the part, and of the pass that needs the load.
+
+    ``visit`` is 0 if the load serves both passes.
     """
 
     window: int
@@ -48,8 +51,8 @@ class Load:
     """The load of a part of a window, for one pass or for both.
 
     Attributes:
-        window, part: the window and the part that are loaded.
-        visit: 0 if the part is loaded once, else the number of the pass.
+        window, part: the window and the part.
+        visit: the number of the pass, 1 or 2; 0 if one load serves both passes.
     """
 
     window: Window
@@ -58,21 +61,21 @@ class Load:
 
     @property
     def key(self) -> LoadKey:
-        """The key that no other load has."""
+        """The :class:`LoadKey` of this load."""
         return LoadKey(self.window.number, self.part.number, self.visit)
 
 
 def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], is_read_twice: bool) -> list[Load]:
-    """Return the loads of a tensor in the order in which the loop needs them.
+    """Return the loads of a tensor in the order in which the loop needs the data.
 
-    If columns are read twice, each pass has its own loads: the first pass over a window runs beside the second pass
-    over the window before.
+    If columns are read twice, each pass has its own loads. The first pass over a window then runs beside the second
+    pass over the window before, so the loads of both passes alternate.
 
     Args:
         windows: the windows of the core.
         parts: the parts of every column.
-        passes: the numbers of the passes, 1 and 2, that need the loads.
-        is_read_twice: whether each pass loads the columns for itself, because they do not fit on chip.
+        passes: the numbers of the passes, 1 and 2, that need the tensor.
+        is_read_twice: whether each pass loads the columns anew, because they do not fit on chip.
     """
     if not is_read_twice:
         return [Load(window, part, 0) for window in windows for part in parts]
@@ -88,15 +91,15 @@ def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], 
 
 @dataclass
 class LoadRing:
-    """A ring buffer of tiles for loads.
+    """A ring buffer of tiles that are filled by loads.
 
     Attributes:
-        loads: all loads, in their order.
+        loads: all loads, in the order of issue.
         tiles_sbuf: the buffer slots.
-        fill: a function that issues the transfers of a load into a tile, and yields after each of them.
-        issued: the number of loads that were issued.
+        fill: a function that issues the transfers of a load into a tile, and yields after each transfer.
+        issued: the number of loads that have been issued.
         released: the keys of the loads whose buffer slots are free again.
-        numbers: for each load that was issued, by its key, its index in ``loads``.
+        numbers: the index in ``loads`` of each load that has been issued, by its key.
     """
 
     loads: list[Load]
@@ -107,8 +110,9 @@ class LoadRing:
     numbers: dict[LoadKey, int] = field(default_factory=dict)
 
     def advance(self) -> Iterator[None]:
-        """Issue all loads for which a buffer slot is free, and yield after each transfer, so that loads of other
-        tensors can be issued between them.
+        """Issue all loads for which a buffer slot is free, and yield after each transfer.
+
+        Between two transfers the caller can issue loads of other tensors.
         """
         while self.issued < len(self.loads) and self._has_free_slot():
             load = self.loads[self.issued]
@@ -121,38 +125,40 @@ class LoadRing:
         return before < 0 or self.loads[before].key in self.released
 
     def key(self, window: Window, part: Part, visit: int) -> LoadKey:
-        """Return the key of the load that holds a part of a window for pass number ``visit``."""
+        """Return the key of the load that provides a part of a window for pass number ``visit``."""
         is_once = self.loads[0].visit == 0
         return LoadKey(window.number, part.number, 0 if is_once else visit)
 
     def has(self, key: LoadKey) -> bool:
-        """Return whether the load with this key was issued, so that :meth:`tile` can return its tile."""
+        """Return whether the load with this key has been issued."""
         return key in self.numbers
 
     def tile(self, key: LoadKey) -> nl.NkiTensor:
-        """Return the tile that the load with this key fills."""
+        """Return the tile that the load with this key fills; the load must have been issued."""
         return self.tiles_sbuf[self.numbers[key] % len(self.tiles_sbuf)]
 
     def release(self, key: LoadKey) -> None:
-        """Mark the buffer slot of a load as free, because nothing reads or writes it any more."""
+        """Mark the buffer slot of a load as free: nothing reads or writes its tile any more."""
         self.released.add(key)
 
 
 class Source(Protocol):
-    """The interface through which the loop reads items of a tensor [O, C, I], in one of the layouts."""
+    """The interface through which the loop reads items of a tensor [O, C, I]."""
 
     ring: LoadRing
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return an item as a view [columns, elements of the segment] for pass number ``visit``; its part must have
-        been loaded.
+        """Return an item as a view [columns, elements of the segment] for pass number ``visit``.
+
+        The load of the item's part must have been issued.
         """
 
 
 @dataclass
 class PsumBanks:
-    """PSUM banks that are used round-robin. Each bank is a separate tensor, so that a write to it waits only for reads
-    of this bank.
+    """PSUM banks that are used round-robin.
+
+    Each bank is a tensor of its own, so that a write to a bank waits only for reads of the same bank.
     """
 
     tiles_psum: list[nl.NkiTensor]
@@ -165,14 +171,15 @@ class PsumBanks:
         return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.psum) for _ in range(count)])
 
     def take(self) -> nl.NkiTensor:
-        """Return the bank that is next in the round-robin order."""
+        """Return the next bank of the round-robin order."""
         self.taken += 1
         return self.tiles_psum[(self.taken - 1) % len(self.tiles_psum)]
 
 
 def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
-    """Return the shape of a natural tile, in which the axis lies on partitions: [partitions, outer, segments, lines,
-    inner], with the lines of :class:`.Segment`.
+    """Return the shape of a natural tile: [partitions, outer, segments, lines, inner].
+
+    A line is one element of every partition (:class:`.Segment`).
     """
     lines = max(segment.lines for part in parts for segment in part.segments)
     return (
@@ -192,8 +199,13 @@ def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
 
 
 def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, is_store: bool) -> Iterator[None]:
-    """Issue the transfers that load or store a part of a window, one for each segment of each outer index; yield after
-    each.
+    """Issue the transfers that load or store a part of a window, and yield after each segment of each outer index.
+
+    Args:
+        tensor_hbm: the tensor, [O, C, I].
+        tile_sbuf: the natural tile.
+        load: the window and the part.
+        is_store: whether to copy the tile to HBM instead of HBM to the tile.
     """
     window = load.window
     for outer in range(window.outer):
@@ -212,9 +224,7 @@ def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, 
 
 
 def natural_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-    """Return the view of an item's elements in a natural tile (:func:`natural_shape`), [partitions, outer, lines,
-    inner].
-    """
+    """Return the view of an item's elements in a natural tile, [partitions, outer, lines, inner]."""
     strip = item.strip
     slot = item.part.slot(item.segment)
     outer = slice(strip.first_outer, strip.first_outer + strip.outer)
@@ -224,12 +234,11 @@ def natural_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class TensorTransposedSource:
-    """The source (:class:`Source`) that loads natural tiles (:func:`natural_shape`), whose items the Tensor engine
-    transposes one by one.
+    """A :class:`Source` that loads natural tiles, whose items the Tensor engine transposes one by one into PSUM.
 
     Attributes:
         ring: the ring buffer of natural tiles.
-        banks: the PSUM banks for each pass that transposes, by the number of the pass.
+        banks: the PSUM banks of each pass that reads the tensor, by the number of the pass.
     """
 
     ring: LoadRing
@@ -245,15 +254,15 @@ class TensorTransposedSource:
         longest: int,
         banks: dict[int, int],
     ) -> TensorTransposedSource:
-        """Allocate the tiles and banks for the windows of a core.
+        """Allocate the tiles and the PSUM banks.
 
         Args:
             tensor_hbm: the tensor, [O, C, I].
             shape: the shape of a natural tile.
-            loads: all loads, in their order.
+            loads: all loads, in the order of issue.
             buffers: the number of natural tiles.
             longest: the maximum number of elements of a segment.
-            banks: the number of PSUM banks for each pass that reads, by the number of the pass.
+            banks: the number of PSUM banks of each pass that reads the tensor, by the number of the pass.
         """
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -264,8 +273,9 @@ class TensorTransposedSource:
         return cls(LoadRing(loads, tiles, fill), of_passes)
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Transpose an item from a natural tile into PSUM, and return it with its elements in the order of the axis:
-        line i becomes every ``segment.lines``-th element from element i on.
+        """Transpose an item into PSUM, and return the view [columns, elements of the segment].
+
+        Line i of the natural tile becomes every ``segment.lines``-th element, from element i on.
         """
         segment, strip = item.segment, item.strip
         columns_sbuf = natural_item(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
@@ -281,8 +291,7 @@ class TensorTransposedSource:
 
 @dataclass
 class DmaTransposedSource:
-    """The source (:class:`Source`) of the layout in which the DMA engines transpose columns on their way into tiles
-    [columns, strips, elements of the part].
+    """A :class:`Source` whose columns the DMA engines transpose into tiles [columns, strips, elements of the part].
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -294,8 +303,14 @@ class DmaTransposedSource:
     def make(
         cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], loads: list[Load], buffers: int
     ) -> DmaTransposedSource:
-        """Allocate the tiles for the windows of a core, filled by ``loads``; ``parts`` are the parts of every column,
-        and ``buffers`` is the number of tiles.
+        """Allocate the tiles.
+
+        Args:
+            tensor_hbm: the tensor, [O, C, I].
+            windows: the windows of the core.
+            parts: the parts of every column.
+            loads: all loads, in the order of issue.
+            buffers: the number of tiles.
         """
         strips = max(len(window.strips()) for window in windows)
         elements = max(part.segments[-1].end - part.segments[0].start for part in parts)
@@ -315,40 +330,44 @@ class DmaTransposedSource:
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item in the tile of its part, in SBUF; nothing is transposed here."""
+        """Return the view of an item in the tile of its part, in SBUF."""
         tile_sbuf = self.ring.tile(self.ring.key(item.window, item.part, visit))
         start = item.segment.start - item.part.segments[0].start
         return tile_sbuf[0 : item.strip.columns, item.strip.number, start : start + item.segment.size]
 
 
 class Results(Protocol):
-    """The interface through which the loop writes the results of items to a tensor [O, C, I]."""
+    """The interface through which the loop writes the results of items to a tensor [O, C, I].
+
+    For each item the loop calls :meth:`piece`, computes the result into the returned view, and calls
+    :meth:`transpose_back` and :meth:`finish`.
+    """
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the view to which the result of an item is to be written, [columns, elements of the segment]."""
+        """Return the view to compute the result of an item into, [columns, elements of the segment]."""
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Issue the Tensor engine's part of the work on a result: transpose ``piece_sbuf`` back if the layout needs
-        that. Return the tensor to pass to :meth:`finish`.
+        """Transpose the result ``piece_sbuf`` back on the Tensor engine, if the layout needs a transpose.
+
+        Returns:
+            The tensor to pass to :meth:`finish`: in PSUM if transposed, else ``piece_sbuf``.
         """
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Issue the rest of the work on a result: copies and, if the item is the last one of its part, the store of the
-        part.
-        """
+        """Copy the result to the tile of its part, and store the part to HBM after its last item."""
 
 
 @dataclass
 class TransposedResults:
-    """The destination (:class:`Results`) of results that the Tensor engine transposes back.
+    """A destination (:class:`Results`) of results that the Tensor engine transposes back.
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
         pieces_sbuf: the tiles for the results of items, used round-robin.
         banks: the PSUM banks for the transposed results.
-        tile: a function that returns the natural tile to which the result of an item is written.
+        tile: a function that returns the natural tile for the result of an item.
         scalar_share: the share of the copies out of PSUM that Scalar does; Vector does the rest.
-        made: the number of tiles of ``pieces_sbuf`` that were used, and the number of copies out of PSUM, so far.
+        made: two counters: how often a tile of ``pieces_sbuf`` was used, and how many copies out of PSUM were issued.
     """
 
     result_hbm: nl.NkiTensor
@@ -366,7 +385,9 @@ class TransposedResults:
         scalar_share: float,
         tile: Callable[[Item], nl.NkiTensor],
     ) -> TransposedResults:
-        """Allocate the tiles for results of segments of at most ``longest`` elements."""
+        """Allocate the tiles and PSUM banks for results, each of a segment of at most ``longest`` elements of a
+        column.
+        """
         shape = (nl.tile_size.pmax, longest)
         pieces = [nl.ndarray(shape, dtype=result_hbm.dtype, buffer=nl.sbuf) for _ in range(_PIECES)]
         # A line has up to 128 columns, and the last line of a segment may have few partitions.
@@ -374,15 +395,13 @@ class TransposedResults:
         return cls(result_hbm, pieces, banks, tile, scalar_share)
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Return the tile that is next in the round-robin order, for the result of an item."""
+        """Return the view for an item in the next tile of the round-robin order."""
         self.made[0] += 1
         piece_sbuf = self.pieces_sbuf[self.made[0] % len(self.pieces_sbuf)]
         return piece_sbuf[0 : item.strip.columns, 0 : item.segment.size]
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Transpose the lines of the item's segment from ``piece_sbuf`` into PSUM, where they lie side by side:
-        [partitions, lines * columns].
-        """
+        """Transpose a result into PSUM; its lines lie side by side, [partitions, lines * columns]."""
         segment, columns = item.segment, item.strip.columns
         back_psum = self.banks.take()
         for line in range(segment.lines):
@@ -394,9 +413,7 @@ class TransposedResults:
         return back_psum
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy the result from PSUM to its natural tile, which has the layout of HBM; after the last item of a part,
-        store the part.
-        """
+        """Copy the result from PSUM to its natural tile; after the last item of a part, store the part."""
         segment, strip = item.segment, item.strip
         place_sbuf = natural_item(self.tile(item), item)
         for partitions, first, end in segment.blocks():
@@ -421,14 +438,14 @@ class OwnTiles:
 
     Attributes:
         tiles_sbuf: the tiles, which the parts of the windows use round-robin.
-        numbers: the number of each part that has used a tile, by the numbers of its window and part.
+        numbers: a count of the parts that have used a tile before, by the numbers of window and part.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def tile(self, item: Item) -> nl.NkiTensor:
-        """Return the tile that collects the results of the item's part; all items of a part share one tile."""
+        """Return the tile for the results of the item's part; all items of a part share a tile."""
         key = item.window.number, item.part.number
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)
@@ -436,7 +453,7 @@ class OwnTiles:
 
 
 def strided_shape(windows: list[Window], count: int) -> tuple[int, ...]:
-    """Return the shape of a tile that holds a window: [outer, elements of a column, inner]."""
+    """Return the shape of a tile that holds a window of the strided layout: [outer, elements of a column, inner]."""
     return max(window.outer for window in windows), count, windows[0].inner
 
 
@@ -451,8 +468,8 @@ def _strided_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class StridedSource:
-    """The source (:class:`Source`) of the strided layout: a tile holds a window with one outer index on each partition,
-    [outer, elements of a column, inner].
+    """A :class:`Source` of the strided layout: a tile [outer, elements of a column, inner] holds a window, with one
+    outer index on each partition.
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -462,7 +479,14 @@ class StridedSource:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, windows: list[Window], loads: list[Load], buffers: int) -> StridedSource:
-        """Allocate the tiles for the windows of a core; ``buffers`` is their number, and ``loads`` fill them."""
+        """Allocate the tiles.
+
+        Args:
+            tensor_hbm: the tensor, [O, C, I].
+            windows: the windows of the core.
+            loads: all loads, in the order of issue.
+            buffers: the number of tiles.
+        """
         shape = strided_shape(windows, tensor_hbm.shape[1])
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -479,7 +503,7 @@ class StridedSource:
 
 @dataclass
 class StridedResults:
-    """The destination (:class:`Results`) of results that are computed in the layout in which they are stored.
+    """A destination (:class:`Results`) of results that are computed in the layout in which they are stored.
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
@@ -494,19 +518,23 @@ class StridedResults:
         return _strided_item(self.tile(item), item)
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the result unchanged, because nothing is transposed."""
+        """Return ``piece_sbuf`` itself: the strided layout needs no transpose."""
         return piece_sbuf
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Store the window of the item, if the item is its last one."""
+        """Store the window of the item, after its last item."""
         if item.ends_part:
             tile_sbuf = self.tile(item)[0 : item.window.outer]
             nisa.dma_copy(dst=_window_in_hbm(self.result_hbm, item.window), src=tile_sbuf)
 
 
 def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, banks: dict[int, int]) -> Source:
-    """Return the source of the items of a tensor [O, C, I]; ``banks`` has the number of PSUM banks for each pass that
-    reads the tensor, by the number of the pass.
+    """Return the source of the items of a tensor, in the layout of the plan.
+
+    Args:
+        tensor_hbm: the tensor, [O, C, I].
+        plan: the plan of the core.
+        banks: the number of PSUM banks of each pass that reads the tensor, by the number of the pass.
     """
     passes = tuple(banks)
     buffers = plan.buffers_of(passes)
@@ -528,7 +556,7 @@ def _own_tiles(result_hbm: nl.NkiTensor, plan: ColumnPlan) -> OwnTiles:
 
 
 def _tile_of_source(source: Source) -> Callable[[Item], nl.NkiTensor]:
-    """Return a function that gives the tile in which an item's input was loaded, to write the result of the item over
+    """Return a function that gives the tile in which an item's input was loaded: the result of the item overwrites
     it.
     """
     ring = source.ring
@@ -536,8 +564,13 @@ def _tile_of_source(source: Source) -> Callable[[Item], nl.NkiTensor]:
 
 
 def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float) -> Results:
-    """Return the destination of the results, which collects them in the tiles of ``overwritten``, or in tiles of its
-    own if that is None.
+    """Return the destination of the results, in the layout of the plan.
+
+    Args:
+        result_hbm: the result tensor, [O, C, I].
+        plan: the plan of the core.
+        overwritten: the source whose tiles the results overwrite; None to allocate tiles for the results.
+        scalar_share: the share of the copies out of PSUM that Scalar does.
     """
     tile = _own_tiles(result_hbm, plan).tile if overwritten is None else _tile_of_source(overwritten)
     if plan.layout is Layout.STRIDED:

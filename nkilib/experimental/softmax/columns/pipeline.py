@@ -3,11 +3,16 @@
 
 """The loop over items of columns, which issues work so early that no engine waits for another engine.
 
-Two passes process every item. The second pass over a group of items starts a few steps after the first pass over that
-group has ended, and it runs in the same steps as the first pass over the next group (:class:`Schedule`).
+:mod:`.plan` defines the terms: an *item* is one segment (a range of elements of every column) of one strip (up to 128
+columns); a *window* is the strips that are loaded together, in one or more *parts* of consecutive segments. A *group*
+is the strips whose statistics are combined together: a strip, or a whole window.
 
-In every step of the loop (:class:`Pipeline`), the Tensor engine transposes the items of the next step, where the layout
-needs that. The first pass begins one item and gathers the sums of the item before it. The second pass prepares one item
+Two passes process every item. The first pass computes the statistics of a group's items; a few *stages* combine them;
+the second pass computes the results. The second pass over a group runs in the same steps as the first pass over the
+next group (:class:`Schedule`).
+
+In every step of the loop (:class:`Pipeline`), the Tensor engine transposes the items of the next step, if the layout
+needs it. The first pass begins one item and gathers the sums of the item before it. The second pass prepares one item
 and computes the result of the item before it. The result of the step before is transposed back, copied and stored.
 """
 
@@ -32,13 +37,13 @@ _STEPS_OF_STORE = 8
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring strips of a window whose sums are combined together.
+    """Neighbouring strips of a window whose statistics are combined together.
 
     Attributes:
         window: the window that the strips belong to.
         first, end: the number of the first strip, and the number of the last strip plus one.
         rows: the number of partitions that hold columns in at least one of the strips.
-        items: the items of all the strips, in their order.
+        items: the items of all the strips, in the order of processing.
     """
 
     window: Window
@@ -52,7 +57,7 @@ class Phase(IntEnum):
     """The four phases of an item: the two halves of the first pass over it, then the two halves of the second pass.
 
     Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step after the
-    first half, or in a later step if the data that it needs have no buffer slot yet.
+    first half, or in a later step if the data of the second half have no buffer slot yet.
     """
 
     BEGIN = 0
@@ -68,11 +73,11 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """The work that one iteration of the loop issues.
+    """The work that one step of the loop issues.
 
     Attributes:
-        items: the item that each phase processes.
-        combined: groups whose sums are complete, with the number of the stage that combines them in this step.
+        items: the item that each phase processes; a phase without an item is absent.
+        combined: groups after their first pass, each with the number of the combining stage to issue.
     """
 
     items: dict[Phase, Item]
@@ -86,16 +91,16 @@ class Step:
 
 @dataclass(frozen=True)
 class ColumnLoop:
-    """The plan of a core and the properties of its loop that follow from the plan, from shapes and types only.
+    """The plan of a core, and the properties of its loop that follow from the plan.
 
     Attributes:
         plan: the division of the launch into windows, parts and segments.
         phases: for each tensor that the loop reads, the first :class:`.Phase` of each pass in which the tensor is read.
-        kept: the number of tiles that keep results of the first pass for the second pass; 0 if the second pass
-            recomputes these results.
-        whole_windows: True if the second pass over a window starts after the first pass over the whole window; False
-            if the second pass over a strip of columns starts after the first pass over that strip.
-        stages: the number of stages that combine sums between the passes. Each stage takes one step.
+        kept: the number of tiles that keep values of the first pass for the second pass; 0 if the second pass computes
+            these values again.
+        whole_windows: True if the second pass over a window starts after the first pass over the whole window; False if
+            the second pass over a strip of columns starts after the first pass over that strip.
+        stages: the number of combining stages; each takes one step.
         overwrites: whether results are written over the items of the first tensor in SBUF.
     """
 
@@ -128,19 +133,19 @@ def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> It
 
 @dataclass
 class Schedule:
-    """The choice of the next step: the second pass over a group runs beside the first pass over the next group.
+    """The schedule of the loop: which items and stages each step issues.
 
     An item whose load has no buffer slot yet is left out of a step and is issued in a later step, so either pass may
-    wait while the other pass continues. At most one item of a pass is between its two halves. Hence a pass whose
-    second half waits does not begin another item.
+    wait while the other pass continues. At most one item of a pass is between its two halves. Hence a pass whose second
+    half waits does not begin another item.
 
     Attributes:
         groups: the groups of all windows, in the order in which they are processed.
-        stages: the number of stages that combine the sums of a group between its two passes.
+        stages: the number of stages that combine the statistics of a group.
         beginning: the number of the group, and the number of the item in this group, that the first pass begins next.
         begun: the item that is between the two halves of the first pass, or None.
         prepared: the item that is between the two halves of the second pass, or None.
-        combining: groups whose sums are complete, with the number of the stage that combines them next.
+        combining: groups after their first pass, each with the number of the combining stage to issue next.
         ready: items that the second pass may begin, in order.
     """
 
@@ -154,18 +159,20 @@ class Schedule:
 
     @classmethod
     def make(cls, windows: list[Window], parts: list[Part], whole_windows: bool, stages: int) -> Schedule:
-        """Make a schedule that has not taken any step.
+        """Make the schedule of a loop that has not started.
 
         Args:
             windows: the windows of the core.
             parts: the parts of every column.
             whole_windows: whether a group is a whole window instead of one strip. Columns of several parts need True.
-            stages: the number of stages that combine the sums of a group.
+            stages: the number of stages that combine the statistics of a group.
         """
         return cls(list(_groups(windows, parts, whole_windows)), stages)
 
     def next(self) -> Step:
-        """Return the next step as if all its items were on chip; at the end the step is empty."""
+        """Return the next step, on the assumption that the data of all its items are on chip; an empty step ends the
+        loop.
+        """
         number, place = self.beginning
         items = {
             Phase.BEGIN: self.groups[number].items[place] if number < len(self.groups) else None,
@@ -176,8 +183,9 @@ class Schedule:
         return Step({phase: item for phase, item in items.items() if item is not None}, tuple(self.combining))
 
     def take(self, step: Step) -> None:
-        """Record that ``step`` was issued: the step that :meth:`next` returned, or one that leaves out some of its
-        items.
+        """Record that ``step`` has been issued.
+
+        ``step`` is the step that :meth:`next` returned, or the same step without some of its items.
         """
         combined = [(group, stage + 1) for group, stage in step.combined]
         self.combining = [(group, stage) for group, stage in combined if stage < self.stages]
@@ -201,30 +209,29 @@ class Schedule:
 
 
 class Arithmetic(Protocol):
-    """The interface of the computation on items. Methods receive the views of an item in a dict, by the index of the
-    :class:`Reader` that read them.
+    """The interface of the computation on items.
+
+    The argument ``views`` holds the views of an item that may be read, by the index of the :class:`Reader`.
     """
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Issue the first half of the first pass over an item. ``views`` has the item as each reader gives it."""
+        """Issue the first half of the first pass over an item."""
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """Issue the second half of the first pass over an item."""
 
     def combine(self, group: Group, stage: int) -> None:
-        """Issue one stage of the work on a group between its two passes. A step issues one stage of a group."""
+        """Issue combining stage number ``stage`` of a group, between the two passes."""
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """Issue the first half of the second pass over an item."""
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Issue the second half of the second pass over an item, which writes the result to ``dst_sbuf``."""
+        """Issue the second half of the second pass over an item: write its result to ``dst_sbuf``."""
 
 
 class ViewKey(NamedTuple):
-    """The key of a view of an item: the index of the reader that gave it, the number of the pass, and ``id`` of the
-    item.
-    """
+    """The key of a view: the index of the reader, the number of the pass, and ``id`` of the item."""
 
     reader: int
     visit: int
@@ -233,11 +240,11 @@ class ViewKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """A source of items, with the passes of the loop that read it.
+    """A source of items, and the passes of the loop that read it.
 
     Attributes:
-        source: the source that gives the items.
-        phases: for each pass that reads the items, the first :class:`.Phase` in which it does.
+        source: the source of the items.
+        phases: for each pass that reads the source, the first :class:`.Phase` that reads it.
     """
 
     source: Source
@@ -249,13 +256,14 @@ class Reader:
         return tuple(phase.visit for phase in self.phases)
 
     def key(self, item: Item, visit: int) -> LoadKey:
-        """Return the key of the load that holds an item for pass number ``visit``."""
+        """Return the key of the load that provides an item for pass number ``visit``."""
         return self.source.ring.key(item.window, item.part, visit)
 
     def ends(self, item: Item, visit: int, is_overwritten: bool) -> bool:
-        """Return whether nothing needs the load of an item after pass number ``visit`` over the item.
+        """Return whether the load of an item may be released after pass number ``visit`` over the item.
 
-        A load that results overwrite is still needed after its last pass, because the results must be stored.
+        With ``is_overwritten`` the results of the second pass are written over the loaded data. Then the load is
+        released later, when the results have been stored.
         """
         is_of_one_pass = self.key(item, visit).visit != 0
         if is_overwritten and not (is_of_one_pass and visit == 1):
@@ -292,7 +300,7 @@ class Pipeline:
         arithmetic: the computation on items.
         results: the destination of the results.
         overwrites: whether results are written over the items of the first tensor in SBUF.
-        made: the last result and its item, until the result is transposed back.
+        made: the last item whose result was computed, and the result; None after the result is transposed back.
         views: the views of items that were transposed or loaded and that a later phase still reads.
         stored: for each part whose buffer slot is not free yet, the number of the step that stored it and its last
             item.
@@ -325,8 +333,8 @@ class Pipeline:
         self._finish_made()
 
     def _on_chip(self, step: Step) -> Step:
-        """Return ``step`` with only those items whose loads have buffer slots; these items are transposed where the
-        layout needs that.
+        """Return ``step`` without the items whose loads have no buffer slot yet; the other items are transposed if
+        needed.
         """
         if self._look_ahead(step):
             return step
@@ -344,7 +352,7 @@ class Pipeline:
         return issued
 
     def _is_transposed(self, item: Item, phase: Phase) -> bool:
-        """Return whether an item has its views for a pass, of all readers whose first phase in that pass is
+        """Return whether the views of an item are there, from all readers whose first phase in the pass is
         ``phase``.
         """
         return all(
@@ -376,8 +384,8 @@ class Pipeline:
             self._finish(*transposed)
 
     def _look_ahead(self, step: Step) -> bool:
-        """Transpose those items of a step that are not transposed yet, and return True; return False if the load of an
-        item has no buffer slot yet.
+        """Transpose the items of a step whose loads have been issued; return whether these were all items of the
+        step.
         """
         is_complete = True
         for phase, item in step.items.items():
@@ -395,8 +403,7 @@ class Pipeline:
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
         """Return the views of an item that ``phase`` may read, by the index of the reader.
 
-        If the phase is the second half of a pass, the views are dropped from :attr:`views`, and their load is released
-        if nothing needs it later.
+        In the second half of a pass, also drop the views, and release their loads if no later pass needs them.
         """
         keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}
@@ -409,27 +416,22 @@ class Pipeline:
         return views
 
     def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy and store the result of an item. If it overwrites its input, the buffer slot of the part becomes free
-        some steps later.
+        """Copy and store the result of an item.
+
+        If results overwrite their input, the buffer slot of the part becomes free some steps later.
         """
         self.results.finish(item, back_psum)
         if self.overwrites and item.ends_part:
             self.stored.append((self.taken, item))
 
     def _release_stored(self, steps: int) -> None:
-        """Release the buffer slots of results whose stores were issued at least ``steps`` steps ago, and so are
-        done.
-        """
+        """Release the buffer slots of results that were stored at least ``steps`` steps ago."""
         reader = self.readers[0]
         while self.stored and self.stored[0][0] + steps <= self.taken:
             _, item = self.stored.pop(0)
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
-        """Issue every load that has a free buffer slot, alternating between the tensors with each transfer.
-
-        The first items need data of all tensors, so the transfers of the tensors alternate.
-        """
         for _ in zip_longest(*[reader.source.ring.advance() for reader in self.readers]):
             pass
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plan of a softmax launch over columns: arithmetic only, from shapes and types.
+"""The plan of a softmax launch over columns of tensors [O, C, I], from shapes and types only.
 
-A column consists of the elements along the axis at one index of the other axes. It is divided into segments along the
-axis, and the columns into windows and strips. The sum of a column is the sum of the sums of its segments, in their
-order. The length of a segment and the choice of the loop decide the rounding of a column's result, so they depend only
-on the size of the axis and on the types: a result is bitwise identical whatever the columns beside it, the cores and
-the layout. The rest of the plan depends on all sizes.
+A *column* consists of the C elements along the axis at one of the O outer and one of the I inner indices. A *segment*
+is a range of elements of every column, as long as one instruction can process; a *part* is consecutive segments that
+are loaded together; a *window* is the set of columns that are loaded together; a *strip* is up to 128 columns of a
+window, one per partition; an *item* is one segment of the columns of one strip. The loop makes two passes over a
+window: for the statistics, and for the results.
 
-:func:`plan_columns` makes the :class:`ColumnPlan` of the :class:`ColumnTensors` of a launch. It consists of
-:class:`Window`, :class:`Strip`, :class:`Part` and :class:`Segment`; an :class:`Item` is a segment of the columns of a
-strip. :func:`is_short` tells the columns that :mod:`.short_plan` divides instead.
+The sum of a column is the sum of the sums of its segments, in order. The length of a segment and the choice of the loop
+decide the rounding of a column's result. So they depend only on the size of the axis, the types and ``chunk_size``: a
+result is bitwise identical whatever the number of columns, cores and the layout. The rest of the plan depends on all
+sizes.
+
+:func:`plan_columns` makes the :class:`ColumnPlan` of the :class:`ColumnTensors` of a launch. :func:`is_short` tells
+which columns :mod:`.short_plan` divides instead.
 """
 
 from __future__ import annotations
@@ -66,8 +70,8 @@ _TABLES_BYTES = 0.94e6
 
 
 class Block(NamedTuple):
-    """Lines ``first`` to ``end``, exclusive, of a segment (see :class:`Segment`), in the first ``partitions``
-    partitions, all of which have these lines.
+    """Lines ``first`` to ``end``, exclusive, of a segment (see :class:`Segment`), each with an element in the first
+    ``partitions`` partitions.
     """
 
     partitions: int
@@ -79,9 +83,8 @@ class Block(NamedTuple):
 class Segment:
     """The elements ``start`` to ``end``, exclusive, of every column; ``number`` is the index of the segment.
 
-    If the axis lies on partitions, each partition holds ``lines`` consecutive elements, in their order in HBM:
-    partition p holds elements p * lines to (p + 1) * lines, the last partition fewer. Line i consists of element i of
-    every partition.
+    If the axis lies on partitions, partition p holds the consecutive elements p * lines to (p + 1) * lines of the
+    segment; the last partition may hold fewer. Line i consists of element i of every partition.
     """
 
     number: int
@@ -105,9 +108,7 @@ class Segment:
 
     @property
     def rest(self) -> int:
-        """The number of elements in the partition that follows the full ones; 0 if all elements are in full
-        partitions.
-        """
+        """The number of elements in the last partition if it is not full, else 0."""
         return self.size % self.lines
 
     def partitions(self, line: int) -> int:
@@ -115,7 +116,7 @@ class Segment:
         return self.full + (1 if line < self.rest else 0)
 
     def blocks(self) -> list[Block]:
-        """Divide the lines into one or two blocks. Within a block, all lines have equally many elements."""
+        """Return the lines as one or two blocks; within a block, all lines have equally many elements."""
         blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
         return [block for block in blocks if block.partitions > 0 and block.first < block.end]
 
@@ -128,8 +129,10 @@ def segments_of(count: int, longest: int) -> list[Segment]:
 
 @dataclass(frozen=True)
 class Strip:
-    """Columns of a window that are processed at a time, at most 128, one per partition: those at ``outer`` outer times
-    ``inner`` inner indices, with indices counted within the window.
+    """Up to 128 columns of a window that are processed together, one per partition.
+
+    The columns are at ``outer`` outer indices from ``first_outer`` on and ``inner`` inner indices from ``first_inner``
+    on, counted within the window; ``number`` is the index of the strip in the window.
     """
 
     number: int
@@ -146,10 +149,11 @@ class Strip:
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a tensor [O, C, I] that are loaded together: those at ``outer`` outer indices from ``first_outer`` on
-    and ``inner`` inner indices from ``first_inner`` on.
+    """The columns of a tensor [O, C, I] that are loaded together.
 
-    With ``is_strided`` the outer indices lie on partitions, and a strip consists of the columns at one inner index.
+    The columns are at ``outer`` outer indices from ``first_outer`` on and ``inner`` inner indices from ``first_inner``
+    on; ``number`` is the index of the window among those of the core. With ``is_strided`` the outer indices lie on
+    partitions, and a strip consists of the columns at one inner index.
     """
 
     number: int
@@ -160,7 +164,7 @@ class Window:
     is_strided: bool = False
 
     def strips(self) -> list[Strip]:
-        """Divide the window into strips of at most 128 columns, which are processed one after the other."""
+        """Return the strips of the window, in the order of processing."""
         if self.is_strided:
             return [Strip(inner, 0, self.outer, inner, 1) for inner in range(self.inner)]
         group = max(1, STRIP_COLUMNS // self.inner)
@@ -177,8 +181,10 @@ class Window:
         return [Strip(number, *place) for number, place in enumerate(places)]
 
     def of(self, tensor_hbm: nl.NkiTensor, outer: int, start: int, end: int) -> nl.NkiTensor:
-        """Return elements ``start`` to ``end`` of the window's columns at one of its outer indices, as a view [end -
+        """Return elements ``start`` to ``end`` of the window's columns at outer index ``outer``, as a view [end -
         start, inner].
+
+        ``outer`` counts within the window.
         """
         last = self.first_inner + self.inner
         return tensor_hbm[self.first_outer + outer, start:end, self.first_inner : last]
@@ -187,8 +193,14 @@ class Window:
 def windows_of_core(
     outer: int, inner: int, most_outer: int, most_inner: int, cores: int, core: int, is_strided: bool
 ) -> list[Window]:
-    """Return the windows of one core, which are consecutive; ``most_outer`` and ``most_inner`` bound the indices of a
-    window. The cores have equally many windows, or one more.
+    """Return the windows of one core, which are consecutive; the numbers of windows of two cores differ by at most 1.
+
+    Args:
+        outer, inner: O and I of the tensor.
+        most_outer, most_inner: the maximum numbers of outer and inner indices of a window.
+        cores: the number of cores.
+        core: the number of this core.
+        is_strided: whether the layout is strided.
     """
     places = [
         (first_outer, min(most_outer, outer - first_outer), first_inner, min(most_inner, inner - first_inner))
@@ -201,7 +213,7 @@ def windows_of_core(
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive segments of the columns of a window, which are loaded together."""
+    """Consecutive segments of a window's columns, which are loaded together; ``number`` is the index of the part."""
 
     number: int
     segments: tuple[Segment, ...]
@@ -219,11 +231,11 @@ def parts_of(segments: list[Segment], most: int) -> list[Part]:
 
 @dataclass(frozen=True)
 class Item:
-    """The elements of one segment in the columns of one strip, which one instruction processes.
+    """The elements of one segment in the columns of one strip, which an instruction processes together.
 
     Attributes:
-        window, part, strip, segment: the window, part, strip and segment of the item.
-        ends_part: whether no later item of the window, in the same pass, needs the part.
+        window, part, strip, segment: where the item lies.
+        ends_part: whether the item is the last one of its part in a pass over the window.
     """
 
     window: Window
@@ -242,7 +254,7 @@ class Sizes(NamedTuple):
 
 
 class Layout(Enum):
-    """The way in which columns come on chip and are laid out over partitions; the value of a member describes it."""
+    """The way in which columns are loaded and laid out over partitions."""
 
     TENSOR_TRANSPOSED = "transposed by Tensor"
     DMA_TRANSPOSED = "transposed by DMA"
@@ -255,10 +267,10 @@ def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The division of a launch into windows, parts and segments.
+    """The plan of one core: its windows, and the division of columns into parts and segments.
 
     Attributes:
-        layout: the layout of the items.
+        layout: the layout of the columns on chip.
         longest: the maximum number of elements of a segment.
         segments, parts: the segments and the parts of every column.
         windows: the windows of the core.
@@ -280,23 +292,24 @@ class ColumnPlan:
         return len(self.parts) > 1
 
     def buffers_of(self, passes: tuple[int, ...]) -> int:
-        """Return the number of tiles of an input that is read by the passes with these numbers."""
+        """Return the number of tiles of an input that the passes with the numbers ``passes`` read."""
         return _buffers_of(self.buffers, len(self.parts), passes)
 
 
 @dataclass(frozen=True)
 class ColumnTensors:
-    """The tensors that a launch reads and writes, and how its passes use them.
+    """The tensors of a launch, and how the passes of its loop use them.
 
     Attributes:
         shape: the sizes O, C and I.
-        read, written: the types of the inputs, and of the result.
+        read: the types of the inputs.
+        written: the type of the result.
         passes: for each input, the numbers of the passes that read it.
         can_transpose: whether the DMA engines may transpose the inputs.
-        keeps_windows: whether the second pass over a window starts after the first pass over that window has ended.
-        keeping: the layouts in which results of the first pass wait on chip for the second pass.
-        slowness_of_parts: the least factor by which columns that are loaded part by part take longer; more than 1 if
-            exponentials are then recomputed.
+        keeps_windows: whether the second pass over a window starts only after the first pass over all its columns.
+        keeping: the layouts in which values of the first pass wait on chip for the second pass.
+        slowness_of_parts: the least factor by which columns take longer that are loaded in several parts; more than 1
+            if exponentials are then computed twice.
     """
 
     shape: Sizes
@@ -310,16 +323,22 @@ class ColumnTensors:
 
     @property
     def buffers(self) -> tuple[int, ...]:
-        """The numbers of tiles of a whole window that :func:`plan_columns` tries for each input."""
+        """The numbers of tiles per input that :func:`plan_columns` tries if a tile holds a whole window, in order."""
         return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
 
     @property
     def overwrites(self) -> bool:
-        """Whether the result has the type of the first input, so that it takes the tiles of this input."""
+        """Whether the result has the type of the first input, so that the result can overwrite this input's tiles."""
         return self.read[0] == self.written
 
     def element_bytes(self, layout: Layout, buffers: int, parts: int) -> int:
-        """Return the bytes per partition that the tiles of all tensors take for each element of a part of a window."""
+        """Return the bytes per partition that the tiles of all tensors take for each element of a part.
+
+        Args:
+            layout: the layout of the columns.
+            buffers: the number of tiles of an input.
+            parts: the number of parts of a column.
+        """
         needs_own = layout is Layout.DMA_TRANSPOSED or not self.overwrites
         own = OWN_TILES * dtype_bytes(self.written) if needs_own else 0
         return own + sum(
@@ -329,25 +348,33 @@ class ColumnTensors:
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes that all tensors together move from and to HBM for an element."""
+        """The bytes that are read from and written to HBM for one element, of all tensors together."""
         return sum(dtype_bytes(dtype) for dtype in (*self.read, self.written))
 
 
 def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -> bool:
-    """Return whether a partition holds whole columns (:mod:`.short`), so that columns are not transposed.
+    """Return whether columns of ``count`` elements are short: a partition holds whole columns (:mod:`.short`).
 
-    Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 of them.
-    Whole columns come in contiguous runs of HBM that are shorter for longer columns, because a window has a fixed
-    number of elements per partition. At the limits, the modelled times of both ways are equal for large tensors. The
-    rounding of results depends on the choice, so the choice depends only on the size of the axis and on the types.
+    Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 columns.
+    Untransposed columns use runs of HBM that get shorter the longer the columns are, because a window has a fixed
+    number of elements per partition. At the limits used here, the modelled times of both loops are equal for large
+    tensors. The result depends only on the size of the axis, the types and ``chunk_size``, because the choice of the
+    loop affects the rounding of results.
+
+    Args:
+        count: C, the number of elements of a column.
+        dtypes: the types of all tensors.
+        chunk_size: the kernel's argument, or None.
     """
     longest = _SHORT_FLOAT32 if nl.float32 in dtypes else _SHORT_16_BIT
     return 2 <= count <= longest and (chunk_size is None or chunk_size >= count)
 
 
 def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
-    """Return the maximum number of elements of a segment. It depends on types and ``chunk_size`` only, because the
-    rounding of results depends on it.
+    """Return the maximum number of elements of a segment.
+
+    The maximum depends on types and ``chunk_size`` only, because the length of segments affects the rounding of
+    results.
     """
     is_wide = nl.float32 in (*tensors.read, tensors.written)
     longest = _SEGMENT_FLOAT32 if is_wide else _SEGMENT_16_BIT
@@ -356,8 +383,8 @@ def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A candidate for the plan: its layout, the outer and inner indices of a window, the number of tiles, and the
-    segments per part.
+    """A candidate for the plan; ``outer`` and ``inner`` are the numbers of indices of a window, ``buffers`` the tiles
+    per input, and ``segments_of_part`` the segments per part.
     """
 
     layout: Layout
@@ -369,8 +396,8 @@ class _Choice:
 
 
 def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
-    """Return the numbers of outer and of inner indices of a window of about ``width`` columns, so that windows are
-    equal and consist of whole strips.
+    """Return the numbers of outer and inner indices of windows of about ``width`` columns: equal windows of whole
+    strips.
     """
     if inner < STRIP_COLUMNS:
         group = STRIP_COLUMNS // inner
@@ -392,9 +419,7 @@ def _transposed_layout(tensors: ColumnTensors) -> Layout:
 
 
 def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
-    """Return all candidates that may fit: with whole windows on chip, with windows loaded part by part, and with
-    columns that are read twice.
-    """
+    """Return all candidates to try: with a tile for a whole window, with several parts, and with columns read twice."""
     outer, _, inner = tensors.shape
     lanes = min(outer, nl.tile_size.pmax)
     choices = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
@@ -435,8 +460,8 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
     """Return the modelled cost of a candidate, in bytes.
 
-    The cost is the bytes that a core moves, times the factor by which their runs in HBM are slow, plus the bytes whose
-    transfers overlap with nothing.
+    The cost is the bytes that a core moves, times the factor by which short runs in HBM are slow, plus the bytes of
+    transfers that overlap with no computation.
     """
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)
@@ -466,7 +491,14 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
 
 
 def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, core: int) -> ColumnPlan:
-    """Return the plan of a core whose transfers have the shortest modelled time among all candidates that fit."""
+    """Return the plan for one core, with the shortest modelled time of transfers among all candidates that fit in SBUF.
+
+    Args:
+        tensors: the tensors of the launch.
+        chunk_size: the kernel's argument, which bounds the elements of a segment; or None.
+        cores: the number of cores.
+        core: the number of this core.
+    """
     outer, count, inner = tensors.shape
     longest = longest_segment(tensors, chunk_size)
     segments = segments_of(count, longest)

@@ -3,10 +3,13 @@
 
 """Softmax forward and backward along a short axis that is not the last one, where a partition holds whole columns.
 
-Nothing is transposed, and one instruction per operation processes all elements of the columns of a piece. A piece
-advances by one stage in each step (:class:`ShortLoop`): :func:`forward_of_short_columns` and
-:func:`backward_of_short_columns` run it with their stages. Engines run their instructions in order, so if a stage waits
-for another engine, that engine's work was issued a step before.
+A tensor is viewed as [O, C, I], with C elements in a column. A *window* is the set of columns that are loaded together,
+and a *piece* is the part of a window that is computed together (:mod:`.short_plan`); a partition holds columns of
+``outer_each`` outer indices and ``width`` inner indices. Nothing is transposed, and each instruction processes all
+elements of a piece. The loop runs in steps; a *stage* is one operation on a piece, and belongs to a fixed step, counted
+from the step in which the piece starts (:class:`ShortLoop`). :func:`forward_of_short_columns` and
+:func:`backward_of_short_columns` run the loop with their stages. Engines run their instructions in order, so if a stage
+waits for another engine, that engine's work was issued a step before.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ Stage = tuple[int, Callable[[ShortPiece], None]]
 
 @dataclass
 class WindowTiles:
-    """The windows of a tensor, and the tiles that hold them on chip, which the windows use round-robin.
+    """The windows of a tensor, and the tiles that hold them in SBUF; windows use the tiles round-robin.
 
     Attributes:
         tensor_hbm: the tensor, [O, C, I].
@@ -54,13 +57,13 @@ class WindowTiles:
         return cls(tensor_hbm, ring_of(plan.buffers, plan.window, tensor_hbm.dtype), plan.windows)
 
     def of(self, number: int) -> nl.NkiTensor:
-        """Return the view of window number ``number`` in its tile, [partitions, outer_each, C, width]."""
+        """Return window number ``number`` as a view of its tile, [partitions, outer_each, C, width]."""
         shape = self.windows[number].shape(self.tensor_hbm.shape[1])
         tile_sbuf = self.tiles_sbuf[number % len(self.tiles_sbuf)]
         return tile_sbuf[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
     def piece(self, piece: ShortPiece) -> nl.NkiTensor:
-        """Return the view of a piece in the tile of its window, [partitions, outer_each, C, width]."""
+        """Return a piece as a view of its window's tile, [partitions, outer_each, C, width]."""
         return piece.of(self.of(piece.window))
 
     def load(self, number: int) -> None:
@@ -78,15 +81,15 @@ class WindowTiles:
 
 @dataclass
 class ShortLoop:
-    """The loop that issues all steps of a core.
+    """The loop of a core over the pieces of short columns.
 
     Attributes:
-        plan: the plan of the launch.
+        plan: the plan of the core.
         inputs: the tiles of the tensors that are loaded.
-        result: the tiles that are stored, which may be those of the first input.
-        stages: the stages in the order in which a step issues them; the last stage of a piece computes its result.
-        loaded, stored: the number of windows that were loaded and stored.
-        under_way: the pieces that started 0, 1, 2, ... steps ago; None where no piece did.
+        result: the tiles of the result, which may be the tiles of the first input.
+        stages: the stages in the order in which a step issues them.
+        loaded, stored: the number of windows that have been loaded and stored.
+        under_way: the pieces that started 0, 1, 2, ... steps ago; None for a step in which no piece started.
     """
 
     plan: ShortPlan
@@ -116,7 +119,6 @@ class ShortLoop:
                 self.stored += 1
 
     def _load(self) -> None:
-        """Load the next windows, as long as a tile is free."""
         while self.loaded < min(len(self.plan.windows), self.stored + self.plan.buffers):
             for tiles in self.inputs:
                 tiles.load(self.loaded)
@@ -124,7 +126,7 @@ class ShortLoop:
 
 
 def result_tiles(result_hbm: nl.NkiTensor, plan: ShortPlan, overwritten: WindowTiles) -> WindowTiles:
-    """Return the tiles of the result: those of the input ``overwritten``, or tiles of its own if that is None."""
+    """Return the tiles for the result: those of the input ``overwritten`` if the types are equal, else new tiles."""
     if result_hbm.dtype == overwritten.tensor_hbm.dtype:
         return WindowTiles(result_hbm, overwritten.tiles_sbuf, plan.windows)
     return WindowTiles.make(result_hbm, plan)
@@ -136,22 +138,27 @@ def of_columns(values_sbuf: nl.NkiTensor, length: int) -> nl.NkiTensor:
 
 
 def on_vector(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """Compute ``data1 <op> data2`` with ``scalar_tensor_tensor``: ``tensor_tensor`` of float32 takes Vector twice as
+    """Compute ``data1 <op> data2`` on Vector, by ``scalar_tensor_tensor``: ``tensor_tensor`` of float32 takes twice as
     long.
     """
     nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data1_sbuf, op0=nl.multiply, operand0=1.0, op1=op, operand1=data2_sbuf)
 
 
 def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """Compute ``data1 <op> data2`` on GpSimd, by one ``tensor_tensor``."""
+    """Compute ``data1 <op> data2`` on GpSimd, by ``tensor_tensor``."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
 def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: Callable[..., None] = on_vector) -> None:
-    """Combine, by ``op``, the first half of each column's elements with the second half: [partitions, outer_each, C,
-    width] into C // 2 elements per column. If C is odd, the last element is combined with the first result.
+    """Combine the first half of each column's elements with the second half, by ``op``.
 
-    ``dst_sbuf`` may be the first half of ``data_sbuf``.
+    If C is odd, the last element is combined with the first result.
+
+    Args:
+        data_sbuf: the columns, [partitions, outer_each, C, width].
+        dst_sbuf: the destination, with C // 2 elements per column; it may be the first half of ``data_sbuf``.
+        op: the operator.
+        issue: the function that computes ``data1 <op> data2``, which chooses the engine.
     """
     length = data_sbuf.shape[2]
     half = length // 2
@@ -161,8 +168,8 @@ def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: C
 
 
 def folded(half_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
-    """Fold columns in place (:func:`fold`) until one value per column is left, and return these: [partitions,
-    outer_each, 1, width].
+    """Reduce columns to one value each by repeated :func:`fold` in place, and return [partitions, outer_each, 1,
+    width].
 
     The order of the operations depends on C only, and rounding errors grow with log C.
     """
@@ -176,7 +183,7 @@ def folded(half_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
 def forward_short_plan(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ShortPlan:
-    """Return the plan by which the forward divides the short columns of a core."""
+    """Return the plan by which core number ``core`` of ``cores`` divides its short columns in the forward."""
     of_x, of_y = dtype_bytes(x_dtype), dtype_bytes(y_dtype)
     # Halves, sums and maxima have at most half as many elements as a piece.
     float32_tiles = (
@@ -195,7 +202,7 @@ def forward_short_plan(
 
 @dataclass
 class _ForwardPieces:
-    """The stages of the forward, and the tiles of pieces in flight.
+    """The stages of the forward, and the tiles of pieces in flight (started and not finished).
 
     With m the maximum of a column and d the sum of exp(x - m), in float32,
 
@@ -294,13 +301,13 @@ class _ForwardPieces:
 
 
 def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
-    """Compute the results of the columns of this core.
+    """Compute softmax or log-softmax of the short columns that this core processes.
 
     Args:
         x_hbm: the input, [O, C, I].
-        y_hbm: the output, [O, C, I]; its type is the type of the result.
+        y_hbm: the output, [O, C, I].
         kind: softmax or log-softmax.
-        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
+        chunk_size: the maximum number of elements per partition of an instruction, at least C; None for no maximum.
     """
     plan = forward_short_plan(
         Sizes(*x_hbm.shape), kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id()
@@ -325,7 +332,7 @@ def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kin
 def backward_short_plan(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ShortPlan:
-    """Return the plan by which the backward divides the short columns of a core."""
+    """Return the plan by which core number ``core`` of ``cores`` divides its short columns in the backward."""
     of_result = 0 if dtypes.grad == dtypes.grad_x else dtype_bytes(dtypes.grad_x)
     is_log = kind is Kind.LOG_SOFTMAX
     return plan_short(
@@ -341,7 +348,7 @@ def backward_short_plan(
 
 @dataclass
 class _BackwardPieces:
-    """The stages of the backward, and the tiles of pieces in flight.
+    """The stages of the backward, and the tiles of pieces in flight (started and not finished).
 
     With y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of y dy
     (softmax), in float32,
@@ -387,8 +394,9 @@ class _BackwardPieces:
         )
 
     def stages(self) -> list[Stage]:
-        """Return the stages in the order of issue. Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax,
-        half of the sum.
+        """Return the stages in the order of issue.
+
+        Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax, half of the sum.
         """
         if self.kind is Kind.LOG_SOFTMAX:
             return [
@@ -453,14 +461,14 @@ def backward_of_short_columns(
     kind: Kind,
     chunk_size: int | None,
 ) -> None:
-    """Compute the gradients of the columns of this core.
+    """Compute the gradients of the short columns that this core processes.
 
     Args:
         grad_hbm: dy, [O, C, I].
         output_hbm: y, [O, C, I].
         grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
         kind: softmax or log-softmax.
-        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
+        chunk_size: the maximum number of elements per partition of an instruction, at least C; None for no maximum.
     """
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     plan = backward_short_plan(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plan of a launch over short columns: arithmetic only, from shapes and types.
+"""The plan of a softmax launch over short columns of tensors [O, C, I], from shapes and types only.
 
-A partition holds whole columns of [O, C, I]: a block of consecutive inner indices or, if I is small, several outer
-indices (a unit of a :class:`Band`). The rounding of a column depends on the order of its sum, which depends on C only.
+A column has C elements. A partition holds whole columns, a *unit*: a block of consecutive inner indices at one outer
+index or, if I is small, all inner indices of several outer indices. A *band* (:class:`Band`) is columns that are
+divided into equal units. A *window* (:class:`ShortWindow`) is the units that are loaded together, one per partition,
+and a *piece* (:class:`ShortPiece`) the part of each unit of a window that instructions process together.
+:func:`plan_short` makes the :class:`ShortPlan`.
 
-:func:`plan_short` makes the :class:`ShortPlan`, of windows that are loaded together (:class:`ShortWindow`) and of
-pieces that instructions process (:class:`ShortPiece`).
+The rounding of a column depends on the order of its sum, which depends on C only.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ _LEAST_WINDOWS = 4
 
 @dataclass(frozen=True)
 class Band:
-    """Columns of [O, C, I] that are divided into units of equal shape. A unit, ``outer_each`` outer times ``width``
-    inner indices, lies on one partition.
+    """Columns of [O, C, I] that are divided into equal units of ``outer_each`` outer times ``width`` inner indices.
 
     Attributes:
         first_outer, outer: the first outer index, and the number of outer indices.
         outer_each: the number of outer indices of a unit; 1 if an outer index has several units.
-        first_inner, blocks, width: the first inner index, the number of units of an outer index, and the number of
-            inner indices of each unit.
+        first_inner: the first inner index.
+        blocks: the number of units of an outer index.
+        width: the number of inner indices of a unit.
     """
 
     first_outer: int
@@ -65,12 +67,12 @@ class Band:
 
 @dataclass(frozen=True)
 class ShortPiece:
-    """The part of a window's units that an instruction processes.
+    """The part of each unit of a window that instructions process together.
 
     Attributes:
         window: the number of the window.
-        first, outer_each: the first outer index of a unit, and the number of outer indices.
-        start, width: the first inner index of a unit, and the number of inner indices.
+        first, outer_each: the first outer index within the unit, and the number of outer indices.
+        start, width: the first inner index within the unit, and the number of inner indices.
         ends: whether the piece is the last one of its window.
     """
 
@@ -82,20 +84,18 @@ class ShortPiece:
     ends: bool
 
     def of(self, window_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of the piece in the tile of its window, which has the shape [partitions, outer_each, C,
-        width].
-        """
+        """Return the view of the piece in the tile of its window, [partitions, outer_each, C, width]."""
         return window_sbuf[:, self.first : self.first + self.outer_each, :, self.start : self.start + self.width]
 
 
 @dataclass(frozen=True)
 class ShortWindow:
-    """Units of a band (:class:`Band`) that are loaded together, one on each partition.
+    """Consecutive units of a band that are loaded together, one per partition.
 
     Attributes:
         number: the number of the window on its core.
         band: the band of the units.
-        first, end: the numbers of the first unit, and of the last unit plus one.
+        first, end: the number of the first unit, and of the last unit plus one.
     """
 
     number: int
@@ -104,12 +104,17 @@ class ShortWindow:
     end: int
 
     def shape(self, length: int) -> tuple[int, ...]:
-        """Return the shape of the window's tile: [partitions, outer_each, C, width]."""
+        """Return the shape of the window's tile, [partitions, outer_each, C, width], for C = ``length``."""
         return self.end - self.first, self.band.outer_each, length, self.band.width
 
     def runs(self, tensor_hbm: nl.NkiTensor) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """Yield for each transfer of the window the number of the first partition, and the part of a tensor [O, C, I],
-        viewed as [partitions, outer_each, C, width].
+        """Yield, for each transfer of the window, its first partition and its view of the tensor.
+
+        Args:
+            tensor_hbm: the tensor, [O, C, I].
+
+        Yields:
+            The number of the first partition, and a view [partitions, outer_each, C, width] of ``tensor_hbm``.
         """
         band = self.band
         if band.blocks == 1:
@@ -128,7 +133,7 @@ class ShortWindow:
             unit += count
 
     def pieces(self, columns: int) -> list[ShortPiece]:
-        """Divide the window's units into pieces that have at most ``columns`` columns of each unit."""
+        """Return the pieces of the window, each of at most ``columns`` columns per partition."""
         band = self.band
         outer_each = min(band.outer_each, max(1, columns // band.width))
         width = div_ceil(band.width, div_ceil(band.width, columns))
@@ -142,13 +147,13 @@ class ShortWindow:
 
 @dataclass(frozen=True)
 class ShortPlan:
-    """The division of a launch into windows and pieces.
+    """The plan of one core: its windows, and the size of their pieces.
 
     Attributes:
         length: C, the number of elements of a column.
         columns: the maximum number of columns per partition of a piece.
         windows: the windows of the core.
-        buffers: the number of windows on chip.
+        buffers: the number of windows that are on chip at the same time.
     """
 
     length: int
@@ -158,12 +163,12 @@ class ShortPlan:
 
     @property
     def piece(self) -> int:
-        """The number of elements that a scratch tile of a piece has in a partition."""
+        """The maximum number of elements per partition of a piece."""
         return self.columns * self.length
 
     @property
     def window(self) -> int:
-        """The largest number of elements that a window has in a partition."""
+        """The maximum number of elements per partition of a window."""
         return max((window.band.outer_each * self.length * window.band.width for window in self.windows), default=0)
 
 
@@ -176,14 +181,14 @@ def plan_short(
     cores: int,
     core: int,
 ) -> ShortPlan:
-    """Return the plan of a core.
+    """Return the plan of one core.
 
     Args:
         shape: the sizes O, C and I.
-        dtypes: the types of the inputs and of the result.
-        window_bytes: the bytes that all tensors need for an element of a window.
-        piece_bytes: the bytes that all scratch tiles need for an element of a piece.
-        chunk_size: the most elements per partition that a piece may have, at least C, or None.
+        dtypes: the types of the inputs and, last, of the result.
+        window_bytes: the bytes of all tensors for an element of a window.
+        piece_bytes: the bytes of all scratch tiles for an element of a piece.
+        chunk_size: the maximum number of elements per partition of a piece, at least C; None for no request.
         cores, core: the number of cores of the launch, and the number of this core.
     """
     outer, length, inner = shape
@@ -205,7 +210,7 @@ def plan_short(
 
 
 def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType, ...]) -> list[Band]:
-    """Return the bands that together have all columns, with at most ``most`` columns in a partition."""
+    """Return bands that together have all columns, with units of at most ``most`` columns."""
     lanes = nl.tile_size.pmax * cores
     if inner <= most and outer >= nl.tile_size.pmax:
         outer_each = max(1, min(most // inner, outer // (lanes * _LEAST_WINDOWS)))
@@ -233,14 +238,12 @@ def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType
 
 
 def _slowness(run: int) -> float:
-    """Return the factor by which transfers take longer if their runs in HBM have only ``run`` bytes."""
+    """Return the factor by which transfers take longer if their runs in HBM have ``run`` bytes."""
     return max(1.0, _FULL_RUN / run) * (2.0 if run <= _SMALL_STORE else 1.0)
 
 
 def _cuts(units: int, cores: int, core: int) -> Iterator[tuple[int, int]]:
-    """Yield, for each window of a core, the number of its first unit and that of its last unit plus one; the windows
-    have about the same size.
-    """
+    """Yield, for each window of a core, its first unit and its last unit plus one, with windows of about equal size."""
     windows = div_ceil(div_ceil(units, nl.tile_size.pmax), cores) * cores
     of_core = windows // cores
     for number in range(core * of_core, (core + 1) * of_core):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Several partitions a position, and several positions a partition, in place of one position a partition.
+"""Layouts with several partitions per position or several positions per partition.
 
 - ``batches``: which launches have these layouts, and how they divide their positions;
 - ``targets``: the targets of positions, found on chip;

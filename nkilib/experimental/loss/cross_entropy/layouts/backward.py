@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
+"""The gradient of cross-entropy in the layouts of :mod:`.batches` (:func:`backward_of_batches`).
 
-Each partition has what is needed of its positions, also if it has only a part of one: their coefficients
-(:class:`_Coefficients`), tiles [partitions, positions of a partition]. The gradient A * p, less A - D at the target
-(:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), is made on chip, without a scatter: Scalar computes p,
-Vector compares the columns with that of the target, which is fast in 16 bits, and subtracts. Scalar and GpSimd share
-the products with A, which the exponential includes if all losses have the same upstream gradient.
+:mod:`nkilib.experimental.loss.cross_entropy.coefficients` defines A, D and p (the softmax of z, the logits after cap
+and temperature): the gradient is A * p, less A - D at the target. In these layouts a partition holds several positions
+(*packed*) or a part of one (*split*); a *piece* is the part of a batch that is loaded at a time. The coefficients are
+tiles [partitions, positions of a partition] (:class:`_Coefficients`).
+
+The gradient is computed on chip, without a scatter: Scalar computes p, and Vector compares the columns with the column
+of the target and subtracts; float16 makes the comparison fast. Scalar and GpSimd share the products with A. If all
+losses have the same upstream gradient, the exponential includes A.
 """
 
 from __future__ import annotations
@@ -51,19 +54,20 @@ _COMPARED = 2048
 
 @dataclass(frozen=True)
 class _Coefficients:
-    """What the gradient of the positions of a batch is made of: float32 tiles [partitions, positions of a partition].
+    """The coefficients of the gradient of a batch: float32 tiles [partitions, positions of a partition].
 
     Attributes:
         scale: the factor of the logits in z.
-        bias_sbuf: what is added to z, so that its exponential is p, or p divided by what ``all_sbuf`` has as a factor.
-        all_sbuf: A, or None where the exponentials are A * p.
-        neg_spread_sbuf: what is added to A * p at every class, minus the share of smoothing; None for 0.
-        entropy: the terms that are added to A for each class, times what ``all_sbuf`` has as a factor; None without a
-            gradient of the entropy.
-        own_sbuf: what is subtracted at the target: A - D, 0 where the target is ignored or in another shard; a number
-            if it is the same for all positions. It is finite, because it is multiplied by 0 elsewhere.
+        bias_sbuf: the bias of z: exp(z + bias) is p, or p times the sum of exponentials, or A * p (``all_sbuf``).
+        all_sbuf: A, or A over the sum of exponentials; None if exp(z + bias) is A * p.
+        neg_spread_sbuf: minus the share of label smoothing, added to A * p at every class; None for 0.
+        entropy: the terms that the gradient of the entropy adds to A for each class, in the unit of ``all_sbuf``; None
+            without a gradient of the entropy.
+        own_sbuf: A - D, which is subtracted at the target; 0 if the target is ignored or in another shard. A Python
+            number if all positions have the same value. The value must be finite, because it is multiplied by 0 at
+            other classes.
         column_sbuf: the column of the target in the partition.
-        check: the access that is out of range if a target is.
+        check: the DMA access that is out of range if a target is invalid.
     """
 
     scale: Scale
@@ -77,7 +81,7 @@ class _Coefficients:
     _columns: dict[int, nl.NkiTensor] = field(default_factory=dict)
 
     def column_from(self, start: int) -> nl.NkiTensor:
-        """Return the columns of the targets counted from column ``start`` of the partition; it is computed once."""
+        """Return the columns of the targets, counted from column ``start`` of the partition; the result is cached."""
         if start == 0:
             return self.column_sbuf
         if start not in self._columns:
@@ -89,15 +93,15 @@ class _Coefficients:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A position of each partition whose gradient is not finished.
+    """One position of each partition, whose gradient is being computed.
 
     Attributes:
         coefficients: the coefficients of its batch.
-        batch, piece, row: where the position is.
+        batch, piece, row: the batch, the piece, and the index of the position in the piece.
         piece_sbuf: the tile of the piece.
         is_target_sbuf: 1 at the target, and 0 elsewhere.
-        terms_sbuf: the exponentials, then the product of A and p, less what is subtracted at every class.
-        slopes_sbuf: what the gradient of the entropy adds to A; None without one.
+        terms_sbuf: the exponentials; :meth:`_Backward._multiply` replaces them by A * p less the share of smoothing.
+        slopes_sbuf: the terms that the gradient of the entropy adds to A; None without that gradient.
     """
 
     coefficients: _Coefficients
@@ -111,7 +115,6 @@ class _Begun:
 
     @property
     def position(self) -> int:
-        """The number of the position in its partition."""
         return self.piece.first + self.row
 
 
@@ -122,16 +125,17 @@ class _Backward:
     Attributes:
         launch, options, upstream: the arguments of the kernel.
         batches: the batches of the core.
-        finder: the object that locates the targets.
-        on_chip: the gathers of packed positions; None for split ones.
-        class_sbuf: the numbers of columns, float16 [128, columns].
-        log_scale_sbuf: the logarithm of the upstream gradient of all losses, or of 1, float32 [128, 1].
+        finder: locates the targets.
+        on_chip: gathers elements of packed positions; None for split positions.
+        class_sbuf: the column numbers 0, 1, 2, ..., float16 [128, columns].
+        log_scale_sbuf: the logarithm of the common upstream gradient, float32 [128, 1]; 0 if the losses have different
+            upstream gradients.
         buffers: tiles for pieces of logits, which become their gradients.
         exponentials, targets: tiles for exponentials, and for 1 at the targets and 0 elsewhere, in float16.
         slopes: tiles for the terms of the entropy's gradient.
-        products: the number of products with A so far.
+        products: the number of products with A that have been issued.
         visits: the batches and their pieces in the order of processing.
-        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
+        loaded_sbuf: the tiles of the pieces that have been loaded, in the order of ``visits``.
     """
 
     launch: Launch
@@ -177,8 +181,10 @@ class _Backward:
         )
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Process all positions of all pieces, each in steps between which others are processed, so that no engine
-        waits for another one. The coefficients of a batch are computed before the batch ahead of it.
+        """Process all positions of all pieces, and store the gradients.
+
+        A position takes several steps; other positions are processed between them, so that no engine waits for another
+        one. The coefficients of a batch are computed while the batch before is processed.
         """
         begun, steps = deque[_Begun](), 1 if isinstance(self.upstream, UniformUpstream) else _STEPS
         following = self._coefficients(self.batches[0])
@@ -198,7 +204,7 @@ class _Backward:
             self._finish(last, grad_logits_hbm)
 
     def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
-        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
+        """Yield the pieces of a batch with their tiles, and issue the loads of later pieces into free tiles."""
         first = sum(len(batch.pieces) for batch in self.batches[:number])
         for place, piece in enumerate(self.batches[number].pieces):
             visit = first + place
@@ -256,7 +262,7 @@ class _Backward:
     def _entropy(
         self, upstream: PositionUpstream, batch: RowBatch, softmax: SoftmaxTerms, slope: Scale
     ) -> EntropyCoefficients | None:
-        """Return the terms of the entropy's gradient, its slope times what the coefficient A has as a factor."""
+        """Return the terms of the entropy's gradient, in the unit of the coefficient A."""
         if upstream.entropy_hbm is None or upstream.grad_entropy_hbm is None:
             return None
         gradient_sbuf = loaded_gradient(batch, upstream.grad_entropy_hbm, slope)
@@ -271,7 +277,6 @@ class _Backward:
         return check_targets(self.finder, rows, self.finder.locate(rows, masks))
 
     def _weights(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-        """Return the class weights of the targets; None without any."""
         class_weight_hbm = self.launch.class_weight_hbm
         if self.on_chip is not None or class_weight_hbm is None:
             return None if self.on_chip is None else self.on_chip.gather_weights(column_sbuf)
@@ -282,7 +287,7 @@ class _Backward:
     def _begun(
         self, coefficients: _Coefficients, batch: RowBatch, piece: RowPiece, row: int, piece_sbuf: nl.NkiTensor
     ) -> _Begun:
-        """Compare the columns of a position with that of its target, and compute its exponentials."""
+        """Compute the exponentials of a position, and the tile that is 1 at its target."""
         partitions, _, columns = piece_sbuf.shape
         at = piece.first + row
         is_target_sbuf = self._is_target(coefficients, piece, at, (partitions, columns))
@@ -311,8 +316,8 @@ class _Backward:
         return _Begun(coefficients, batch, piece, row, piece_sbuf, is_target_sbuf, terms_sbuf, slopes_sbuf)
 
     def _finish(self, begun: _Begun, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Replace the logits of a position by their gradient, which is rounded once when it is written, and store the
-        piece if the position is its last one.
+        """Replace the logits of a position by their gradient, rounded once; after the last position of a piece, store
+        the piece.
         """
         piece, row, at, own = begun.piece, begun.row, begun.position, begun.coefficients.own_sbuf
         nisa.scalar_tensor_tensor(
@@ -329,7 +334,6 @@ class _Backward:
                 store.depends_on(begun.coefficients.check, kind=nisa.dependency.runtime)
 
     def _is_target(self, coefficients: _Coefficients, piece: RowPiece, at: int, shape: tuple[int, int]) -> nl.NkiTensor:
-        """Return a tile that is 1 where a column of a piece is the target of a position, and 0 elsewhere."""
         partitions, columns = shape
         is_target_sbuf = self.targets.next_tile()[0:partitions, 0:columns]
         for start in range(0, columns, _COMPARED):
@@ -353,8 +357,9 @@ class _Backward:
         return is_target_sbuf
 
     def _multiply(self, begun: _Begun) -> None:
-        """Multiply the exponentials of a position by A where they do not include it, and add what is added at every
-        class. Scalar shares this with GpSimd, or with Vector if there is something to add; all round alike.
+        """Multiply the exponentials of a position by A, and add the terms that every class gets.
+
+        Scalar shares this work with GpSimd, or with Vector if there are terms to add; all round alike.
         """
         coefficients, terms_sbuf, at = begun.coefficients, begun.terms_sbuf, begun.position
         if coefficients.all_sbuf is None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The layouts of positions other than one a partition, for launches of few positions or of few classes.
+"""The layouts with more or less than one position per partition, for launches of few positions or of few classes.
 
-- Split: a position lies on F partitions, each of which has W = floor(V / F) of its classes, and the last one the rest
-  as well. Few positions then keep all partitions busy.
-- Packed: a partition has several positions, one behind the other in HBM, so that transfers are long, and instructions
-  that take all positions of a partition are few.
+- *Split*: a position lies on F partitions, so that few positions keep all partitions busy. Each partition has W =
+  floor(V / F) of the V classes; the last one has the rest as well.
+- *Packed*: a partition has several positions, consecutive in HBM, so that transfers are long and one instruction
+  processes the positions of a partition together.
 
-A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them
-(:mod:`nkilib.core.rows.row_plan`), if a launch requests such a layout and has it: its options must be among those that
-:func:`_carries` names, and its tiles must fit. Else the launch has one position a partition.
+A core takes consecutive positions. :func:`forward_batches` and :func:`backward_batches` divide them into batches and
+pieces (:mod:`nkilib.core.rows.row_plan`; a piece is what is loaded at a time). A launch gets the requested layout if
+its options allow it (:func:`_carries`) and the tiles fit; otherwise each partition holds one position.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ _SMALL_BYTES, _BYTES_OF_POSITION = 8192, 160
 
 
 def _carries(launch: Launch, options: Options) -> bool:
-    """Return whether a layout other than one position a partition has the options.
+    """Return whether the options allow a split or packed layout.
 
-    Factors of all classes, such as class weights beside label smoothing, come in chunks of one position a partition.
-    Where the parts of a position differ in length, the elements that fill up the shorter ones would enter sums over all
-    classes.
+    Class factors (class probabilities, or class weights together with label smoothing) are loaded in chunks of one
+    position per partition. If V is no multiple of F, padding would enter sums over all classes.
     """
     wanted, parts = options.wanted, launch.layout.partitions_per_position
     if options.has_probabilities or options.softcap is not None or options.needs_class_weights:
@@ -56,12 +55,12 @@ def _carries(launch: Launch, options: Options) -> bool:
 
 
 def _plan(launch: Launch, scratch_bytes: int) -> RowPlan | None:
-    """Return the plan of the requested layout; None if it is that of one position a partition, or does not fit.
+    """Return the plan of the requested split or packed layout; None if the launch requests neither, or the tiles do not
+    fit.
 
     Args:
         launch: the launch.
-        scratch_bytes: the bytes of a partition for each column of a piece of one position, beside the buffers of
-            pieces.
+        scratch_bytes: the bytes per partition of scratch tiles, for each column of a piece of one position.
     """
     parts, most = launch.layout
     size, of_element = launch.vocab_size, BUFFERS * dtype_bytes(launch.dtype)
@@ -90,7 +89,7 @@ def _batches(launch: Launch, plan: RowPlan | None) -> list[RowBatch] | None:
 
 
 def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
-    """Return the batches of this core, if the forward has the requested layout; None for one position a partition."""
+    """Return the batches of this core if the forward has the requested layout; None for one position per partition."""
     if not _carries(launch, options):
         return None
     # Numbers of which only the sums are used; the larger elements of pairs; class weights.
@@ -103,13 +102,13 @@ def forward_batches(launch: Launch, options: Options) -> list[RowBatch] | None:
 
 
 def backward_terms(upstream: Upstream) -> int:
-    """Return the number of tiles that the backward has for each of the terms of a gradient."""
+    """Return the number of tiles that the backward has for exponentials, and as many for each other term."""
     is_long = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is None
     return TERMS if is_long else TERMS - 1
 
 
 def backward_batches(launch: Launch, options: Options, upstream: Upstream) -> list[RowBatch] | None:
-    """Return the batches of this core, if the backward has the requested layout; None for one position a partition."""
+    """Return the batches of this core if the backward has the requested layout; None for one position per partition."""
     if not _carries(launch, options):
         return None
     # Exponentials in float32 and targets in float16; the columns in float16; class weights.

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of cross-entropy in the layouts of :mod:`.batches`, with the exact maximum of every position
-(:func:`forward_of_batches`).
+"""Cross-entropy of the positions of a core in the layouts of :mod:`.batches` (:func:`forward_of_batches`).
 
-A piece is some positions of each partition, or some columns of a part of a position. Each has its own maximum and its
-own sum of exponentials (:mod:`nkilib.core.rows.statistics`). Those of a split position are combined across its
-partitions at the end (:class:`_Parts`), from the distances of their maxima from that of the position. The results are
-computed from tiles [partitions, positions of a partition], or for split positions on a line, [1, positions].
+The maximum of every position is exact. A partition holds several positions (*packed*) or a part of one (*split*). A
+*piece* is the part of a batch that is loaded at a time: some positions of each partition, or some columns of a part of
+a position. Each piece of a position has its own maximum m_k and sum of exponentials; *moments* are further sums, for
+options that need them (:mod:`nkilib.core.rows.statistics`). For split positions, the statistics of the partitions are
+combined at the end (:class:`_Parts`), with the factors exp(scale * (m_k - m)), where m is the maximum of the position.
+The results are computed from tiles [partitions, positions of a partition], or [1, positions] for split positions.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _BATCHES_OF_LOGS = 2
 
 @dataclass
 class _Parts:
-    """The statistics of split positions, from those of their parts.
+    """The statistics of split positions, combined from the statistics of their parts.
 
     Attributes:
         batch: the positions.
-        parts, moments: the statistics and sums of the pieces of each partition, [partitions, 1, pieces].
-        rows, row_moments: the statistics and sums of the positions, [1, positions].
+        parts, moments: the statistics and moments of the pieces of each partition, [partitions, 1, pieces].
+        rows, row_moments: the statistics and moments of the positions, [1, positions].
     """
 
     batch: RowBatch
@@ -57,7 +58,7 @@ class _Parts:
     row_moments: Moments | None
 
     def take_weights(self, pieces: int) -> None:
-        """Compute the maxima of the positions, and the factor exp(scale * (m_k - m)) of each piece of a partition."""
+        """Compute the maximum m of each position, and the factor exp(scale * (m_k - m)) of each piece."""
         parts = self.parts
         neg_max_sbuf = parts.columns.in_use(parts.neg_max_sbuf, pieces)
         weights_sbuf = parts.columns.in_use(parts.weights_sbuf, pieces)
@@ -74,7 +75,7 @@ class _Parts:
         parts.take_weights(pieces)
 
     def combine_sums(self, pieces: int) -> None:
-        """Compute the sums of exponentials of the positions, and the other sums."""
+        """Compute the sum of exponentials and the moments of each position."""
         if self.moments is not None and self.row_moments is not None:
             self.moments.combine(self.parts, pieces)
             for of_rows_sbuf, of_parts_sbuf in zip(
@@ -85,13 +86,12 @@ class _Parts:
         self._reduce(self.rows.row_sum_sbuf, self.parts.row_sum_sbuf, nl.add)
 
     def _reduce(self, dst_sbuf: nl.NkiTensor, of_parts_sbuf: nl.NkiTensor, op: Operator) -> None:
-        """Reduce the numbers of the partitions of each position, [partitions, 1] to [1, positions]."""
+        """Reduce one value per partition, [partitions, 1], to one value per position, [1, positions]."""
         line_psum = on_line(of_parts_sbuf).reshape((1, self.batch.lines, self.batch.plan.parts))
         nisa.tensor_reduce(dst=dst_sbuf, op=op, data=line_psum, axis=2)
 
 
 def _sums_of_rows(moments: Moments) -> list[nl.NkiTensor]:
-    """Return the tiles of the sums of rows."""
     tiles = []
     if moments.first is not None:
         tiles += [moments.first.row_factors_sbuf, moments.first.row_first_sbuf]
@@ -106,12 +106,13 @@ class _Open:
 
     Attributes:
         batch: the positions.
-        statistics, moments: the statistics and sums of the pieces, [partitions, positions of a partition, pieces of a
-            position].
-        parts: the combination of the parts of split positions; None for packed ones.
+        statistics, moments: the statistics and moments of the pieces, [partitions, positions of a partition, pieces of
+            a position].
+        parts: combines the parts of split positions; None for packed positions.
         group: the values of the positions, from which the results are computed.
-        column_sbuf: the columns of the targets of packed positions; None for split ones.
-        check: the access that is out of range if a target is; None if the target's logit is gathered by an access.
+        column_sbuf: the columns of the targets of packed positions; None for split positions.
+        check: the DMA access that is out of range if a target is invalid; None for split positions, whose logits are
+            gathered by DMA, which checks targets.
     """
 
     batch: RowBatch
@@ -124,7 +125,7 @@ class _Open:
 
 
 def _on_line(gathered: TargetValues) -> TargetValues:
-    """Bring values gathered at targets, [positions, 1], to a line, [1, positions], where their masks are."""
+    """Move values gathered at targets from [positions, 1] to [1, positions]; the masks have this shape already."""
 
     def of(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         line_psum = on_line(column_sbuf)
@@ -138,8 +139,8 @@ def _on_line(gathered: TargetValues) -> TargetValues:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A position of each partition whose terms of the entropy are not summed: the operands of
-    :meth:`EntropyMoment.take_terms`.
+    """The operands of :meth:`EntropyMoment.take_terms` for one position of each partition, until that method is
+    called.
     """
 
     entropy: EntropyMoment
@@ -157,17 +158,17 @@ class _Forward:
         launch, options: the arguments and the options of the kernel.
         plan: the plan of the positions.
         batches: the batches of the core.
-        finder: the object that locates the targets.
-        on_chip: the gathers of packed positions; None for split ones.
+        finder: locates the targets.
+        on_chip: gathers elements of packed positions; None for split positions.
         buffers: tiles for pieces of logits.
-        junk_sbuf: a tile for exponentials of which only the sums are used.
-        terms: a tile for other numbers of which only the sums are used, if there are any.
+        junk_sbuf: a tile for exponentials that are not used, only their sums.
+        terms: a ring of one tile for other values that are not used, only their sums; empty without moments.
         exponentials: tiles for exponentials, if an entropy is requested.
-        halves: tiles for the larger elements of pairs.
+        halves: tiles for the larger element of each pair (:func:`.halved`).
         visits: the batches and their pieces in the order of processing.
-        loaded_sbuf: the tiles of the pieces that have been loaded, by the number of the visit.
+        loaded_sbuf: the tiles of the pieces that have been loaded, in the order of ``visits``.
         compared: the number of pieces whose maxima have been computed.
-        begun: the position whose exponentials are computed, and the terms of its entropy are not.
+        begun: the position whose exponentials have been computed, and the terms of its entropy have not; at most one.
     """
 
     launch: Launch
@@ -214,8 +215,9 @@ class _Forward:
         )
 
     def run(self, results: Results) -> None:
-        """Process all pieces. A batch is combined during the first pieces of the next one, and its results are computed
-        after them, or at the end.
+        """Process all pieces, and store the results.
+
+        The statistics of a batch are combined during the first pieces of the next batch.
         """
         done: list[_Open] = []
         combining: deque[Callable[[], None]] = deque()
@@ -242,7 +244,7 @@ class _Forward:
         self._store(done, results)
 
     def _loaded_pieces(self, number: int) -> Iterator[tuple[RowPiece, nl.NkiTensor]]:
-        """Yield the pieces of a batch with their tiles, and load later ones into free tiles."""
+        """Yield the pieces of a batch with their tiles, and issue the loads of later pieces into free tiles."""
         first = sum(len(batch.pieces) for batch in self.batches[:number])
         for place, piece in enumerate(self.batches[number].pieces):
             visit = first + place
@@ -261,7 +263,7 @@ class _Forward:
         return Statistics.make(columns, self.launch.dtype, self.options.scale_of(temperatures))
 
     def _opened(self, batch: RowBatch) -> _Open:
-        """Allocate the statistics of a batch, and find its targets."""
+        """Return a batch with allocated statistics and located targets."""
         columns = Columns(batch.partitions, batch.rows_each, self.plan.pieces_per_row)
         statistics = self._statistics(batch, columns)
         moments = self._moments(columns)
@@ -276,7 +278,7 @@ class _Forward:
         return _Open(batch, statistics, moments, None, group, located.column_sbuf, check)
 
     def _opened_parts(self, batch: RowBatch, statistics: Statistics, moments: Moments | None) -> _Open:
-        """Allocate the statistics of split positions, and gather the logits at their targets."""
+        """Return a batch of split positions with allocated statistics and gathered logits of the targets."""
         line, rows = batch.as_line, batch.as_rows
         columns = Columns(1, batch.lines, 1)
         of_rows, row_moments = self._statistics(line, columns), self._moments(columns)
@@ -306,8 +308,10 @@ class _Forward:
             statistics.take_sum(junk_sbuf, piece_sbuf[:, row], Place(piece.first + row, piece.column))
 
     def _compared(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return elements among which are the largest of a piece. Of some pieces of 16-bit types, or of all but the
-        first where an entropy keeps Vector busy, GpSimd takes the larger ones of pairs.
+        """Return elements of a piece that include its maxima.
+
+        For some pieces of 16-bit types (with an entropy, all but the first piece), GpSimd computes the larger element
+        of each pair, so that Vector compares half as many.
         """
         self.compared += 1
         is_shared = piece_sbuf.dtype != nl.float32 and self.compared % _SHARED_MAXIMA == 0
@@ -331,9 +335,9 @@ class _Forward:
     def _take_entropies(
         self, entropy: EntropyMoment, statistics: Statistics, piece: RowPiece, piece_sbuf: nl.NkiTensor
     ) -> None:
-        """Compute the sums of exponentials of a piece, and those of their products with distances from the maximum.
+        """Compute the sums of exponentials of a piece, and of their products with distances from the maximum.
 
-        Vector prepares a position before it finishes the one ahead, so that it does not wait for Scalar.
+        Vector prepares a position before it finishes the position before, so that Vector does not wait for Scalar.
         """
         neg_max_sbuf = statistics.neg_max_sbuf[:, piece.first : piece.end, piece.column]
         lowest_sbuf = lowest_relevant(neg_max_sbuf, statistics.scale.least)
@@ -347,7 +351,7 @@ class _Forward:
             self.begun.append(_Begun(entropy, statistics, elements_sbuf, exponentials_sbuf, place))
 
     def _finish_entropy(self) -> None:
-        """Compute the sum of the products of the position that has begun, if there is one."""
+        """Compute the sum of the products of the position in :attr:`begun`, if there is one."""
         for begun in self.begun:
             raise_infinite(begun.elements_sbuf)
             terms_sbuf = self.terms.next_tile()[0 : begun.elements_sbuf.shape[0], 0 : begun.elements_sbuf.shape[1]]
@@ -357,7 +361,7 @@ class _Forward:
         self.begun.clear()
 
     def _combining(self, opened: _Open, is_last: bool) -> list[Callable[[], None]]:
-        """Return the steps that combine the statistics of the pieces of a batch, to be issued one after the other."""
+        """Return functions that combine the statistics of a batch's pieces, to be called in order."""
         pieces, parts, group = self.plan.pieces_per_row, opened.parts, opened.group
         if parts is None:
             return [partial(self._combine_packed, opened)]
@@ -390,7 +394,6 @@ class _Forward:
         )
 
     def _store(self, done: list[_Open], results: Results) -> None:
-        """Compute and store the results of batches whose statistics are complete."""
         remaining = results
         for opened in done:
             remaining = store_early_results(opened.group, results)

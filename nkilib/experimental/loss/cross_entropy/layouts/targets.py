@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The targets of positions in the layouts of :mod:`.batches`, whose elements are found on chip.
+"""The targets of positions whose logits are on chip, in the layouts of :mod:`.batches`.
 
-:class:`ColumnsOnChip` gathers the elements of packed positions at their targets, and :func:`columns_of_parts` says in
-which column of a part of a position its target is. Neither is an access of a DMA engine, so :func:`check_targets` makes
-one that is out of range if a target is.
+A *packed* position shares its partition with other positions; a *part* of a position is the elements that one of its
+several partitions holds. :class:`ColumnsOnChip` gathers the elements of packed positions at their targets, and
+:func:`columns_of_parts` computes in which column of its part a target is. These operations do not detect invalid
+targets, so :func:`check_targets` accesses HBM out of range if a target is invalid.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from nkilib.nki import explain_index, nisa, nl
 
 
 def check_targets(finder: TargetFinder, rows: Batch | RowBatch, located: LocatedTargets) -> nisa.NkiInstruction:
-    """Load the first target, from an index that is out of range in each partition that has an invalid target.
+    """Report invalid targets: load a target from an index that is out of range in each partition with an invalid
+    target.
 
     Returns:
-        The DMA instruction, on which the results must depend, so that the access takes place.
+        The DMA instruction. Results must depend on this instruction, so that the access takes place.
     """
     is_invalid_sbuf = located.is_invalid_sbuf
     partitions, columns = is_invalid_sbuf.shape
@@ -46,11 +48,11 @@ def check_targets(finder: TargetFinder, rows: Batch | RowBatch, located: Located
 
 @dataclass(frozen=True)
 class ColumnsOnChip:
-    """Gathers of an element of each packed position, on chip.
+    """Gathers one element of each packed position, at its target, on chip.
 
     Attributes:
-        row_start_sbuf: the index of the first element of each position of a piece in its partition, int32 [128,
-            positions of a piece].
+        row_start_sbuf: the index in its partition of the first element of each position of a piece (:class:`RowPiece`),
+            int32 [128, positions of a piece].
         weights_sbuf: the class weights, float32 [128, V]; None without class weights.
     """
 
@@ -59,7 +61,7 @@ class ColumnsOnChip:
 
     @classmethod
     def make(cls, launch: Launch, plan: RowPlan) -> ColumnsOnChip:
-        """Compute the constants, and load the class weights if the launch has them."""
+        """Compute the start indices, and load the class weights if the launch has them."""
         row_start_sbuf = nl.ndarray((PARTITIONS, plan.rows_of_piece), dtype=nl.int32, buffer=nl.sbuf)
         nisa.iota(dst=row_start_sbuf, pattern=[[plan.row_size, plan.rows_of_piece]], offset=0, channel_multiplier=0)
         weights_sbuf = None
@@ -72,8 +74,13 @@ class ColumnsOnChip:
     def gather(
         self, dst_sbuf: nl.NkiTensor, piece_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor, piece: RowPiece
     ) -> None:
-        """Gather the elements of a piece, [partitions, positions, V], at columns of its batch, int32 [partitions,
-        positions of the batch], into its part of a tile of that shape.
+        """Gather one element of each position of a piece.
+
+        Args:
+            dst_sbuf: the destination, [partitions, positions of the batch]; the columns of the piece are written.
+            piece_sbuf: the piece, [partitions, positions of the piece, V].
+            column_sbuf: the columns to gather, int32 [partitions, positions of the batch].
+            piece: the position of the piece in its batch.
         """
         index_sbuf = nl.ndarray((column_sbuf.shape[0], piece.rows), dtype=nl.uint32, buffer=nl.sbuf)
         starts_sbuf = self.row_start_sbuf[:, 0 : piece.rows]
@@ -81,7 +88,9 @@ class ColumnsOnChip:
         nisa.nc_n_gather(dst=dst_sbuf[:, piece.first : piece.end], data=piece_sbuf, indices=index_sbuf)
 
     def gather_weights(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-        """Gather the class weights at columns, float32 of the same shape; None without class weights."""
+        """Return the class weights at the columns, float32 of the shape of ``column_sbuf``; None without class
+        weights.
+        """
         if self.weights_sbuf is None:
             return None
         partitions = column_sbuf.shape[0]
@@ -93,13 +102,13 @@ class ColumnsOnChip:
 
 
 def columns_of_parts(batch: RowBatch, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the columns of targets within the part of the position that a partition has, float32.
+    """Return the column of each target within the part of its position that a partition has, float32.
 
-    A column that another part has is negative, or at least the number of columns of this part.
+    The result is negative, or at least the number of columns of the part, if the target is in another part.
 
     Args:
         batch: the positions. The number of partitions of a position is a power of two.
-        column_sbuf: the columns within positions, int32 [partitions, positions of a partition].
+        column_sbuf: the columns within whole positions, int32 [partitions, positions of a partition].
     """
     parts, width = batch.plan.parts, batch.plan.width
     if parts == 1:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of an elementwise loss definition: three functions of tiles.
+"""The interface of an elementwise loss definition: functions of tiles.
 
 The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
-cuts each tile into pieces; a weight may also have one value per row or per column (:mod:`.stream`). For a piece a loss
-definition computes the losses, and their derivatives with respect to each of the tensors. The skeleton handles
-streams, upstream gradients (:mod:`.run`), sums, stores and the product with a weight (:mod:`.results`).
+cuts each tile into *pieces*, which are processed one after the other; a weight may also have one value per row or per
+column (:mod:`.stream`). For a piece a loss definition computes the losses, and their derivatives with respect to each
+of the tensors. The skeleton handles streams, upstream gradients (:mod:`.run`), sums, stores and the product with a
+weight (:mod:`.results`).
 
-:class:`LossDefinition` is the interface; it takes a :class:`Piece`, passes losses to :class:`Losses` (as an
+:class:`LossDefinition` is the interface. It gets a :class:`Piece`, passes losses to :class:`Losses` (as an
 :class:`Activation`, a :class:`Combination` or a product) and returns each :class:`Derivative`. :data:`INPUT`,
-:data:`TARGET`, :data:`WEIGHT`, :data:`POSITIVE_WEIGHT` and :data:`VARIANCE` are names of tensors, :data:`Prepared` the
-tiles of :meth:`LossDefinition.prepare`.
+:data:`TARGET`, :data:`WEIGHT`, :data:`POSITIVE_WEIGHT` and :data:`VARIANCE` are names of tensors; :data:`Prepared` is
+the tiles that :meth:`LossDefinition.prepare` returns.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ Prepared = tuple[nl.NkiTensor, ...]
 
 @dataclass
 class Count:
-    """A mutable counter, for objects that are frozen otherwise."""
+    """A mutable counter, for use in frozen objects."""
 
     number: int = 0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of columns of a tile, with the part of every streamed tensor that lies there.
+    """The elements of all streamed tensors in a range of columns of a tile.
 
     Attributes:
-        tensors: the parts of the tensors on chip, [rows, columns] in their types, by the name of the tensor.
+        tensors: the elements of each tensor, [rows, columns] in the type of the tensor, by the name of the tensor.
         scratch: the source of float32 tiles of the piece's size.
         number: the index of the piece among all pieces of the launch; it does not depend on the number of cores.
         taken: the number of scratch tiles that the piece has taken.
@@ -64,14 +65,14 @@ class Piece:
         return rows, columns
 
     def __getitem__(self, name: str) -> nl.NkiTensor:
-        """Return the piece's part of the tensor ``name``, [rows, columns]."""
+        """Return the piece's elements of the tensor ``name``, [rows, columns]."""
         return self.tensors[name]
 
     def float32(self) -> nl.NkiTensor:
-        """Return an uninitialised float32 tile of the piece's size from the scratch.
+        """Return an uninitialised float32 tile of the piece's size.
 
-        A piece may take as many as ``LossDefinition.scratch_tiles`` says; one more would be a tile of another
-        piece.
+        A piece may take as many tiles as :attr:`LossDefinition.scratch_tiles` says; AssertionError is raised beyond
+        that.
         """
         self.taken.number += 1
         most = self.scratch.tiles_of_piece
@@ -83,13 +84,11 @@ class Piece:
         return self.scratch.next(*self.shape)
 
     def bfloat16(self) -> nl.NkiTensor:
-        """Return a bfloat16 tile instead of a float32 one of :meth:`float32`: Vector has fast modes for 16 bits."""
+        """Return a tile like :meth:`float32`, but in bfloat16: Vector has fast modes for 16 bits."""
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
     def like(self, name: str) -> nl.NkiTensor:
-        """Return a tile in the type of the named tensor instead of a float32 one of :meth:`float32`; Vector may be
-        faster with it.
-        """
+        """Return a tile like :meth:`float32`, but in the type of the tensor ``name``."""
         return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
 
     def constant(self, number: float) -> nl.NkiTensor:
@@ -99,16 +98,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of a piece's losses with respect to a tensor: ``factor`` times a tile or a product of two.
+    """The derivative of a piece's losses with respect to a tensor: ``factor`` times a tile, or times a product of two
+    tiles.
 
     Attributes:
-        tile_sbuf: the tile, [rows, columns], of any floating type; with ``times_sbuf``, a float32 scratch tile
-            that nothing else uses, because the product overwrites it.
+        tile_sbuf: the tile, [rows, columns], of any floating type; with ``times_sbuf``, a float32 scratch tile that
+            nothing else uses, because the product overwrites it.
         factor: a number that is multiplied into the upstream gradient.
-        on_scalar: whether Scalar instead of Vector multiplies by an upstream gradient that all losses share; set it if
-            Vector has more to do than Scalar.
-        times_sbuf: the tile by which the first one is multiplied, or None. Vector computes the product after it
-            has begun the next piece, so that it does not wait for other engines.
+        on_scalar: whether Scalar instead of Vector multiplies by an upstream gradient that all losses share; True if
+            Vector has more work than Scalar.
+        times_sbuf: the tile that multiplies ``tile_sbuf``, or None. Vector computes the product after the next piece
+            has begun, so that Vector does not wait for other engines.
     """
 
     tile_sbuf: nl.NkiTensor
@@ -117,7 +117,7 @@ class Derivative:
     times_sbuf: nl.NkiTensor | None = None
 
     def product_sbuf(self) -> nl.NkiTensor:
-        """Return ``tile_sbuf``, multiplied in place by ``times_sbuf`` if there is one; call this only once."""
+        """Return ``tile_sbuf``, multiplied in place by ``times_sbuf`` if there is one; call this method only once."""
         if self.times_sbuf is not None:
             product(self.tile_sbuf, self.tile_sbuf, self.times_sbuf)
         return self.tile_sbuf
@@ -129,7 +129,7 @@ class Activation:
 
     Attributes:
         op, data_sbuf, scale, bias_sbuf: the operands of the instruction.
-        scratch_sbuf: a float32 tile that may hold the result; None means that the data tile may.
+        scratch_sbuf: a float32 tile that the result may overwrite; None means the data tile.
     """
 
     op: Operator
@@ -140,7 +140,7 @@ class Activation:
 
     @property
     def dst_sbuf(self) -> nl.NkiTensor:
-        """The tile that may hold the result."""
+        """The tile that the result may overwrite."""
         return self.data_sbuf if self.scratch_sbuf is None else self.scratch_sbuf
 
 
@@ -164,76 +164,70 @@ class Combination:
 class Losses(Protocol):
     """The destination of the losses of a piece: a tile that will be stored, or sums of losses (:mod:`.results`).
 
-    A loss definition passes the operands of its last instruction to this object, which issues the instruction so that
-    it writes the losses or sums them up.
+    A loss definition passes the operands of its last instruction to one method, which issues the instruction so that it
+    writes the losses or sums them up.
     """
 
     @property
     def are_kept(self) -> bool:
-        """Whether the losses are stored, so that each of their terms needs a tile; the terms of a sum are discarded."""
+        """Whether the losses are stored, so that each of their terms needs a tile; else they are summed."""
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """Compute the losses as ``op(data * scale + bias)`` on Scalar, and store them or add them to the sums."""
+        """Compute the losses as ``op(data * scale + bias)`` on Scalar."""
 
     def activations(self, *activations: Activation) -> None:
-        """Compute the losses as the sum of the results of activations, each of which may be written to its
-        ``dst_sbuf``.
+        """Compute the losses as the sum of the results of activations.
 
-        If losses are stored, Vector adds the results; if they are summed, Scalar's accumulator does.
+        Each result may be written to the activation's ``dst_sbuf``. If losses are stored, Vector adds the results; if
+        they are summed, Scalar's accumulator does.
         """
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
-        """Compute the losses as the sum of the results of an activation and a combination. The results may be written
-        to ``activation.dst_sbuf`` and ``combination.operand1``.
+        """Compute the losses as the sum of the results of an activation and a combination.
 
-        If losses are summed, Scalar and Vector each add up their own term.
+        The results may be written to ``activation.dst_sbuf`` and ``combination.operand1``. If losses are summed, Scalar
+        and Vector each add up their own term.
         """
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
-        """Compute the losses as the sum of the results of two combinations, both on Vector, and store them or add them
-        to sums.
-        """
+        """Compute the losses as the sum of the results of two combinations, both on Vector."""
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
-        """Compute the losses as ``(data op0 operand0) op1 operand1`` on Vector, and store them or add them to the
-        sums.
-        """
+        """Compute the losses as ``(data op0 operand0) op1 operand1`` on Vector."""
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        """Compute the losses as ``left * right`` of two tiles on Vector, and store them or add them to the sums."""
+        """Compute the losses as ``left * right`` of two tiles, on Vector."""
 
 
 class LossDefinition(Protocol):
     """The definition of an elementwise loss, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`value` of this one: the first steps of a piece,
-    such as Scalar's activation functions, belong in :meth:`prepare`, so that Vector does not wait for them.
+    :meth:`prepare` of the next piece is issued before :meth:`value` of this piece. The first steps of a piece, such as
+    Scalar's activation functions, belong in :meth:`prepare`, so that Vector does not wait for them.
     """
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors from which losses are computed, in the order of the kernel's arguments."""
+        """The names of the tensors of the loss, in the order of the kernel's arguments."""
 
     @property
     def scratch_tiles(self) -> int:
-        """The largest number of float32 tiles that a piece takes: for :meth:`prepare` and :meth:`value`, or for
+        """The maximum number of float32 tiles that a piece takes, in :meth:`prepare` and :meth:`value` or in
         :meth:`derivative`.
         """
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors needed for the derivatives with respect to the ``wanted`` tensors."""
+        """Return the names of the tensors that the derivatives with respect to the ``wanted`` tensors need."""
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Issue the first steps of a piece and return their tiles, which :meth:`value` takes."""
+        """Issue the first steps of a piece, and return their tiles, which are passed to :meth:`value`."""
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the losses of the piece: pass the operands of the last instruction to one method of ``losses``, which
-        issues it.
-        """
+        """Compute the losses of a piece: pass the operands of the last instruction to one method of ``losses``."""
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """Return the derivatives of the losses with respect to the ``wanted`` tensors, by name."""

@@ -5,18 +5,19 @@
 accepted errors.
 
 :func:`elementwise_loss` makes the entry (:class:`ElementwiseLoss`) from the reference of the loss, an
-:class:`ElementwiseReference`. :func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in
+:class:`ElementwiseReference`. :func:`losses`, :func:`reduced` and :func:`gradients` are the results of the kernels in
 float64.
 
-An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the
-forms that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and
-bounds are derived here. The work does not depend on the tiling: every needed tensor is read or written once in HBM. The
-simulator is imported only when a profile asks for it: on hardware the kernels do not need it.
+An entry states only data that the kernels' signatures do not show: names, kernels, the formula in words, errors,
+modelled times, and the combinations of options (*forms*) that tests check. Tensors, gradients and options are read from
+the signatures of the kernels; guarantees and bounds are derived here. The work does not depend on the tiling: every
+needed tensor is read or written once in HBM. The simulator is imported only when a profile asks for the work: the
+kernels on hardware do not need the simulator.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The
-reference of a loss derives the error of the loss and of its derivatives before they are summed, multiplied by an
-upstream gradient or rounded to a type; the errors of these steps are the same for all losses and are added here. Errors
-are of first order in u.
+u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The reference of a loss
+derives the error of the loss and of its derivatives before they are summed, multiplied by an upstream gradient or
+rounded to a type; the errors of these steps are the same for all losses and are added here. Errors are of first order
+in u.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Wo
 
     Args:
         first: the tensor whose shape gives the number of elements.
-        read: the tensors that are read, some of which may be weights per row or per column.
-        of_each: the types of further values per element that are read or written, such as a gradient.
+        read: the tensors that are read, some of which may have one value per row or per column.
+        of_each: the types of further tensors with one value per element that are read or written, such as a gradient.
         functions: the number of activation functions per element.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
@@ -101,7 +102,9 @@ def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Wo
 def forward_work(*names: str, functions: int = 0) -> StatesWork:
     """Return a function that computes the work of a forward from its arguments.
 
-    The forward streams the named tensors; ``functions`` is the number of activation functions per element.
+    Args:
+        names: the names of the tensors that the forward streams.
+        functions: the number of activation functions per element.
     """
 
     def work(reduction: str, dtype: Any, **arguments: Any) -> Work:
@@ -122,11 +125,11 @@ def backward_work(
 
     Args:
         names: the names of the tensors of the loss.
-        needed: a function that returns, for the names of tensors, the names of those from which their gradients
-            are computed; None means that all are needed.
+        needed: a function that returns, for the names of the tensors whose gradients are requested, the names of the
+            tensors that these gradients need; None means all tensors.
         functions: the number of activation functions per element.
-        flags: names of arguments of the kernel, which needs the activation functions only if one of them is
-            True; empty means always.
+        flags: names of flags of the kernel; the activation functions are needed only if one of these flags is True.
+            Empty: always.
     """
 
     def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
@@ -141,8 +144,11 @@ def backward_work(
 
 
 def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
-    """Return a function that computes the work of a fused forward-backward, one pass over the named tensors;
-    ``functions`` is the number of activation functions per element.
+    """Return a function that computes the work of a fused forward-backward from its arguments.
+
+    Args:
+        names: the names of the tensors, each of which is read once.
+        functions: the number of activation functions per element.
     """
 
     def work(grad_loss_hbm: Any, reduction: str, dtype: Any, **arguments: Any) -> Work:
@@ -161,8 +167,8 @@ class GradientError:
 
     Attributes:
         bound: the bound in words, with every activation function rounded correctly.
-        functions: by activation function, the error that each u of the function's own error beyond half a u adds, in
-            u of the quantity that ``bound`` multiplies by u.
+        functions: for each activation function, the units u that are added to the bound for each u of the function's
+            error beyond u / 2.
         notes: further notes.
     """
 
@@ -171,7 +177,7 @@ class GradientError:
     notes: str = "gradients of the other tensors are computed only on request"
 
     def __str__(self) -> str:
-        """Return the error in words.
+        """Return the bound in words.
 
         An example is ``"4 u times the gradient; plus 2 u for each u of error of log beyond u / 2; plus half a ulp; u =
         2^-23"``.
@@ -182,15 +188,15 @@ class GradientError:
 
 @dataclass(frozen=True)
 class Functions:
-    """The number of activation functions per element that the kernels of a loss need at least.
+    """The minimum number of activation functions per element of the kernels of a loss.
 
     Attributes:
         forward: the number for the losses.
         backward: the number for the gradients.
-        flags: names of arguments of the backward, which needs its activation functions only if one of them is True;
-            empty means always.
-        needed: a function that returns, for the names of tensors, the names of those from which their gradients are
-            computed; None means that all are needed.
+        flags: names of flags of the backward; its activation functions are needed only if one of these flags is True.
+            Empty: always.
+        needed: a function that returns, for the names of the tensors whose gradients are requested, the names of the
+            tensors that these gradients need; None means all tensors.
     """
 
     forward: int = 1
@@ -204,9 +210,8 @@ class ElementwiseLoss(SizedLoss):
     """The registry entry of an elementwise loss.
 
     Attributes:
-        forward_backward: the fused forward-backward kernel, which gives losses and gradients in a single launch; None
-            if there is none.
-        forms: the forms of the loss, with their options, that are checked.
+        forward_backward: the fused forward-backward kernel, or None.
+        forms: the combinations of options that tests check.
     """
 
     forward_backward: Callable[..., Any] | None = None
@@ -214,8 +219,8 @@ class ElementwiseLoss(SizedLoss):
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor of a launch: all have the shape ``shape``, except the upstream gradient, a
-    scalar.
+    """Return the size of a tensor of a launch, by the tensor's name: a scalar for the upstream gradient, else
+    ``shape``.
     """
     return SCALAR if tensor == "grad_loss" else TensorSize(shape)
 
@@ -223,7 +228,7 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
 def launch_of(
     label: str, kernel: Callable[..., Any], time_limits: tuple[float, float], **options: Any
 ) -> ModelledLaunch:
-    """Return a launch on matrices, without optional tensors; see :func:`nkilib.core.host.loss.sized_launch`."""
+    """Return a modelled launch on matrices without optional tensors; see :func:`nkilib.core.host.loss.sized_launch`."""
     return sized_launch(label, kernel, time_limits, size_of, _SHAPE, **options)
 
 
@@ -288,7 +293,7 @@ def elementwise_loss(
     notes: str = "",
     family: Family = Family.CLASSIFICATION,
 ) -> ElementwiseLoss:
-    """Return the registry entry of a loss, and make its kernels launchable.
+    """Return the registry entry of a loss, with launchable kernels.
 
     Args:
         name, module, formula, derivative, edges, differences, family: see :class:`nkilib.core.host.loss.Loss`.
@@ -296,11 +301,10 @@ def elementwise_loss(
         errors: bounds on the error of the losses, one for each form.
         gradient_error: the bound on the error of the gradients.
         functions: the numbers of activation functions that the kernels need.
-        time_limits: the largest accepted modelled times of forward and backward, in multiples of the bound,
-            each as (in bfloat16, in float32).
-        forms: the forms that :mod:`nkilib.verify` and the tests of all elementwise losses check.
-        further_launches: further launches, whose modelled times the page of the loss shows after those of
-            ``time_limits``.
+        time_limits: the largest accepted modelled times of forward and backward, each as (in bfloat16, in float32), in
+            multiples of the bound of the hardware.
+        forms: the combinations of options that :mod:`nkilib.verify` and tests check.
+        further_launches: further launches whose modelled times the page of the loss shows.
         notes: further notes on the losses.
     """
     tensors = tensors_of(forward)
@@ -335,19 +339,20 @@ def elementwise_loss(
 
 
 class ElementwiseReference(Protocol):
-    """An elementwise loss in float64; tensors are passed under the names of its loss definition."""
+    """The float64 reference of an elementwise loss; tensors are passed under the names of the loss definition."""
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee of the loss states, as numbers."""
+        """The error of :meth:`value` that the guarantee states."""
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses, and the bound on their error in float32 arithmetic."""
+        """Return the losses and the bound on their error in float32 arithmetic."""
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative with respect to each differentiable tensor, by name.
+        """Return the derivative with respect to each differentiable tensor, by name, with its error in float32
+        arithmetic.
 
-        The error of each is that of float32 arithmetic with activation functions that have the given errors.
+        ``functions`` are the errors of the activation functions.
         """
 
 
@@ -358,8 +363,8 @@ def _times(exact: Exact, weight: Float64Array) -> Exact:
 
 @dataclass(frozen=True)
 class WeightedReference:
-    """The reference of a loss times the tensor ``"weight"``; the product rounds once more, which costs u / 2 of it (u =
-    2^-23).
+    """The reference of a loss times the tensor ``"weight"``; the product rounds once more, which costs u / 2 of the
+    product (u = 2^-23).
 
     Attributes:
         reference: the reference without the weight.
@@ -369,12 +374,12 @@ class WeightedReference:
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee states: that of the loss, plus the rounding of the product."""
+        """The error of the loss that the guarantee states, plus the rounding of the product."""
         stated = self.reference.stated
         return replace(stated, own=stated.own + WEIGHT_UNITS)
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return loss * weight."""
+        """Return loss * weight and its error."""
         return self.reference.value(tensors).times(tensors[WEIGHT])
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
@@ -390,7 +395,7 @@ def losses(
     dtype: Any,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the losses, stored in ``dtype``, with their accepted errors; float32 adds no rounding error."""
+    """Return the losses, with their accepted errors if they are stored in ``dtype``."""
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
@@ -400,10 +405,13 @@ def losses(
 
 
 def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int) -> float:
-    """Return the accepted error of a sum of losses whose own errors are bounded by ``errors``.
+    """Return the accepted error of a sum of losses.
 
-    Each tile, of ``columns`` columns, is summed in runs of ``run`` columns; then the sums of the runs are added, and
-    those of the tiles.
+    Args:
+        losses: the losses.
+        errors: the accepted errors of the losses.
+        columns: the number of columns of a tile, which is summed in runs.
+        run: the number of columns of a run, whose losses are added one after the other.
     """
     tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
     additions = run + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
@@ -411,7 +419,6 @@ def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int
 
 
 def _run(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Return the maximum number of columns of a run, see :func:`.tiling.run_columns`, for these tensors."""
     return run_columns([tensor.dtype.itemsize for tensor in tensors.values()], PIECE_COLUMNS)
 
 
@@ -422,7 +429,10 @@ def reduced(
     columns: int,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the sum or mean of the losses in tiles of ``columns`` columns, [1], with its accepted error."""
+    """Return the sum or mean of the losses, [1], with its accepted error.
+
+    ``columns`` is the number of columns of a tile, which affects the error.
+    """
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         factor = reduction_factor(exact.value.shape, reduction)
@@ -438,7 +448,7 @@ def gradients(
     reduction: str,
     functions: FunctionErrors = SIMULATED,
 ) -> dict[str, Exact]:
-    """Return the gradient of each tensor in the tensor's type, with its accepted error.
+    """Return the gradient of each tensor, with its accepted error in the tensor's type.
 
     The product with the upstream gradient and the factor of the reduction rounds twice.
     """

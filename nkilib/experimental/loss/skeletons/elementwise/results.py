@@ -3,12 +3,13 @@
 
 """The destinations of the losses of an elementwise loss, stored or summed, and the product of a loss with a weight.
 
-The losses of a piece are written to a tile (:class:`TileOfLosses`) or added to the sums of its runs
-(:class:`SumsOfLosses`). The losses of a core are stored (:class:`StoredLosses`) or summed (:class:`SummedLosses`), see
-:func:`destination_of`. A run is a range of columns whose losses an accumulator adds up before it is read.
+A *piece* is the part of a tile that is processed at a time, a *run* a range of columns of a piece whose losses an
+accumulator adds up before it is read. The losses of a piece are written to a tile (:class:`TileOfLosses`) or added to
+the sums of its runs (:class:`SumsOfLosses`). The losses of a core are stored (:class:`StoredLosses`) or summed
+(:class:`SummedLosses`); :func:`destination_of` chooses.
 
 :class:`Weighted` is the definition of a loss times a weight for each element; :func:`weighted` makes it if there is a
-weight. It is in this module because it uses :class:`TileOfLosses` for the losses before they are multiplied.
+weight.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _activated(activation: Activation) -> nl.NkiTensor:
-    """Issue the activation so that it writes to its ``dst_sbuf``, and return that tile."""
+    """Issue the activation, and return the tile with the result."""
     nisa.activation(
         dst=activation.dst_sbuf,
         op=activation.op,
@@ -52,7 +53,7 @@ def _activated(activation: Activation) -> nl.NkiTensor:
 
 
 def _written_over(combination: Combination) -> nl.NkiTensor:
-    """Issue the combination so that it overwrites its ``operand1``, and return that tile."""
+    """Issue the combination, which overwrites its ``operand1``, and return this tile."""
     nisa.scalar_tensor_tensor(
         dst=combination.operand1,
         data=combination.data_sbuf,
@@ -66,10 +67,10 @@ def _written_over(combination: Combination) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class TileOfLosses:
-    """The destination of the losses of a piece that are written to a tile and kept.
+    """The destination (:class:`.definition.Losses`) that writes the losses of a piece to a tile.
 
     Attributes:
-        dst_sbuf: the tile of the piece, [rows, columns], of any floating type.
+        dst_sbuf: the tile, [rows, columns], of any floating type.
     """
 
     dst_sbuf: nl.NkiTensor
@@ -78,11 +79,9 @@ class TileOfLosses:
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """Implement :meth:`.definition.Losses.activation`."""
         nisa.activation(dst=self.dst_sbuf, op=op, data=data_sbuf, scale=scale, bias=bias_sbuf)
 
     def activations(self, *activations: Activation) -> None:
-        """Implement :meth:`.definition.Losses.activations`."""
         terms_sbuf = [_activated(activation) for activation in activations]
         first_sbuf, *others_sbuf, last_sbuf = terms_sbuf
         for other_sbuf in others_sbuf:
@@ -90,34 +89,30 @@ class TileOfLosses:
         total(self.dst_sbuf, first_sbuf, last_sbuf)
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
-        """Implement :meth:`.definition.Losses.activation_and_combination`."""
         total(self.dst_sbuf, _activated(activation), _written_over(combination))
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
-        """Implement :meth:`.definition.Losses.two_combinations`."""
         total(self.dst_sbuf, _written_over(first), _written_over(second))
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
-        """Implement :meth:`.definition.Losses.scalar_tensor_tensor`."""
         nisa.scalar_tensor_tensor(
             dst=self.dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1
         )
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        """Implement :meth:`.definition.Losses.product`."""
         product(self.dst_sbuf, left_sbuf, right_sbuf)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A range of columns of a piece whose losses an accumulator adds up before it is read.
+    """A run of a piece.
 
     Attributes:
-        start, end: the columns, counted in the piece.
+        start, end: the range of columns in the piece.
         sum_sbuf: the sum, [rows, 1].
-        discarded_sbuf: the tile to which the losses themselves are written, [rows, end - start].
+        discarded_sbuf: the tile for the losses themselves, which nothing reads, [rows, end - start].
     """
 
     start: int
@@ -126,20 +121,18 @@ class _Run:
     discarded_sbuf: nl.NkiTensor
 
     def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the run's columns of a tile of the piece."""
         return tile_sbuf[:, self.start : self.end]
 
 
 @dataclass(frozen=True)
 class SumsOfLosses:
-    """The destination of the losses of a piece that are summed, one run (range of columns) at a time; the losses
-    themselves are discarded.
+    """The destination (:class:`.definition.Losses`) that adds up the losses of a piece, run by run.
 
     Attributes:
-        sums_sbuf: float32 [rows, SUMS_OF_RUN * runs] of zeros, whose columns receive the sums of the runs.
+        sums_sbuf: the sums of the runs, float32 [rows, SUMS_OF_RUN * runs], 0 at first.
         run_columns: the number of columns of a run.
-        discarded_sbuf: float32 [rows, run_columns], to which instructions write the losses themselves.
-        discarded_by_vector_sbuf: the same for terms that Vector adds up while Scalar adds up the others.
+        discarded_sbuf: float32 [rows, run_columns], for the losses themselves, which nothing reads.
+        discarded_by_vector_sbuf: the same for terms that Vector adds up while Scalar adds up others.
     """
 
     sums_sbuf: nl.NkiTensor
@@ -151,13 +144,9 @@ class SumsOfLosses:
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """Implement :meth:`.definition.Losses.activation`."""
         self.activations(Activation(op, data_sbuf, scale, bias_sbuf=bias_sbuf))
 
     def activations(self, *activations: Activation) -> None:
-        """Implement :meth:`.definition.Losses.activations`; the accumulator adds up the results of all activations of
-        a run.
-        """
         for run in self._runs(activations[0].data_sbuf):
             for number, activation in enumerate(activations):
                 nisa.activation(
@@ -174,7 +163,6 @@ class SumsOfLosses:
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
-        """Implement :meth:`.definition.Losses.scalar_tensor_tensor`."""
         for run in self._runs(data_sbuf):
             nisa.scalar_tensor_tensor(
                 dst=run.discarded_sbuf,
@@ -189,17 +177,14 @@ class SumsOfLosses:
             )
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
-        """Implement :meth:`.definition.Losses.activation_and_combination`."""
         self.activations(activation)
         self._add_on_vector(combination)
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
-        """Implement :meth:`.definition.Losses.two_combinations`."""
         self.scalar_tensor_tensor(first.data_sbuf, first.op0, first.operand0, first.op1, first.operand1)
         self._add_on_vector(second)
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        """Implement :meth:`.definition.Losses.product`."""
         self.scalar_tensor_tensor(left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
 
     def _add_on_vector(self, combination: Combination) -> None:
@@ -220,11 +205,11 @@ class SumsOfLosses:
 
 @dataclass(frozen=True)
 class StoredLosses:
-    """The destination of the losses of a core that are stored.
+    """The destination that stores the losses of a core.
 
     Attributes:
         loss_hbm: the losses, [elements].
-        buffers_sbuf: ring buffers for the tiles of losses.
+        buffers_sbuf: buffer slots for the tiles of losses.
     """
 
     loss_hbm: nl.NkiTensor
@@ -232,11 +217,11 @@ class StoredLosses:
 
     @classmethod
     def make(cls, loss_hbm: nl.NkiTensor, launch: Launch) -> StoredLosses:
-        """Allocate the buffers of a launch."""
+        """Allocate the buffers."""
         return cls(loss_hbm, ring_of(launch.tiling.buffers, launch.tiling.columns, loss_hbm.dtype))
 
     def take(self, placed: PlacedPiece, definition: LossDefinition, prepared: Prepared) -> None:
-        """Compute the losses of a piece; the last piece of a tile stores the whole tile."""
+        """Compute the losses of a piece; after the last piece of a tile, store the tile."""
         tile = placed.tile
         losses_sbuf = self.buffers_sbuf[placed.visit % len(self.buffers_sbuf)][0 : tile.rows, 0 : tile.columns]
         definition.value(placed.piece, prepared, TileOfLosses(losses_sbuf[:, placed.start : placed.end]))
@@ -244,7 +229,7 @@ class StoredLosses:
             nisa.dma_copy(dst=tile.of(self.loss_hbm), src=losses_sbuf)
 
     def finish(self) -> None:
-        """Do nothing: :meth:`take` leaves no work for the end."""
+        """Do nothing: no work is left after :meth:`take`."""
 
     def store(self) -> None:
         """Do nothing: :meth:`take` has stored all losses."""
@@ -252,19 +237,18 @@ class StoredLosses:
 
 @dataclass
 class SummedLosses:
-    """The destination of the losses of a core that are summed: over runs of a tile, over the runs, and over all
-    tiles of all cores.
+    """The destination that sums the losses of a core: over each run, over the runs of a tile, and over all tiles of all
+    cores.
 
     Attributes:
         loss_hbm: the tensor for the sum, [1, 1], float32.
         factor: the factor by which the sum is multiplied.
         sums: the sums of the tiles.
-        runs_sbuf: ring buffers for the sums of runs, float32 [128, SUMS_OF_RUN * runs].
+        runs_sbuf: buffer slots for the sums of runs, float32 [128, SUMS_OF_RUN * runs].
         run_columns: the number of columns of a run.
-        discarded_sbuf: for each sum of a run, a float32 tile [128, run_columns] for the values that instructions write
-            besides the sum.
-        open: the last piece of a tile whose runs are summed but not yet added, because Vector would wait for
-            the last run.
+        discarded_sbuf: for each sum of a run, a float32 tile [128, run_columns] for losses that nothing reads.
+        open: the last piece of a tile whose runs are not added up yet, because Vector would wait for the last run; or
+            None.
     """
 
     loss_hbm: nl.NkiTensor
@@ -277,8 +261,12 @@ class SummedLosses:
 
     @classmethod
     def make(cls, loss_hbm: nl.NkiTensor, factor: float, tiles: int, launch: Launch) -> SummedLosses:
-        """Allocate the buffers of a launch that has ``tiles`` tiles on all cores together; see the class for the other
-        arguments.
+        """Allocate the buffers.
+
+        Args:
+            loss_hbm, factor: see the class.
+            tiles: the number of tiles of all cores.
+            launch: the launch.
         """
         run = launch.run_columns
         runs_sbuf = ring_of(SUM_SLOTS, SUMS_OF_RUN * div_ceil(launch.tiling.columns, run), nl.float32)
@@ -286,8 +274,9 @@ class SummedLosses:
         return cls(loss_hbm, factor, PartialSums.make(tiles), runs_sbuf, run, discarded_sbuf)
 
     def take(self, placed: PlacedPiece, definition: LossDefinition, prepared: Prepared) -> None:
-        """Compute the losses of a piece and sum them over its runs; add the runs of the previous tile if that has not
-        been done.
+        """Compute the losses of a piece and sum them over its runs.
+
+        If the runs of the previous tile are not added up yet, add them up.
         """
         runs_sbuf, rows = self._runs(placed), placed.tile.rows
         if placed.start == 0:
@@ -305,7 +294,7 @@ class SummedLosses:
             self.open = placed
 
     def finish(self) -> None:
-        """Add the sums of the runs of the tile of :attr:`open`, if there is one."""
+        """Add up the sums of the runs of the tile of :attr:`open`, if there is one."""
         if self.open is None:
             return
         tile = self.open.tile
@@ -313,7 +302,7 @@ class SummedLosses:
         self.open = None
 
     def store(self) -> None:
-        """Store the sum of all tiles times the factor; the first core does it."""
+        """Store the sum of all tiles of all cores, times the factor; the first core stores it."""
         self.sums.store(self.loss_hbm, self.factor)
 
     def _runs(self, placed: PlacedPiece) -> nl.NkiTensor:
@@ -328,8 +317,8 @@ def destination_of(
 
     Args:
         launch: the tensors and the tiling of the launch.
-        loss_hbm: the tensor for the losses, of the shape of the tensors; or for their sum, [1], float32.
-        factor: the factor by which the sum is multiplied; None means that the losses are stored, not summed.
+        loss_hbm: the tensor for the losses, of the shape of the launch; or for their sum, [1], float32.
+        factor: the factor by which the sum is multiplied; None if each loss is stored.
         tiles: the number of tiles of all cores.
     """
     if factor is None:
@@ -343,8 +332,7 @@ class Weighted:
 
     Attributes:
         definition: the loss definition without a weight.
-        has_gradient: whether the gradient of the weight is requested; a piece of the backward then computes losses and
-            derivatives.
+        has_gradient: whether the gradient of the weight is requested.
     """
 
     definition: LossDefinition
@@ -352,22 +340,23 @@ class Weighted:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors of the loss, and ``"weight"``."""
+        """The names of the tensors of the loss, followed by ``"weight"``."""
         return (*self.definition.tensors, WEIGHT)
 
     @property
     def scratch_tiles(self) -> int:
-        """The number of float32 tiles that a piece takes: those of the loss and two more. In the forward one of the two
-        holds the losses without the weight; in the backward they hold derivatives times the weight.
+        """The maximum number of float32 tiles that a piece takes.
 
-        If the gradient of the weight is requested, a piece of the backward also computes the losses: it takes the tiles
-        of the loss twice, and three more.
+        A piece takes the tiles of the loss and two more: for the losses without the weight, or for derivatives times
+        the weight. If the gradient of the weight is requested, a piece of the backward also computes the losses, which
+        takes the tiles of the loss twice and three more.
         """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the tensors that the wanted derivatives need; the derivative for the weight is the loss
-        itself.
+        """Return the names of the tensors that the derivatives need.
+
+        The derivative with respect to the weight is the loss itself.
         """
         others = tuple(name for name in wanted if name != WEIGHT)
         names = self.definition.needed(others) if others else ()
@@ -376,7 +365,7 @@ class Weighted:
         return (*names, WEIGHT) if others else names
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Issue the first steps of the loss without a weight."""
+        """Issue the first steps of the loss without the weight."""
         return self.definition.prepare(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
@@ -402,8 +391,11 @@ class Weighted:
 
 
 def weighted(definition: LossDefinition, weight_hbm: nl.NkiTensor | None, has_gradient: bool = False) -> LossDefinition:
-    """Return the loss definition, multiplied by its weight if there is one.
+    """Return the loss definition, multiplied by a weight if ``weight_hbm`` is not None.
 
-    ``has_gradient`` tells whether the gradient of the weight is requested.
+    Args:
+        definition: the loss definition without a weight.
+        weight_hbm: the weight, or None.
+        has_gradient: whether the gradient of the weight is requested.
     """
     return definition if weight_hbm is None else Weighted(definition, has_gradient)

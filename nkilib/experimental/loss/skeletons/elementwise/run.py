@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of the kernels of all elementwise losses: checks, allocation, and the passes of a core over its
-tiles.
+"""The common part of the kernels of elementwise losses: checks, allocation, and the passes of a core over its tiles.
 
 A kernel passes names, tensors and a loss definition to :func:`run_forward`, :func:`run_backward` or
-:func:`run_forward_backward`. A gradient is the derivative of a piece times the upstream gradient, rounded once. Losses
-and gradients are computed in one pass over the tensors if the upstream gradient is known before the losses.
+:func:`run_forward_backward`. A *piece* is the part of a tile that is processed at a time. A gradient is the derivative
+of a piece times the upstream gradient, rounded once. Losses and gradients are computed in one pass over the tensors if
+the upstream gradient is known before the losses.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _SHARED = (f"{WEIGHT}_hbm", f"{POSITIVE_WEIGHT}_hbm")
 
 @dataclass(frozen=True)
 class _Losses:
-    """The pass that computes the losses of a core. The first steps of a piece are issued before the previous one
-    is finished.
+    """The pass that computes the losses of a core.
+
+    The first steps of a piece are issued before the previous piece is finished.
 
     Attributes:
         definition: the loss definition.
@@ -62,16 +63,14 @@ class _Losses:
     destination: StoredLosses | SummedLosses
 
     def begin(self, placed: PlacedPiece) -> Prepared:
-        """Issue the first steps of a piece's losses."""
         return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
-        """Compute the losses of a piece and pass them to their destination."""
         self.destination.take(placed, self.definition, begun)
 
 
 def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
-    """Compute the losses of this core, and store them or their sum.
+    """Compute the losses of this core's tiles, and store them or their sum.
 
     Args:
         launch, loss_hbm, factor: see :func:`.results.destination_of`.
@@ -86,15 +85,18 @@ def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.Nki
 
 @dataclass(frozen=True)
 class Gradients:
-    """The pass that computes the gradients of a core. The derivatives of a piece are issued before those of the
-    previous piece are multiplied by their upstream gradients.
+    """The pass that computes the gradients of a core.
+
+    The derivatives of a piece are issued before the derivatives of the previous piece are multiplied by their upstream
+    gradients.
 
     Attributes:
         definition: the loss definition.
         upstream: the upstream gradients of the losses.
-        scales_sbuf: for each factor of a derivative, its product with the upstream gradient that all losses share.
+        scales_sbuf: the product of a derivative's factor with the upstream gradient that all losses share, by the
+            factor.
         gradients_hbm: the gradients, [elements], by the name of the tensor.
-        buffers_sbuf: ring buffers for the tiles of gradients, by the name of the tensor.
+        buffers_sbuf: buffer slots for the tiles of gradients, by the name of the tensor.
     """
 
     definition: LossDefinition
@@ -107,7 +109,7 @@ class Gradients:
     def make(
         cls, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch
     ) -> Gradients:
-        """Allocate the buffers of a launch."""
+        """Allocate the buffers."""
         tiling = launch.tiling
         buffers = {
             name: ring_of(tiling.buffers, tiling.columns, gradient_hbm.dtype)
@@ -126,7 +128,7 @@ class Gradients:
             self._take(placed, name, begun[name])
 
     def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
-        """Compute the gradient of a piece for the named tensor; the last piece of a tile stores the whole tile."""
+        """Compute the gradient of a piece for the tensor ``name``; after the last piece of a tile, store the tile."""
         tile, ring = placed.tile, self.buffers_sbuf[name]
         gradient_sbuf = ring[placed.visit % len(ring)][0 : tile.rows, 0 : tile.columns]
         self._scale(gradient_sbuf[:, placed.start : placed.end], derivative, placed)
@@ -160,8 +162,13 @@ class Gradients:
 def backward_of_core(
     launch: Launch, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
 ) -> None:
-    """Compute this core's part of the gradients with respect to the tensors named in ``gradients_hbm``, and store
-    it there.
+    """Compute and store the gradients of this core's tiles.
+
+    Args:
+        launch: the tensors and the tiling.
+        definition: the loss definition.
+        upstream: the upstream gradients of the losses.
+        gradients_hbm: the gradients to compute, by the name of the tensor.
     """
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, definition.needed(tuple(gradients_hbm))))
     run_overlapped(stream, Gradients.make(definition, upstream, gradients_hbm, launch))
@@ -169,7 +176,7 @@ def backward_of_core(
 
 @dataclass(frozen=True)
 class _ForwardBackward:
-    """The pass that computes both the losses of a core and their gradients.
+    """The pass that computes both the losses and the gradients of a core.
 
     Attributes:
         losses, gradients: the two passes that are combined.
@@ -179,11 +186,9 @@ class _ForwardBackward:
     gradients: Gradients
 
     def begin(self, placed: PlacedPiece) -> tuple[Prepared, dict[str, Derivative]]:
-        """Issue the first steps of losses and gradients."""
         return self.losses.begin(placed), self.gradients.begin(placed)
 
     def finish(self, placed: PlacedPiece, begun: tuple[Prepared, dict[str, Derivative]]) -> None:
-        """Finish the losses and the gradients of a piece."""
         prepared, derivatives = begun
         self.losses.finish(placed, prepared)
         self.gradients.finish(placed, derivatives)
@@ -196,8 +201,14 @@ def forward_backward_of_core(
     upstream: Upstream,
     gradients_hbm: dict[str, nl.NkiTensor],
 ) -> None:
-    """Compute and store the losses of this core, or their sum, and its part of the gradients named in
-    ``gradients_hbm``.
+    """Compute and store the losses of this core's tiles, or their sum, and the gradients.
+
+    Args:
+        launch: the tensors and the tiling.
+        definition: the loss definition.
+        loss_hbm: the tensor for the losses or their sum.
+        upstream: the upstream gradients of the losses.
+        gradients_hbm: the gradients to compute, by the name of the tensor.
     """
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, tuple(launch.tensors_hbm)))
     destination = destination_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
@@ -210,7 +221,7 @@ def forward_backward_of_core(
 def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tuple[str, ...] = ()) -> None:
     """Check that the tensors have a floating type, the shape of the first one, and at least one element.
 
-    Tensors named in ``shared`` may also have one number for each row, or for each column, of a matrix.
+    Tensors named in ``shared`` may also have one value per row, or per column, of a matrix.
     """
     first, *_ = tensors
     shape = tuple(tensors[first].shape)
@@ -236,16 +247,15 @@ def checked_tiling(
     buffers: int | None,
     row_columns: int | None = None,
 ) -> ElementwiseTiling:
-    """Check the requested tiling and return it, with chosen values where none was requested.
+    """Return the requested tiling after a check, with chosen values in place of None.
 
     Args:
         function: the name of the function in error messages.
         elements: the number of elements of a tensor.
-        dtypes: the types of all tensors that are read or written, element by element.
-        scratch_tiles: the number of float32 tiles that a piece takes.
-        columns, buffers: the arguments of the kernel; None means that a value is chosen.
-        row_columns: the number of elements of a row, if a weight has one value per row or per column; else
-            None.
+        dtypes: the types of all tensors that are read or written.
+        scratch_tiles: the number of float32 tiles that a piece needs.
+        columns, buffers: the arguments of the kernel, or None.
+        row_columns: the number of elements of a row, if a weight has one value per row or per column; else None.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_elementwise_tiling(elements, bytes_of_element, scratch_tiles, row_columns)
@@ -283,8 +293,8 @@ def _tiling(
 ) -> ElementwiseTiling:
     """Return :func:`checked_tiling` for a launch with the tensors ``present_hbm``.
 
-    ``streamed`` has the type of each tensor that is read or written; the type of a per-row weight is added here once
-    more, because such a weight is on chip twice.
+    ``streamed`` has the type of each tensor that is read or written. The type of a per-row weight is added once more,
+    because such a weight is on chip twice.
     """
     shape = tuple(next(iter(present_hbm.values())).shape)
     shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]
@@ -306,7 +316,9 @@ def _new_gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
 def _new_gradients(
     present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
 ) -> dict[str, nl.NkiTensor]:
-    """Allocate the gradients of the named tensors, by name; in place, the first one is the tensor itself."""
+    """Return the tensors for the gradients, by name; in place, the gradient of the first tensor is this tensor
+    itself.
+    """
     first = next(iter(present_hbm))
     return {
         name: present_hbm[name] if inplace and name == first else _new_gradient(name, present_hbm[name])
@@ -315,7 +327,6 @@ def _new_gradients(
 
 
 def _checked_tensors(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
-    """Return the tensors that are not None, after checking them."""
     present_hbm = {name: tensor_hbm for name, tensor_hbm in tensors_hbm.items() if tensor_hbm is not None}
     require_tensors(function, {f"{name}_hbm": tensor_hbm for name, tensor_hbm in present_hbm.items()}, _SHARED)
     return present_hbm
@@ -349,7 +360,6 @@ def _require_wanted(
 
 
 def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
-    """Return the factor by which a reduction multiplies the sum of the losses; None if there is no sum."""
     if reduction == "none":
         return None
     divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}
@@ -366,17 +376,15 @@ def run_forward(
     buffers: int | None,
     further: tuple[str, ...] = (),
 ) -> nl.NkiTensor:
-    """Compute the losses, or their sum or mean.
+    """Return the losses, or their sum or mean, after a check of the arguments.
 
     Args:
         function: the name of the kernel in error messages.
         definition: the loss definition, whose options have been checked.
-        tensors_hbm: the tensors under the names of the loss definition, of one shape; None for an optional one that
-            is not passed.
-        reduction: a reduction that all losses have, ``"none"``, ``"sum"`` or ``"mean"``, or one of the
-            ``further`` ones.
-        dtype: the type of the losses for ``"none"``; None means that of the first tensor.
-        columns, buffers: the tiling; None means that it is chosen.
+        tensors_hbm: the tensors under the names of the loss definition; None for an optional tensor that is not passed.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or one of ``further``.
+        dtype: the type of the losses for ``"none"``; None means the type of the first tensor.
+        columns, buffers: the tiling, or None.
         further: the names of further reductions that the kernel accepts.
 
     Returns:
@@ -410,17 +418,16 @@ def run_backward(
     buffers: int | None,
     further: tuple[str, ...] = (),
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients with respect to the ``wanted`` tensors.
+    """Return the gradients with respect to the ``wanted`` tensors, after a check of the arguments.
 
     Args:
         function, definition, tensors_hbm, reduction, columns, buffers, further: see :func:`run_forward`.
-        grad_loss_hbm: the upstream gradient, of the shape of the losses for ``"none"``; else one float32.
-        wanted: by the name of a tensor, whether its gradient is requested; the gradients are returned in this
-            order.
-        inplace: whether the gradient of the first tensor overwrites it.
+        grad_loss_hbm: the upstream gradient, of the shape of the losses for ``"none"``; else [1], float32.
+        wanted: whether each gradient is requested, by the name of the tensor; the gradients are returned in this order.
+        inplace: whether the gradient of the first tensor overwrites this tensor.
 
     Returns:
-        The gradients, with shape and type of their tensors.
+        The gradients, each with shape and type of its tensor; a single gradient is returned without a tuple.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -455,7 +462,7 @@ def run_forward_backward(
     columns: int | None,
     buffers: int | None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Compute the losses, or their sum or mean, and the ``wanted`` gradients, in one pass.
+    """Return the losses, or their sum or mean, and the ``wanted`` gradients, computed in one pass.
 
     Args:
         function, definition, tensors_hbm, reduction, dtype, columns, buffers: see :func:`run_forward`.

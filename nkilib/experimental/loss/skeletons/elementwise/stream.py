@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The streams of the tensors of a launch: tiles, loaded ahead of the computation and cut into pieces (:class:`Stream`).
+"""The stream of the tensors of a launch: tiles that are loaded ahead of the computation and cut into pieces.
 
-A :class:`Launch` has the tensors and sizes. Each tensor has a :class:`Source`: :class:`Elements`, :class:`RowScalars`
-or :class:`ColumnScalars`.
+A :class:`Launch` has the tensors and sizes, and a :class:`Stream` loads the tiles of a core. Each tensor has a
+:class:`Source`: :class:`Elements`, :class:`RowScalars` or :class:`ColumnScalars`. A *piece* is a range of columns of a
+tile that is processed at a time.
 
 A tile of a flattened tensor, of any shape, is a range of its elements (:class:`FlatTile`); a tile of a matrix is whole
-rows, or a range of columns of one row in each partition (:class:`MatrixTile`). A weight with a number per row or per
-column requires the latter: in a tile of a flattened tensor a row may begin anywhere. Such a weight is not copied to the
-size of the input, neither in HBM nor by DMA. No tile depends on the number of cores.
+rows, or a range of columns of one row in each partition (:class:`MatrixTile`). A weight with one value per row or per
+column requires tiles of a matrix, because a row may begin anywhere in a tile of a flattened tensor. Such a weight is
+not expanded to the size of the input, neither in HBM nor by DMA. No tile depends on the number of cores.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from nkilib.nki import nisa, nl
 
 
 class Tile(Protocol):
-    """A set of elements, the same for each tensor, that is processed at a time."""
+    """The elements that are processed at a time, the same range in each tensor."""
 
     @property
     def number(self) -> int:
@@ -56,7 +57,7 @@ AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def tiles_of_core(tiles: Sequence[AnyTile], cores: int, core: int) -> Sequence[AnyTile]:
-    """Return the tiles of a core: every ``cores``-th one, so that the cores' numbers of tiles differ by one at most."""
+    """Return the tiles of a core: every ``cores``-th tile, from tile number ``core`` on."""
     return tiles[core::cores]
 
 
@@ -81,11 +82,10 @@ class FlatTile:
 
 
 def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
-    """Return all tiles of a flattened tensor, with at most ``columns`` elements per partition, except possibly for
-    the last one.
+    """Return all tiles of a flattened tensor, with at most ``columns`` elements per partition.
 
-    They are full tiles, then one tile of all partitions with fewer columns, and one of a single partition for the last
-    elements (fewer than 128).
+    Full tiles come first, then one tile of all partitions with fewer columns, then one of a single partition for the
+    last elements (fewer than 128), which may be more than ``columns``.
     """
     size = PARTITIONS * columns
     tiles = [FlatTile(number, number * size, PARTITIONS, columns) for number in range(elements // size)]
@@ -101,16 +101,16 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """A tile of rows of a matrix, with ``each`` rows in a partition; if that is one row, possibly only a range of its
+    """A tile of rows of a matrix, with ``each`` rows in a partition; if ``each`` is 1, possibly only a range of
     columns.
 
     Attributes:
         number: the index among all tiles of the launch.
         first: the first row.
         rows: the number of partitions.
-        each: the rows in a partition.
-        start, end: the columns; all columns if there are several rows in a partition.
-        row_columns: the columns of the matrix.
+        each: the number of rows in a partition.
+        start, end: the range of columns; all columns if ``each`` is over 1.
+        row_columns: the number of columns of the matrix.
     """
 
     number: int
@@ -136,16 +136,16 @@ class MatrixTile:
         return matrix_hbm[first:last, self.start : self.end]
 
     def of_rows(self, numbers_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the tile's rows in a vector with one number per row, as a view [rows, each]."""
+        """Return the elements of a vector with one value per row for the tile's rows, as a view [rows, each]."""
         return numbers_hbm[self.first : self.first + self.rows * self.each].reshape((self.rows, self.each))
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile [rows, columns] on chip in the shape [rows, each, columns of a row]."""
+        """Return a tile [rows, columns] on chip, reshaped to [rows, each, columns of a row]."""
         return tile_sbuf.reshape((self.rows, self.each, self.columns // self.each))
 
 
 def matrix_tiles(rows: int, row_columns: int, columns: int) -> list[MatrixTile]:
-    """Return all tiles of a matrix, with at most ``columns`` elements in a partition.
+    """Return all tiles of a matrix [rows, row_columns], with at most ``columns`` elements in a partition.
 
     All rows of a range of columns come before the next range, so that a per-column weight is loaded once.
     """
@@ -160,13 +160,13 @@ def matrix_tiles(rows: int, row_columns: int, columns: int) -> list[MatrixTile]:
 
 @dataclass(frozen=True)
 class Launch:
-    """The tensors of a launch, and the sizes into which they are cut.
+    """The tensors of a launch, and its tiling.
 
     Attributes:
-        tensors_hbm: the tensors by name; the first one has the shape of the losses. All have this shape; if it is
-            [rows, columns], some may be [rows, 1] or [1, columns].
+        tensors_hbm: the tensors by name. All have the shape of the first one, which is the shape of the losses; for a
+            shape [rows, columns], weights may be [rows, 1] or [1, columns].
         tiling: the tiling of the stream.
-        scratch_tiles: the number of float32 tiles that a piece takes.
+        scratch_tiles: the number of float32 tiles that a piece needs.
     """
 
     tensors_hbm: dict[str, nl.NkiTensor]
@@ -175,7 +175,7 @@ class Launch:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the first tensor, and of losses and gradients."""
+        """The shape of the first tensor, of the losses and of the gradients."""
         return tuple(next(iter(self.tensors_hbm.values())).shape)
 
     @property
@@ -185,7 +185,7 @@ class Launch:
 
     @property
     def is_by_rows(self) -> bool:
-        """Whether a weight has one value per row or per column."""
+        """Whether a tensor has one value per row or per column."""
         return any(tuple(tensor_hbm.shape) != self.shape for tensor_hbm in self.tensors_hbm.values())
 
     @property
@@ -196,27 +196,26 @@ class Launch:
 
 
 class Source(Protocol):
-    """The source of the tiles of one tensor for a core: it loads them and returns them."""
+    """The source of one tensor's tiles for a core: it loads the tiles and returns them."""
 
     def load(self, visit: int) -> None:
-        """Issue the load for tile number ``visit``, counted among the tiles of the core."""
+        """Issue the load of tile number ``visit`` of the core."""
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Return the loaded elements of tile number ``visit`` of the core, as [rows, columns] in the type of the
-        tensor.
+        """Return tile number ``visit`` of the core, [rows, columns] in the type of the tensor.
 
-        Call this once for each tile, in their order.
+        Call this method once for each tile, in order.
         """
 
 
 @dataclass(frozen=True)
 class Elements:
-    """The source of a tensor with one number per element.
+    """The source of a tensor with one value per element.
 
     Attributes:
         flat_hbm: the tensor, flattened to [elements].
         tiles: the tiles of the core.
-        ring_sbuf: ring buffers [128, columns] for the tiles.
+        ring_sbuf: buffer slots [128, columns] for the tiles.
     """
 
     flat_hbm: nl.NkiTensor
@@ -227,33 +226,30 @@ class Elements:
     def make(
         cls, tensor_hbm: nl.NkiTensor, elements: int, tiles: Sequence[Tile], tiling: ElementwiseTiling
     ) -> Elements:
-        """Allocate the ring buffers for a tensor of any shape."""
+        """Allocate the buffers for a tensor of any shape with ``elements`` elements."""
         ring_sbuf = ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype)
         return cls(tensor_hbm.reshape((elements,)), tiles, ring_sbuf)
 
     def load(self, visit: int) -> None:
-        """Implement :meth:`Source.load`."""
         nisa.dma_copy(dst=self.take(visit), src=self.tiles[visit].of(self.flat_hbm))
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Implement :meth:`Source.take`."""
         tile = self.tiles[visit]
         return self.ring_sbuf[visit % len(self.ring_sbuf)][0 : tile.rows, 0 : tile.columns]
 
 
 @dataclass(frozen=True)
 class RowScalars:
-    """The source of a tensor with one number per row of a matrix.
+    """The source of a tensor with one value per row of a matrix.
 
-    If a partition of a tile has one row, the number is a broadcast operand; else the numbers are copied along
-    their rows on chip.
+    If a partition of a tile has one row, the value is broadcast as an operand; else the values are copied along their
+    rows on chip.
 
     Attributes:
-        numbers_hbm: the numbers, [rows].
+        numbers_hbm: the values, [rows].
         tiles: the tiles of the core.
-        ring_sbuf: ring buffers [128, most rows in a partition] for the numbers of tiles.
-        copies_sbuf: ring buffers [128, columns] for the copies; empty if each partition of every tile has one
-            row.
+        ring_sbuf: buffer slots [128, most rows in a partition] for the values of tiles.
+        copies_sbuf: buffer slots [128, columns] for the copies; empty if each partition of every tile has one row.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -263,18 +259,16 @@ class RowScalars:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, tiles: Sequence[MatrixTile], tiling: ElementwiseTiling) -> RowScalars:
-        """Allocate the ring buffers for a tensor [rows, 1]."""
+        """Allocate the buffers for a tensor [rows, 1]."""
         most = max((tile.each for tile in tiles), default=1)
         ring_sbuf = ring_of(tiling.buffers, most, tensor_hbm.dtype)
         copies_sbuf = ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype) if most > 1 else []
         return cls(tensor_hbm.reshape((tensor_hbm.shape[0],)), tiles, ring_sbuf, copies_sbuf)
 
     def load(self, visit: int) -> None:
-        """Implement :meth:`Source.load`."""
         nisa.dma_copy(dst=self._numbers(visit), src=self.tiles[visit].of_rows(self.numbers_hbm))
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Implement :meth:`Source.take`."""
         tile = self.tiles[visit]
         if tile.each == 1:
             return self._numbers(visit).broadcast(1, tile.columns)
@@ -290,15 +284,15 @@ class RowScalars:
 
 @dataclass(frozen=True)
 class ColumnScalars:
-    """The source of a tensor with one number per column of a matrix.
+    """The source of a tensor with one value per column of a matrix.
 
-    The numbers are loaded into all partitions, once for all tiles of the same columns.
+    The values are loaded into all partitions, once for all tiles of the same columns.
 
     Attributes:
-        numbers_hbm: the numbers, [1, row_columns].
-        tiles: the tiles of the core; those of the same columns follow each other.
-        ring_sbuf: ring buffers [128, columns] for ranges of columns.
-        slots: the number of the buffer with each loaded range, by the first column of the range.
+        numbers_hbm: the values, [1, row_columns].
+        tiles: the tiles of the core; tiles of the same columns follow each other.
+        ring_sbuf: buffer slots [128, columns] for ranges of columns.
+        slots: the index of the buffer slot of each loaded range, by the first column of the range.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -308,14 +302,13 @@ class ColumnScalars:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, tiles: Sequence[MatrixTile], tiling: ElementwiseTiling) -> ColumnScalars:
-        """Allocate the ring buffers for a tensor [1, row_columns]."""
+        """Allocate the buffers for a tensor [1, row_columns]."""
         return cls(tensor_hbm, tiles, ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype))
 
     def load(self, visit: int) -> None:
-        """Implement :meth:`Source.load`.
+        """Issue the load of the values for tile number ``visit`` of the core, if it is the first tile of its columns.
 
-        Only the first tile of a range of columns issues a load, because it has the most rows; later tiles find their
-        numbers loaded.
+        The first tile of a range of columns has the most rows, so that later tiles can use the same values.
         """
         tile = self.tiles[visit]
         if tile.start in self.slots:
@@ -329,7 +322,6 @@ class ColumnScalars:
             nisa.tensor_copy(dst=tile.by_row(numbers_sbuf)[:, 1:, :], src=rows_sbuf)
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Implement :meth:`Source.take`."""
         tile = self.tiles[visit]
         return self.ring_sbuf[self.slots[tile.start]][0 : tile.rows, 0 : tile.columns]
 
@@ -337,7 +329,14 @@ class ColumnScalars:
 def source_of_matrix(
     tensor_hbm: nl.NkiTensor, shape: tuple[int, ...], tiles: Sequence[MatrixTile], tiling: ElementwiseTiling
 ) -> Source:
-    """Return the source of a tensor [rows, columns], [rows, 1] or [1, columns] in a launch of that shape."""
+    """Return the source of a tensor [rows, columns], [rows, 1] or [1, columns].
+
+    Args:
+        tensor_hbm: the tensor.
+        shape: the shape of the launch, (rows, columns).
+        tiles: the tiles of the core.
+        tiling: the tiling of the launch.
+    """
     own = tuple(tensor_hbm.shape)
     if own == shape:
         return Elements.make(tensor_hbm, prod(shape), tiles, tiling)
@@ -351,7 +350,7 @@ class PlacedPiece:
     Attributes:
         tile: the tile that contains the piece.
         visit: the number of the tile among the tiles of the core.
-        start, end: the columns of the piece in the tile.
+        start, end: the range of columns of the piece in the tile.
         piece: the piece itself, with the tensors.
     """
 
@@ -387,7 +386,7 @@ class Stream:
 
     @classmethod
     def make(cls, launch: Launch, tensors_hbm: dict[str, nl.NkiTensor]) -> Stream:
-        """Create a stream of tensors of a launch, with scratch for two pieces at a time."""
+        """Return a stream of tensors of a launch, with new buffers and with scratch tiles for two pieces at a time."""
         tiling, shape = launch.tiling, launch.shape
         share = nl.num_programs(), nl.program_id(0)
         scratch = Scratch.make(launch.scratch_tiles, min(tiling.columns, piece_columns(launch.scratch_tiles)))
@@ -408,11 +407,11 @@ class Stream:
 
     @property
     def visits(self) -> int:
-        """The number of visits (tiles to process), as required by :class:`nkilib.core.rows.stream.PieceStream`."""
+        """The number of tiles to process, as :class:`nkilib.core.rows.stream.PieceStream` requires."""
         return len(self.tiles)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Return the pieces of a tile of the core, and issue the loads of later tiles for which there are buffers.
+        """Return the pieces of tile number ``visit`` of the core, and issue the loads of later tiles into free buffers.
 
         One buffer of each tensor still belongs to the previous tile, whose last piece is finished after this tile's
         first piece has begun.

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of the tiles of a launch, from its size alone: arithmetic only.
+"""The choice of the tiling of an elementwise launch, from its sizes only. For host code; arithmetic only.
 
 :func:`choose_elementwise_tiling` makes the :class:`ElementwiseTiling`, and :func:`partition_bytes` counts its bytes of
-SBUF. :func:`piece_columns` and :func:`run_columns` divide tiles, :func:`row_groups` and :func:`columns_of_chunk` the
-rows of a matrix.
-
-If a loss has a weight per row or per column, tensors are cut as matrices, into rows and columns.
+SBUF. A *piece* is the part of a tile that is processed at a time (:func:`piece_columns`); a *run* is the columns of a
+piece whose losses an accumulator adds up before it is read (:func:`run_columns`). If a weight has one value per row or
+per column, tensors are cut as matrices, into rows and columns (:func:`row_groups`, :func:`columns_of_chunk`).
 """
 
 from __future__ import annotations
@@ -38,20 +37,18 @@ SUM_SLOTS: Final = 3
 
 
 def piece_columns(scratch_tiles: int) -> int:
-    """Return the number of columns of a piece (the part of a tile processed at a time), which uses ``scratch_tiles``
-    float32 tiles.
-    """
+    """Return the number of columns of a piece that uses ``scratch_tiles`` float32 tiles."""
     if scratch_tiles <= _TILES_OF_LARGE_PIECES:
         return limited_piece_columns(PIECE_COLUMNS)
     return limited_piece_columns(PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4)
 
 
 def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
-    """Return the number of columns of a run, whose losses an accumulator adds up before it is read.
+    """Return the number of columns of a run.
 
     Args:
-        bytes_of_elements: the bytes per element of each tensor from which losses are computed.
-        piece: the number of columns of a piece, which is cut into runs.
+        bytes_of_elements: the bytes per element of each tensor of the loss.
+        piece: the number of columns of a piece.
     """
     return min(LONG_RUN_COLUMNS, piece) if max(bytes_of_elements) <= _BYTES_OF_SHORT else RUN_COLUMNS
 
@@ -62,7 +59,7 @@ class RowGroup(NamedTuple):
     Attributes:
         first: the first row.
         partitions: the number of partitions that hold the rows.
-        each: the rows in a partition.
+        each: the number of rows in a partition.
     """
 
     first: int
@@ -71,10 +68,13 @@ class RowGroup(NamedTuple):
 
 
 def columns_of_chunk(row_columns: int, columns: int) -> int:
-    """Return the number of columns of a row that a tile has.
+    """Return the number of columns of a matrix that a tile has.
 
-    A tile has all columns, or one of several nearly equal ranges, rounded to whole runs (the columns that an
-    accumulator sums).
+    A tile has all columns, or one of several nearly equal ranges, rounded to whole runs.
+
+    Args:
+        row_columns: the number of columns of the matrix.
+        columns: the maximum number of elements in a partition.
     """
     if row_columns <= columns:
         return row_columns
@@ -85,7 +85,7 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
     """Return the rows of each tile of a matrix [rows, row_columns], with at most ``columns`` elements in a partition.
 
-    They are full groups, then one of all partitions with fewer rows in each, and one of fewer than 128 rows.
+    Full groups come first, then one of all partitions with fewer rows in each, then one of fewer than 128 rows.
     """
     most = max(1, columns // row_columns)
     size = PARTITIONS * most
@@ -99,9 +99,7 @@ def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
 
 
 def num_matrix_tiles(rows: int, row_columns: int, columns: int) -> int:
-    """Return the number of tiles of a matrix [rows, row_columns], with at most ``columns`` elements in a partition of a
-    tile.
-    """
+    """Return the number of tiles of a matrix [rows, row_columns], with at most ``columns`` elements in a partition."""
     chunks = div_ceil(row_columns, columns_of_chunk(row_columns, columns))
     return chunks * len(row_groups(rows, row_columns, columns))
 
@@ -127,8 +125,8 @@ class ElementwiseTiling(NamedTuple):
     """The tiling of a launch; pass it as ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        columns: elements per partition of a tile.
-        buffers: tiles of each tensor on chip at a time.
+        columns: the number of elements per partition of a tile.
+        buffers: the number of tiles of each tensor that are on chip at a time.
     """
 
     columns: int
@@ -138,15 +136,14 @@ class ElementwiseTiling(NamedTuple):
 def choose_elementwise_tiling(
     elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
 ) -> ElementwiseTiling:
-    """Return the tiling for the size of a launch. The tiling, and so the bits of a sum, does not depend on the
-    number of cores.
+    """Return the tiling of a launch. The tiling does not depend on the number of cores, so the bits of a sum do not
+    depend on it either.
 
     Args:
         elements: the number of elements of a tensor.
-        bytes_of_element: the bytes that one element takes in all tensors together that are read or written.
-        scratch_tiles: the number of scratch tiles that a piece of the loss takes.
-        row_columns: elements of a row, if a weight has one value per row or per column; None if there is no such
-            weight.
+        bytes_of_element: the sum over all tensors that are read or written of the bytes of one element.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
+        row_columns: the number of elements of a row if a weight has one value per row or per column; else None.
     """
     piece = piece_columns(scratch_tiles)
     return _chosen(elements, bytes_of_element, scratch_tiles, row_columns, piece, limited_sbuf_bytes(_MOST_BYTES))
@@ -180,8 +177,7 @@ def _chosen(
 def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
     """Return the maximum number of tiles for ``elements`` elements.
 
-    Without ``row_columns`` the tensors are cut as flattened ones, else as matrices with rows of so many
-    elements.
+    ``row_columns`` is the number of elements of a row if tensors are cut as matrices; None if they are flattened.
     """
     if row_columns is None:
         return div_ceil(elements, PARTITIONS * columns) + 2
@@ -191,8 +187,14 @@ def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
 def partition_bytes(
     tiling: ElementwiseTiling, tiles: int, bytes_of_element: int, scratch_tiles: int, run_columns: int
 ) -> int:
-    """Return the bytes of an SBUF partition that a launch of ``tiles`` tiles takes: buffers, scratch, and the sums of
-    runs and tiles.
+    """Return the bytes of an SBUF partition that a launch needs for buffers, scratch tiles and sums.
+
+    Args:
+        tiling: the tiling.
+        tiles: the number of tiles.
+        bytes_of_element: the sum over all tensors that are read or written of the bytes of one element.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
+        run_columns: the number of columns of a run.
     """
     columns = min(tiling.columns, piece_columns(scratch_tiles))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF

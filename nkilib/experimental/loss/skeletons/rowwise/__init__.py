@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The skeleton of row-wise losses: one loss per row, from sums and maxima of its elements.
+"""The skeleton of row-wise losses: one loss per row, computed from sums and maxima of the row.
 
-It streams tensors [N, D] and computes losses from statistics of the rows, such as sums, and gradients from per-row
-coefficients that the forward keeps. A loss definition states the computation on a piece of a chunk of rows. From a
-kernel down:
+The skeleton streams tensors [N, D]; it computes losses from statistics of the rows, such as sums, and gradients from
+per-row coefficients that the forward keeps. A loss definition states the computation on a piece, which is a part of a
+chunk of rows. The modules, from a kernel down:
 
 - ``run``: the checks of the kernels' arguments, results and gradients, and the losses of a core;
 - ``definition``: the interface of a loss definition, and arithmetic that loss definitions share;

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of a core (:func:`backward_of_core`), computed from the elements of rows and the coefficients of each
-row, and rounded once.
+"""The gradients of a core (:func:`backward_of_core`), from the elements of rows and the coefficients of each row.
 
-A loss definition computes them as sums of terms, each a tile times a number per row (:class:`Term`, :func:`combine`).
+A loss definition computes the gradients of a piece (the part of a tile of rows that is processed at a time) as sums of
+terms, each a tile times a factor per row (:class:`Term`, :func:`combine`), rounded once. N is the number of rows, D of
+columns.
 
 A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows, bitwise identical
 on one core and on two (:class:`SharedGradient`). For this sum, tiles of rows with even numbers are added up element by
-element, and separately those with odd numbers: with two cores, each has one of the two sums. Then the rows of a
-partition are added by halves; then the partitions, after Tensor has transposed them into columns that Vector can add
+element, and separately the tiles with odd numbers: with two cores, each core has one of the two sums. Then the rows of
+a partition are added by halves; then the partitions, after Tensor has transposed them into columns that Vector can add
 up; and finally the two sums.
 """
 
@@ -57,7 +58,7 @@ class Term:
 
 
 def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Compute one term in ``dst_sbuf``, on Vector."""
+    """Write one term to ``dst_sbuf``, on Vector."""
     if piece.is_long:
         nisa.tensor_scalar(
             dst=dst_sbuf,
@@ -79,7 +80,7 @@ def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
 
 
 def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
-    """Compute a partial sum plus one more term in ``dst_sbuf``."""
+    """Write ``partial_sbuf`` plus a term to ``dst_sbuf``."""
     if piece.is_long:
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
@@ -98,16 +99,16 @@ def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiT
 
 
 def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: nl.NkiTensor | None = None) -> None:
-    """Compute the sum of terms, rounded once to the type of ``dst_sbuf``.
+    """Write the sum of terms to ``dst_sbuf``, rounded once to its type.
 
-    For long rows, Scalar computes the first term and Vector the others; for short rows, Vector computes all.
+    For long rows, Scalar computes the first term and Vector the others; for short rows, Vector computes all terms.
 
     Args:
-        piece: the piece, from whose scratch one float32 tile is taken for every two terms.
+        piece: the piece; one of its float32 scratch tiles is used for every two terms.
         dst_sbuf: the result, [partitions, elements].
         terms: the terms, at least one.
-        bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None if
-            offsets are 0.
+        bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None if offsets
+            are 0.
     """
     partial_sbuf = dst_sbuf if len(terms) == 1 else piece.float32()
     if not piece.is_long:
@@ -127,7 +128,7 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
 
 
 def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Add a term without offset to a float32 sum, on Vector; the term's tile, float32 too, is overwritten."""
+    """Add a term without offset to a float32 sum, on Vector; the tile of the term, float32, is overwritten."""
     if not piece.is_long:
         multiply(piece, term.tile_sbuf, term)
     nisa.scalar_tensor_tensor(
@@ -148,9 +149,7 @@ def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
-    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns]: each tile is 128
-    adjacent numbers of the vector.
-    """
+    """Store column sums [128, tiles], where tile i has columns 128 i to 128 i + 127, as a vector [columns]."""
     columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
     transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
@@ -169,17 +168,16 @@ def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class SharedGradient:
-    """The gradient of a tensor that all rows share, while the contributions of rows are summed for a range of
-    columns.
+    """The gradient of a tensor that all rows share: sums of the contributions of rows, for one range of columns at a
+    time.
 
-    Chunks of the same columns follow each other.
+    All chunks of a range of columns must be processed before the next range.
 
     Attributes:
         gradient_hbm: the gradient, [1, D] of any floating type.
         columns: the maximum number of columns of a chunk.
         each: the maximum number of rows in a partition of a tile.
-        sums_sbuf: one sum of tiles, or two; the number of a tile selects its sum. Float32 [partitions,
-            each * columns].
+        sums_sbuf: the sums, float32 [partitions, each * columns]: two on one core, one on each of two cores.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -189,7 +187,7 @@ class SharedGradient:
 
     @classmethod
     def make(cls, launch: RowLaunch, gradient_hbm: nl.NkiTensor) -> SharedGradient:
-        """Allocate the sums and set them to zero."""
+        """Allocate the sums and set them to 0."""
         tiling, count = launch.tiling, SUMS // nl.num_programs()
         shape = (PARTITIONS, tiling.width)
         sums_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
@@ -204,17 +202,15 @@ class SharedGradient:
         return sum_sbuf[0 : tile.partitions, placed.start : placed.end]
 
     def store_nothing(self) -> None:
-        """Run :meth:`store` for all columns on a core that has no rows, with sums of zero, because all cores must take
-        part.
+        """Store the gradient on a core that has no rows; its sums are 0, but all cores must take part in the
+        exchange.
         """
         columns = self.gradient_hbm.shape[1]
         for start in range(0, columns, self.columns):
             self.store(start, min(start + self.columns, columns))
 
     def store(self, start: int, end: int) -> None:
-        """Store the gradient of columns [start, end), the total of the sums of all cores, then reset the sums
-        to zero.
-        """
+        """Store the gradient of columns [start, end), the total of all cores, and reset the sums to 0."""
         columns = end - start
         parts = [self._of_partitions(sum_sbuf, columns) for sum_sbuf in self.sums_sbuf]
         own_sbuf, other_sbuf = parts if len(parts) == SUMS else (parts[0], _received_from_other_core(parts[0]))
@@ -230,7 +226,7 @@ class SharedGradient:
     def _of_partitions(self, sum_sbuf: nl.NkiTensor, columns: int) -> nl.NkiTensor:
         """Return the total of a sum over its partitions and their rows, [128, tiles], where a tile is 128 columns.
 
-        Column ``c`` is in partition ``c % 128``.
+        Column c is in partition c % 128.
         """
         rows = self.each
         while rows > 1:
@@ -247,9 +243,7 @@ class SharedGradient:
         return part_sbuf
 
     def _add_partitions(self, part_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor, first: int, end: int) -> None:
-        """Add up the partitions of column tiles [first, end) into ``part_sbuf``; the last tile may be narrower than
-        128 columns.
-        """
+        """Add up the partitions of ``sum_sbuf`` for column tiles [first, end), into ``part_sbuf``."""
         transposed_psum = nl.ndarray((PARTITIONS, end - first, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
         for tile in range(first, end):
             columns_sbuf = sum_sbuf[:, tile * PARTITIONS : min((tile + 1) * PARTITIONS, sum_sbuf.shape[1])]
@@ -261,12 +255,11 @@ class SharedGradient:
 
 @dataclass(frozen=True)
 class _RowUpstream:
-    """The source of the upstream gradient of each row's loss.
+    """The upstream gradient of each row's loss.
 
     Attributes:
         upstream: the upstream gradient that the kernel received.
-        scale_sbuf: the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its
-            own.
+        scale_sbuf: the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its own.
     """
 
     upstream: Upstream
@@ -283,15 +276,14 @@ class _RowUpstream:
 
 @dataclass(frozen=True)
 class _Backward(Generic[Factors]):
-    """The state that all pieces of the backward share.
+    """The loop of the backward over the chunks of a core.
 
     Attributes:
         definition, coefficients_hbm, gradients_hbm: the loss definition, coefficients and gradients of the launch.
-        upstream: the source of the upstream gradient of each row's loss.
-        buffers_sbuf: ring buffers for the chunks of gradients, by the number of the tensor.
+        upstream: the upstream gradient of each row's loss.
+        buffers_sbuf: buffer slots for the chunks of gradients, by the number of the tensor.
         shared: the gradients of tensors that all rows share, by the number of the tensor.
-        left: functions of the previous piece that issue its remaining work; they are called after the next piece has
-            begun.
+        left: functions that issue the remaining work of the previous piece (:attr:`.Piece.later`).
     """
 
     definition: RowLossDefinition[Factors]
@@ -316,17 +308,13 @@ class _Backward(Generic[Factors]):
                 self._store_shared(chunk)
 
     def _do_later(self, actions: list[Callable[[], None]]) -> None:
-        """Call the functions that the previous piece has left, and keep this piece's ``actions`` until the next piece
-        has begun.
-        """
+        """Call the functions in :attr:`left`, and replace them by ``actions``."""
         for action in self.left:
             action()
         self.left[:] = actions
 
     def _store_shared(self, chunk: Chunk) -> None:
-        """Store the gradients that all rows share for the columns of a chunk, which is the last one with these
-        columns.
-        """
+        """Store the gradients that all rows share for the columns of a chunk, after the last chunk of these columns."""
         self._do_later([])
         for gradient in self.shared.values():
             gradient.store(chunk.start, chunk.end)
@@ -336,7 +324,7 @@ class _Backward(Generic[Factors]):
         return self.definition.factors(self.upstream.of(group), coefficients)
 
     def _take(self, placed: PlacedPiece, factors: Factors) -> None:
-        """Compute the gradients of a piece; the last piece of a chunk stores the whole chunk."""
+        """Compute the gradients of a piece; after the last piece of a chunk, store the chunk."""
         chunk = placed.chunk
         chunks_sbuf = {
             number: ring[placed.visit % len(ring)][0 : chunk.tile.partitions, 0 : chunk.width]
@@ -360,14 +348,15 @@ def backward_of_core(
     coefficients_hbm: list[nl.NkiTensor],
     gradients_hbm: dict[int, nl.NkiTensor],
 ) -> None:
-    """Store the gradients with respect to the tensors whose numbers are the keys of ``gradients_hbm``.
+    """Compute and store the gradients of this core's rows.
 
     Args:
         launch: the tensors and the tiling of the launch.
         definition: the loss definition.
         upstream: the upstream gradients of the losses.
-        coefficients_hbm: the coefficients that the forward stored, float32 [N] each.
-        gradients_hbm: the gradients, [N, D] each; [1, D] for a tensor that all rows share.
+        coefficients_hbm: the coefficients that the forward stored, each float32 [N].
+        gradients_hbm: the gradients to compute, by the number of the tensor: [N, D], or [1, D] for a tensor that all
+            rows share.
     """
     groups, rows = launch.groups(), launch.rows
     shared = {

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of the definition of a row-wise loss, and arithmetic on tiles with one number per row for definitions.
+"""The interface of the definition of a row-wise loss, and arithmetic on tiles with one value per row.
 
-The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece, a
-:class:`RowLossDefinition` computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows it
-computes the losses, and coefficients of each row for the backward. In the backward it computes the gradients of a piece
-from these coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
-:mod:`.backward`).
+The skeleton streams tensors [N, D] (N rows, D columns) through SBUF, tile by tile, and cuts each tile into pieces: a
+*piece* is the part of a tile that is processed at a time. For a piece, a :class:`RowLossDefinition` computes
+*statistics* of its rows, float32 sums or maxima. From the statistics of whole rows it computes the losses, and
+*coefficients* of each row for the backward. In the backward it computes the gradients of a piece from these
+coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
+:mod:`.backward`). Tensors are identified by numbers.
 
 The arithmetic consists of elementwise operations (:func:`compared`, :func:`mask_of`, :func:`shifted`,
 :func:`at_least_zero`, :func:`combined`) and of functions for the whole range of float32 (:func:`square_root`,
@@ -40,18 +41,19 @@ Factors = TypeVar("Factors")
 
 
 class Statistic(Protocol):
-    """A number per row, such as a sum, that is combined from one value for each run of the row.
+    """A value per row, such as a sum, that is combined from one value for each run of the row.
 
     A run is a range of columns of a long row whose values an engine accumulates.
     """
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Combine the values of all runs of a row into one.
+        """Combine the values of all runs of each row into one value.
 
         Args:
             dst_sbuf: the result, float32 [partitions, 1].
-            runs_sbuf: the values of each statistic up to this one, float32 [partitions, runs].
-            earlier_sbuf: the results of the earlier statistics, [partitions, 1].
+            runs_sbuf: the values of the statistics of the loss up to and including this one, float32 [partitions,
+                runs].
+            earlier_sbuf: the results of the statistics before this one, [partitions, 1].
         """
 
 
@@ -60,7 +62,6 @@ class Sum:
     """The statistic that is the sum of a row."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute the sum of a row from the sums of its runs; see :meth:`Statistic.of_runs`."""
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=runs_sbuf[-1], axis=1)
 
 
@@ -69,18 +70,17 @@ class Maximum:
     """The statistic that is the maximum of a row."""
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Compute the maximum of a row from the maxima of its runs; see :meth:`Statistic.of_runs`."""
         nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=runs_sbuf[-1], axis=1)
 
 
 @dataclass(frozen=True)
 class RowResults:
-    """The results that a loss definition computes from the statistics of rows, float32 [partitions, rows] each.
+    """The results that a loss definition computes from the statistics of rows, each float32 [partitions, rows].
 
     Attributes:
         losses_sbuf: the losses of the rows.
-        coefficients_sbuf: the coefficients of rows from which the backward computes gradients, before they are
-            multiplied by the upstream gradient.
+        coefficients_sbuf: the coefficients from which the backward computes gradients; the upstream gradient is not
+            included.
     """
 
     losses_sbuf: nl.NkiTensor
@@ -90,18 +90,19 @@ class RowResults:
 class RowLossDefinition(Protocol[Factors]):
     """The definition of a row-wise loss, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`accumulate` of this one: the first steps of a
-    piece, such as differences, belong in :meth:`prepare`, so that no engine waits for them.
+    :meth:`prepare` of the next piece is issued before :meth:`accumulate` of this piece. The first steps of a piece,
+    such as differences, belong in :meth:`prepare`, so that no engine waits for them.
     """
 
     @property
     def forward_tiles(self) -> int:
-        """The maximum number of float32 tiles that a piece takes in :meth:`prepare` and :meth:`accumulate`."""
+        """The maximum number of float32 tiles that :meth:`prepare` and :meth:`accumulate` together use for a piece."""
 
     @property
     def backward_tiles(self) -> int:
-        """Half the number of float32 tiles that a piece may use in :meth:`gradients`, where it has the scratch of two
-        pieces.
+        """Half the maximum number of float32 tiles that :meth:`gradients` uses for a piece.
+
+        A piece of the backward has the scratch tiles of two pieces.
         """
 
     @property
@@ -109,26 +110,24 @@ class RowLossDefinition(Protocol[Factors]):
         """The statistics that are computed over each row."""
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of the tensors from which gradients of the ``wanted`` tensors are computed."""
+        """Return the numbers of the tensors that the gradients of the ``wanted`` tensors need."""
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Issue the first steps of a piece and return their tiles, which :meth:`accumulate` takes."""
+        """Issue the first steps of a piece, and return their tiles, which are passed to :meth:`accumulate`."""
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add the elements of the piece to the statistics of their rows, by the methods of :class:`Piece`."""
+        """Add the elements of a piece to the statistics of their rows, with the methods of :class:`Piece`."""
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Compute the results of rows.
+        """Return the losses and the coefficients of rows.
 
         Args:
             statistics_sbuf: the statistics of the rows, float32 [partitions, rows] each.
-            vectors_sbuf: the vectors with one number per row that the forward takes, such as targets, in the same
-                shape.
+            vectors_sbuf: the vectors with one value per row that the kernel takes, such as targets, in the same shape.
         """
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> Factors:
-        """Compute the factors of each row by which :meth:`gradients` multiplies, in a form that the loss definition
-        chooses.
+        """Return the factors of each row for :meth:`gradients`, in a form that the loss definition chooses.
 
         Args:
             upstream_sbuf: the upstream gradients of the losses, float32 [partitions, rows].
@@ -136,10 +135,13 @@ class RowLossDefinition(Protocol[Factors]):
         """
 
     def gradients(self, piece: Piece, factors: Factors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Compute the gradients of a piece in the tiles ``dst_sbuf``, given by the number of the tensor, of any
-        floating type.
+        """Write the gradients of a piece to the tiles ``dst_sbuf``.
 
-        For a tensor that all rows share, the tile is a float32 sum, to which the gradients are added.
+        Args:
+            piece: the piece.
+            factors: the result of :meth:`factors`.
+            dst_sbuf: the tiles by the number of the tensor, of any floating type. For a tensor that all rows share, the
+                tile is a float32 sum to which the gradients are added.
         """
 
 
@@ -179,9 +181,6 @@ def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) ->
 
 
 def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
-    """Return the power of two that brings each number into a range: ``step`` where ``is_small`` is 1, 1 / ``step``
-    where ``is_large`` is 1, else 1.
-    """
     factor_sbuf = constant(is_small, 1.0)
     for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
         nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))
@@ -190,11 +189,11 @@ def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.Nk
 
 @dataclass(frozen=True)
 class _Rescaled:
-    """Numbers scaled by a power of two into the range in which a function is documented.
+    """Values scaled by a power of two into the range for which NKI documents a function.
 
     Attributes:
-        values_sbuf: the scaled numbers.
-        is_small_sbuf, is_large_sbuf: 1 where a number was too small, or too large, and has been scaled, else 0.
+        values_sbuf: the scaled values.
+        is_small_sbuf, is_large_sbuf: 1 where a value was too small, or too large, else 0.
     """
 
     values_sbuf: nl.NkiTensor
@@ -202,18 +201,18 @@ class _Rescaled:
     is_large_sbuf: nl.NkiTensor
 
     def factor_sbuf(self, step: float) -> nl.NkiTensor:
-        """Return ``step`` where a number was too small, its inverse where it was too large, else 1."""
+        """Return ``step`` where a value was too small, 1 / ``step`` where it was too large, else 1."""
         return _power(self.is_small_sbuf, self.is_large_sbuf, step)
 
 
 def _rescaled(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Rescaled:
-    """Multiply numbers below ``small`` by ``step``, and divide numbers above ``1 / small`` by it."""
+    """Multiply values below ``small`` by ``step``, and divide values above ``1 / small`` by ``step``."""
     is_small, is_large = compared(values_sbuf, nl.less, small), compared(values_sbuf, nl.greater, 1.0 / small)
     return _Rescaled(product(values_sbuf, _power(is_small, is_large, step)), is_small, is_large)
 
 
 def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the root of each number; where the number is 0, infinity or NaN, return the number itself."""
+    """Return ``root_sbuf``; where a value is 0, infinity or NaN, return the value itself."""
     is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
     is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
     result_sbuf = scaled(values_sbuf, 1.0)
@@ -222,9 +221,7 @@ def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> 
 
 
 def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN give
-    themselves.
-    """
+    """Return the square root of values of at least 0, in the whole range of float32; infinity and NaN remain."""
     rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
     root_sbuf = rescaled.values_sbuf
     nisa.tensor_scalar(
@@ -235,7 +232,9 @@ def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
-    """Compute the logarithm of a tile in place, after clamping it to the range for which NKI documents ``log``."""
+    """Replace the values of a tile by their logarithms, after clamping them to the range for which NKI documents
+    ``log``.
+    """
     nisa.tensor_scalar(
         dst=values_sbuf,
         data=values_sbuf,
@@ -248,7 +247,7 @@ def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
 
 
 def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
-    """Return the p-th root ``exp(log(value) / p)``, p > 0, for numbers in the range of :func:`square_root`."""
+    """Return the p-th root ``exp(log(value) / p)``, p > 0, of values of at least 0; infinity and NaN remain."""
     rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
     root_sbuf = rescaled.values_sbuf
     take_logarithm(root_sbuf)
@@ -257,7 +256,7 @@ def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
 
 
 def inverse_or_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return 1 / value of numbers of at least 0, and 0 for 0."""
+    """Return 1 / value of values of at least 0, and 0 for 0."""
     inverse_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=inverse_sbuf, data=values_sbuf, op0=nl.maximum, operand0=_SMALLEST_NORMAL)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)

@@ -5,16 +5,17 @@
 accepted errors.
 
 :func:`rowwise_loss` makes the entry (:class:`RowwiseLoss`) from the reference of the loss, a :class:`RowwiseReference`.
-:func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in float64.
+:func:`losses`, :func:`reduced` and :func:`gradients` are the results of the kernels in float64.
 
-An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of the
-kernels. The work does not depend on the tiling: every needed tensor is read or written once in HBM. The simulator is
-imported only when a profile asks for it: on hardware the kernels do not need it.
+An entry states only data that the kernels' signatures do not show; tensors, gradients and options are read from the
+signatures. The work does not depend on the tiling: every needed tensor is read or written once in HBM. The simulator is
+imported only when a profile asks for the work: the kernels on hardware do not need the simulator. Matrices are tensors
+[N, D]: N rows, D columns.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The
-reference of a loss derives the error of the loss of a row and of its derivatives; the errors of sums over rows, of
-products with upstream gradients and of rounding to other types are added here. A sum of a row of D numbers has
-:func:`additions` consecutive additions, each of which costs u / 2 of the sum.
+u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The reference of a loss
+derives the error of the loss of a row and of its derivatives; the errors of sums over rows, of products with upstream
+gradients and of rounding to other types are added here. A sum of a row of D numbers has :func:`additions` consecutive
+additions, each of which costs u / 2 of the sum.
 """
 
 from __future__ import annotations
@@ -79,16 +80,15 @@ def _none(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """A description of the tensors of a loss besides its matrices [N, D], and of the matrices that gradients need.
+    """The tensors of a loss besides its matrices, and the matrices that gradients need.
 
     Attributes:
         vectors: the names of vectors with one float32 per row, which the forward takes.
-        shared: the name of a tensor that may have one number per column, and may be None.
-        coefficients: a function that returns, for the arguments of a kernel, the number of scalars per row that
-            the forward keeps for the backward.
-        needed: a function that returns, for the numbers of the tensors whose gradients are requested and the
-            arguments of the kernel, the numbers of the tensors from which these gradients are computed; None
-            means that all are needed.
+        shared: the name of a tensor that may have one value per column, and may be None.
+        coefficients: a function that returns the number of scalars per row that the forward keeps for the backward, for
+            the arguments of a kernel.
+        needed: a function that returns the numbers of the tensors that gradients need, for the numbers of the tensors
+            whose gradients are requested and the arguments of the kernel; None means all tensors.
     """
 
     vectors: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class RowTensors:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The guarantees of the backward of a loss, besides those that all row-wise losses share.
+    """The guarantees of the backward of a loss that differ between row-wise losses.
 
     Attributes:
         error: the bound on the error of gradients, in words.
@@ -117,8 +117,8 @@ class RowwiseLoss(SizedLoss):
     """The registry entry of a row-wise loss.
 
     Attributes:
-        rows: the tensors besides matrices.
-        forms: the forms of the loss, with their options, that are checked.
+        rows: the tensors besides the matrices.
+        forms: the combinations of options that tests check.
     """
 
     rows: RowTensors = RowTensors()
@@ -179,7 +179,7 @@ def _work(first: Any, nbytes: int, functions: int) -> Work:
 def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
     """Return a function that computes the work of a forward with ``functions`` activation functions per element.
 
-    All matrices and vectors are read, and the stored results are written, once in HBM.
+    Every matrix and vector is read once, and every stored result written once.
     """
     matrices = _matrices(forward, rows)
 
@@ -200,8 +200,8 @@ def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int)
 def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
     """Return a function that computes the work of a backward.
 
-    The tensors that gradients need, coefficients and upstream gradients are read, and the results written, once in HBM.
-    Each requested gradient of a tensor named in ``functions_of`` takes one activation function per element.
+    Every tensor that gradients need is read once, and every result written once. Each requested gradient of a tensor
+    named in ``functions_of`` takes one activation function per element.
     """
     matrices = _matrices(backward, rows)
     names = (*matrices, *filter(None, [rows.shared]))
@@ -240,19 +240,18 @@ def rowwise_loss(
     notes: str = "",
     family: Family = Family.CLASSIFICATION,
 ) -> RowwiseLoss:
-    """Return the registry entry of a loss, and make its kernels launchable.
+    """Return the registry entry of a loss, with launchable kernels.
 
     Args:
         name, module, formula, derivative, edges, differences, family: see :class:`nkilib.core.host.loss.Loss`.
         forward, backward: the kernel functions.
-        errors: bounds on the error of the losses, one for each form; activation functions are assumed to be
-            correctly rounded, and n is the number of consecutive additions in the sum of a row.
+        errors: bounds on the error of the losses, one for each form of the loss.
         gradients: the guarantees of the backward.
-        rows: the tensors besides matrices.
-        time_limits: the largest accepted modelled times of forward and backward, in multiples of the bound,
-            each as (in bfloat16, in float32).
-        forms: the forms that :mod:`nkilib.verify` and the tests of all row-wise losses check.
-        functions: the number of activation functions per element that the losses need.
+        rows: the tensors besides the matrices.
+        time_limits: the largest accepted modelled times of forward and backward, each as (in bfloat16, in float32), in
+            multiples of the bound of the hardware.
+        forms: the combinations of options that :mod:`nkilib.verify` and tests check.
+        functions: the number of activation functions per element of the forward.
         functions_of: the names of the tensors whose gradients need one activation function per element each.
         notes: further notes on the losses.
     """
@@ -286,35 +285,29 @@ def rowwise_loss(
 
 
 class RowwiseReference(Protocol):
-    """A row-wise loss in float64; tensors are passed under the names of the kernel's arguments."""
+    """The float64 reference of a row-wise loss; tensors are passed under the names of the kernel's arguments."""
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` that the guarantee of the loss states, as numbers; n is the result of
-        :func:`additions`.
-        """
+        """The error of :meth:`value` that the guarantee states; its n is the result of :func:`additions`."""
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the losses [N], and the bound on their error in float32 arithmetic."""
+        """Return the losses, [N], and the bound on their error in float32 arithmetic."""
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative with respect to each differentiable tensor, [N, D] whatever the tensor's shape.
+        """Return the derivative with respect to each differentiable tensor, [N, D], with its error.
 
         An error is infinite where rounding to float32 may select another branch of the loss.
         """
 
 
 def additions(columns: int) -> float:
-    """Return the number of consecutive additions when ``columns`` numbers are summed in runs, and then the runs
-    are summed.
-    """
+    """Return the number of consecutive additions when ``columns`` values are summed in runs, and then the runs."""
     return min(columns, RUN_COLUMNS) + div_ceil(columns, RUN_COLUMNS) + 1.0
 
 
 def summed(terms: Float64Array, errors: Float64Array) -> Exact:
-    """Return the sum of each row of ``terms``, whose own errors are ``errors``, with the accepted error of the
-    sum.
-    """
+    """Return the sum of each row of ``terms``, with its accepted error; ``errors`` are the errors of the terms."""
     cost = additions(terms.shape[1]) * _HALF * np.abs(terms).sum(axis=1)
     return Exact(terms.sum(axis=1), errors.sum(axis=1) + cost)
 
@@ -325,7 +318,7 @@ def losses(
     dtype: Any,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the losses, stored in ``dtype``, with their accepted errors."""
+    """Return the losses, [N], with their accepted errors if they are stored in ``dtype``."""
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
@@ -355,7 +348,7 @@ def reduced(
 
 
 def _additions_of_rows(values: Float64Array) -> float:
-    """Return the maximum number of consecutive additions when the gradients of all rows are summed.
+    """Return the maximum number of consecutive additions in the sum of the gradients of all rows.
 
     The tiles are added first, then the rows of a partition by halves, then the partitions.
     """
@@ -371,9 +364,14 @@ def gradients(
     reduction: str,
     functions: FunctionErrors = SIMULATED,
 ) -> dict[str, Exact]:
-    """Return the gradient of each tensor, in its type and shape, with its accepted error.
+    """Return the gradient of each tensor, in the tensor's shape, with the accepted error in the tensor's type.
 
-    The upstream gradient is [N], or [1] for a sum or mean.
+    Args:
+        reference: the reference of the loss.
+        tensors: the tensors.
+        upstream: the upstream gradient, [N], or [1] for a sum or mean.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"``.
+        functions: the errors of the activation functions.
     """
     results = {}
     with np.errstate(all="ignore"):

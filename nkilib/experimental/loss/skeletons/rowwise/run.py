@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of the kernels of row-wise losses: checks of arguments, allocation of results and gradients, and the
-forward of a core.
+"""The common part of the kernels of row-wise losses: checks, allocation, and the forward of a core.
 
-Everything is checked before the first instruction (:func:`checked_tiling` and the functions :func:`require_matrices`,
-:func:`require_coefficients` and :func:`require_wanted`). :func:`factor_of` returns the factor of the reduction,
-:func:`new_outputs` and :func:`new_gradients` allocate, and :func:`returned` returns the result of a kernel.
-:func:`forward_of_core` streams the rows and stores their losses, or their sum; :mod:`.backward` computes gradients.
+Tensors are [N, D]: N rows, D columns. A *piece* is the part of a chunk of rows that is processed at a time; a *run* is
+a range of columns of a long row for which an engine accumulates one value per statistic (:mod:`.stream`). Arguments are
+checked before the first instruction (:func:`checked_tiling` and the functions ``require_...``). :func:`factor_of`
+returns the factor of the reduction, :func:`new_outputs` and :func:`new_gradients` allocate, and :func:`returned`
+returns the result of a kernel. :func:`forward_of_core` streams the rows and stores their losses, or the sum;
+:mod:`.backward` computes gradients.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _STATISTICS = 6
 
 
 def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
-    """Check that the tensors are [N, D] of a floating type, have the shape of the first one, and at least one
-    element.
+    """Check that the tensors, by the names of their arguments, are [N, D] of one shape, not empty, and of floating
+    types.
     """
     first, *_ = matrices
     shape = tuple(matrices[first].shape)
@@ -85,13 +86,13 @@ def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers:
 
 
 def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
-    """Check that at least one gradient is requested and, with ``inplace``, that the first tensor's gradient is
+    """Check the flags of the gradients: at least one is requested; with ``inplace``, the first tensor's gradient is
     requested.
 
     Args:
         function: the name of the function in error messages.
         wanted: whether each gradient is requested, by the name of the tensor, in the order of the kernel's arguments.
-        inplace: whether the gradient of the first tensor overwrites it.
+        inplace: whether the gradient of the first tensor overwrites this tensor.
     """
     flags = {f"grad_{name}_wanted": flag for name, flag in wanted.items()}
     for name, flag in {**flags, "inplace": inplace}.items():
@@ -109,13 +110,13 @@ def _or(value: int | None, chosen: int) -> int:
 
 
 def _partition_bytes(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int, scratch_tiles: int) -> int:
-    """Return the bytes of an SBUF partition that a launch takes: its chunks, scratch tiles, and sums.
+    """Return the bytes of an SBUF partition that a launch needs for chunks, scratch tiles and sums.
 
     Args:
         shape: the shape of a tensor, (rows, columns).
         tiling: the tiling of the launch.
         bytes_of_element: the bytes of an element in all streamed tensors together.
-        scratch_tiles: the number of float32 tiles that a piece takes.
+        scratch_tiles: the number of float32 tiles that a piece needs.
     """
     rows, columns = shape
     tiles = len(row_tiles(rows, partitions_of_tile(rows), tiling.each))
@@ -136,14 +137,14 @@ def checked_tiling(
     each: int | None,
     buffers: int | None,
 ) -> RowwiseTiling:
-    """Check the requested tiling and return it, with chosen values where none was requested.
+    """Return the requested tiling after a check, with chosen values in place of None.
 
     Args:
         function: the name of the function in error messages.
         shape: the shape of a tensor, (rows, columns).
-        dtypes: the types of all tensors that are read or written, element by element.
-        scratch_tiles: the number of float32 tiles that a piece takes.
-        columns, each, buffers: the arguments of the kernel; None means that a value is chosen.
+        dtypes: the types of all matrices that are read or written.
+        scratch_tiles: the number of float32 tiles that a piece needs.
+        columns, each, buffers: the arguments of the kernel, or None.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_rowwise_tiling(shape[0], shape[1], bytes_of_element, scratch_tiles)
@@ -184,9 +185,8 @@ class RowOutputs:
 
     Attributes:
         loss_hbm: the losses, [N] of any floating type; or their sum, [1], float32.
-        factor: the factor by which the sum is multiplied; None means that the losses are stored, not summed.
-        coefficients_hbm: the K coefficients of each row, float32 [K, N]; None means that they are not
-            requested.
+        factor: the factor by which the sum is multiplied; None if each loss is stored.
+        coefficients_hbm: the K coefficients of each row, float32 [K, N]; None if they are not requested.
     """
 
     loss_hbm: nl.NkiTensor
@@ -195,9 +195,7 @@ class RowOutputs:
 
 
 def factor_of(reduction: str, rows: int) -> float | None:
-    """Return the factor by which a reduction multiplies the sum of the losses of all rows; None if there is no
-    sum.
-    """
+    """Return the factor of the sum of the losses of ``rows`` rows in a reduction; None for ``"none"``."""
     return None if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
 
 
@@ -208,8 +206,8 @@ def new_outputs(
 
     Args:
         rows: N.
-        dtype: the type of losses that are not summed.
-        factor: the factor by which the sum of the losses is multiplied; None if they are not summed.
+        dtype: the type of the losses if each loss is stored.
+        factor: the factor by which the sum of the losses is multiplied; None if each loss is stored.
         coefficients: the number of coefficients per row, K.
         coefficients_wanted: whether the coefficients are returned.
     """
@@ -231,12 +229,11 @@ def returned(outputs: RowOutputs) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
 
 
 def new_gradients(wanted: dict[str, nl.NkiTensor | None], inplace: bool) -> dict[int, nl.NkiTensor]:
-    """Allocate the tensors for the gradients, by the number of the tensor.
+    """Return the tensors for the requested gradients, by the number of the tensor, allocated unless in place.
 
     Args:
-        wanted: the tensors by name, in the order of their numbers; None for a tensor whose gradient is not
-            requested.
-        inplace: whether the gradient of the first tensor overwrites it.
+        wanted: the tensors by name, in the order of their numbers; None for a tensor whose gradient is not requested.
+        inplace: whether the gradient of the first tensor overwrites this tensor.
     """
     gradients = {}
     for number, (name, like_hbm) in enumerate(wanted.items()):
@@ -257,15 +254,15 @@ def _runs_of_chunk(columns: int, piece_width: int) -> int:
 
 @dataclass
 class _Forward(Generic[Factors]):
-    """The loop of the forward over the chunks of a core, and its state.
+    """The loop of the forward over the chunks of a core.
 
     Attributes:
-        launch, definition, outputs, sums: the launch, its loss definition, its results, and the sums of losses.
-        runs_sbuf: for each statistic, ring buffers [128, runs of a row] for the values of runs of long rows.
-        statistics_sbuf: for each group, by the index of its first tile, its statistics, [partitions, rows] each.
+        launch, definition, outputs, sums: the launch, its loss definition, its results, and the partial sums of losses
+            or None.
+        runs_sbuf: for each statistic, buffer slots [128, runs of a row] for the values of the runs of long rows.
+        statistics_sbuf: the statistics of each group, each [partitions, rows], by the index of the group's first tile.
         runs: the number of runs processed so far in the current tile.
-        open: the last piece of a tile of long rows whose runs are not combined yet, because Vector would wait
-            for them.
+        open: the last piece of a tile whose runs are not combined yet, because Vector would wait for them; or None.
     """
 
     launch: RowLaunch
@@ -285,7 +282,7 @@ class _Forward(Generic[Factors]):
         outputs: RowOutputs,
         sums: PartialSums | None,
     ) -> _Forward[Factors]:
-        """Allocate the buffers of a launch."""
+        """Allocate the buffers."""
         tiling = launch.tiling
         chunks, left = divmod(launch.columns, tiling.columns)
         runs = chunks * _runs_of_chunk(tiling.columns, tiling.piece_width) + _runs_of_chunk(left, tiling.piece_width)
@@ -295,7 +292,7 @@ class _Forward(Generic[Factors]):
     def run(self, groups: list[RowGroup]) -> None:
         """Compute and store the results of all chunks of this core.
 
-        The first steps of a piece are issued before the previous piece is finished.
+        The loop issues the first steps of a piece before it finishes the previous piece.
         """
         stream = RowStream.make(
             self.launch, dict(enumerate(self.launch.matrices_hbm)), groups, self.definition.forward_tiles
@@ -304,7 +301,6 @@ class _Forward(Generic[Factors]):
         self._close()
 
     def begin(self, placed: PlacedPiece) -> Prepared:
-        """Issue the first steps of a piece's statistics."""
         return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
@@ -319,7 +315,7 @@ class _Forward(Generic[Factors]):
             self.runs = 0
 
     def _numbers(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return, for each statistic, the tile into which its values for a piece are written."""
+        """Return, for each statistic, the tile for the values of a piece."""
         piece, group = placed.piece, placed.chunk.group
         statistics_sbuf = self._statistics(group)
         if not piece.is_long:
@@ -328,7 +324,7 @@ class _Forward(Generic[Factors]):
         return [ring[:, start : self.runs] for ring in self._runs(placed)]
 
     def _runs(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return, for each statistic, the values of all runs of the tile to which a piece belongs."""
+        """Return, for each statistic, the values of all runs of a piece's tile."""
         group = placed.chunk.group
         slot = (group.start + placed.chunk.place) % RUN_SLOTS
         return [ring[slot][0 : group.partitions, :] for ring in self.runs_sbuf]
@@ -342,9 +338,7 @@ class _Forward(Generic[Factors]):
         return self.statistics_sbuf[group.start]
 
     def _close(self) -> None:
-        """Combine the runs of the tile of :attr:`open` into statistics; after the last tile of a group, compute its
-        results.
-        """
+        """Combine the runs of the tile of :attr:`open`; after the last tile of a group, compute the group's results."""
         if self.open is None:
             return
         placed, self.open = self.open, None
@@ -362,9 +356,7 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute and store the losses and coefficients of a group; losses are added to ``sums`` if they are
-        reduced.
-        """
+        """Compute and store the losses and coefficients of a group; with a reduction, add the losses to ``sums``."""
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:
@@ -380,7 +372,7 @@ class _Forward(Generic[Factors]):
 
 
 def forward_of_core(launch: RowLaunch, definition: RowLossDefinition[Factors], outputs: RowOutputs) -> None:
-    """Compute the losses of this core's rows and store them or their sum, and store the coefficients if requested."""
+    """Compute and store the losses of this core's rows or the reduced loss, and the coefficients if requested."""
     groups = launch.groups()
     sums = None if outputs.factor is None else PartialSums.make(len(launch.tiles()))
     if groups:

@@ -3,18 +3,15 @@
 
 """The rows of several tensors in chunks, loaded ahead and cut into pieces; per-row scalars in HBM and on chip.
 
-Rows are divided into tiles (:class:`RowTile`) and those of a core into groups (:class:`RowGroup`); a :class:`RowStream`
-loads their chunks and yields pieces (:class:`Piece`), on which loss definitions compute.
+Tensors are [N, D]: N rows, D columns. Rows are divided into tiles (:class:`RowTile`), and the tiles of a core into
+groups (:class:`RowGroup`), whose losses are computed together. A :class:`RowStream` loads *chunks* (:class:`Chunk`) and
+yields *pieces* (:class:`Piece`), on which loss definitions compute. :func:`loaded_rows` and :func:`store_rows` load and
+store per-row scalars of a group; :class:`RowLaunch` holds the tensors and sizes of a launch.
 
-:func:`loaded_rows` and :func:`store_rows` load and store scalars of the rows of a group; :class:`RowLaunch` holds the
-tensors and sizes of a launch.
-
-If rows are long, each partition of a tile has one row, which is processed in chunks of columns. If they are short, each
-partition has several whole rows, which follow each other in memory. No tile depends on the number of cores.
-
-A piece of a long row is a range of its columns. An engine accumulates one number per run of columns, and a statistic of
-the row is combined from the numbers of all runs in the end. A piece of short rows is several rows, which Vector reduces
-along their columns.
+If rows are long, each partition of a tile has one row, which is processed in chunks of columns; a piece is a range of
+columns of a chunk. An engine accumulates one value per *run* of columns, and a statistic of the row is combined from
+the values of all runs in the end. If rows are short, each partition has several whole rows, which follow each other in
+memory; a piece is several rows, which Vector reduces along their columns. No tile depends on the number of cores.
 """
 
 from __future__ import annotations
@@ -46,13 +43,13 @@ GROUP_ROWS = 512
 
 @dataclass(frozen=True)
 class RowTile:
-    """A tile of adjacent rows, of which each partition has ``each``.
+    """A tile of adjacent rows; each partition has ``each`` rows.
 
     Attributes:
         number: the index among all tiles of the launch.
         first: the first row.
         partitions: the number of partitions that the tile takes.
-        each: the rows of a partition.
+        each: the number of rows in each partition.
     """
 
     number: int
@@ -68,16 +65,14 @@ class RowTile:
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
         """Return columns [start, end) of the tile's rows of a matrix, as a view [partitions, each * columns].
 
-        If ``each`` is over 1, they must be all columns.
+        If ``each`` is over 1, [start, end) must be all columns.
         """
         if self.each == 1:
             return matrix_hbm[self.first : self.end, start:end]
         return matrix_hbm[self.first : self.end, :].reshape((self.partitions, self.each * matrix_hbm.shape[1]))
 
     def of_vector(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the tile's rows from a vector [N] with one number per row, as a view [partitions,
-        each].
-        """
+        """Return the elements of a vector [N] for the tile's rows, as a view [partitions, each]."""
         return vector_hbm[self.first : self.end].reshape((self.partitions, self.each))
 
 
@@ -87,7 +82,7 @@ class RowGroup:
 
     Attributes:
         tiles: the tiles in order; their numbers differ by the number of cores.
-        start: the index of the first tile among the tiles of the core.
+        start: the index of the group's first tile among the tiles of the core.
         cores: the number of cores of the launch.
     """
 
@@ -106,12 +101,12 @@ class RowGroup:
         return len(self.tiles) * self.tiles[0].each
 
     def columns(self, tile: int) -> tuple[int, int]:
-        """Return the columns of tile number ``tile`` in a tensor [partitions, rows] of the group, as (first, end)."""
+        """Return the columns (first, end) of tile number ``tile`` in a tensor [partitions, rows] of the group."""
         each = self.tiles[0].each
         return tile * each, (tile + 1) * each
 
     def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions].
+        """Return the elements of a vector [N] for the group's rows, as a view [tiles, partitions].
 
         Each partition of a tile must have one row.
         """
@@ -121,8 +116,10 @@ class RowGroup:
 
 
 def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
-    """Return all tiles for a number of rows: full ones, then at most one with fewer rows per partition, and at most one
-    with fewer partitions and one row in each.
+    """Return all tiles for ``rows`` rows.
+
+    Full tiles come first, then at most one with fewer rows per partition, then at most one with fewer partitions and
+    one row in each.
 
     Args:
         rows: N.
@@ -151,7 +148,7 @@ def _joins(group: RowGroup, tile: RowTile) -> bool:
 
 
 def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
-    """Return the tiles of a core, every ``cores``-th one, in groups of adjacent tiles of one size."""
+    """Return the tiles of a core (every ``cores``-th tile), in groups of successive tiles of one size."""
     own = tiles[core::cores]
     groups: list[RowGroup] = []
     for number, tile in enumerate(own):
@@ -164,11 +161,11 @@ def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup
 
 @dataclass(frozen=True)
 class RowLaunch:
-    """The tensors of a launch, of one shape, and the sizes into which they are cut.
+    """The tensors of a launch, and its tiling.
 
     Attributes:
-        matrices_hbm: [N, D] each, in the order of the loss definition's numbers; [1, D] for one that all rows share.
-        vectors_hbm: per-row scalars, float32 [N] each, in the order of the loss definition.
+        matrices_hbm: the tensors [N, D], in the order of their numbers; [1, D] for a tensor that all rows share.
+        vectors_hbm: per-row scalars that the loss definition takes, each float32 [N].
         tiling: the tiling of the rows.
     """
 
@@ -197,19 +194,20 @@ class RowLaunch:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of columns of a long row in each partition, or several short rows.
+    """The part of a chunk that is processed at a time: a range of columns of one long row per partition, or several
+    short rows.
 
     Attributes:
-        tensors: the parts of the tensors on chip, [partitions, elements] in their types, by the number of the
-            tensor.
+        tensors: the piece's elements of each tensor, [partitions, elements] in the type of the tensor, by the number of
+            the tensor.
         scratch: the source of float32 tiles of the piece's size.
         row: the index of the piece's first row among the group's rows in a partition.
         rows: the number of rows in each partition.
         is_long: whether the rows are long, so that other pieces may hold further columns of the same rows.
-        numbers_sbuf: the values of each statistic, float32 [partitions, runs] for a long row, [partitions, rows] for
-            short ones; empty in a backward.
-        later: in a backward, functions that issue remaining work; they are called after the next piece has begun, so
-            that no engine waits for another one.
+        numbers_sbuf: the values of each statistic, float32 [partitions, runs] for long rows, [partitions, rows] for
+            short rows; empty in a backward.
+        later: in a backward, functions that are called after the next piece has begun, to issue remaining work, so that
+            no engine waits for another one.
     """
 
     tensors: dict[int, nl.NkiTensor]
@@ -228,29 +226,29 @@ class Piece:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The runs of a piece of a long row, each as (first element, end)."""
+        """The runs of a piece of long rows, each as (first element, end)."""
         elements = self.shape[1]
         return [(start, min(start + RUN_COLUMNS, elements)) for start in range(0, elements, RUN_COLUMNS)]
 
     def float32(self) -> nl.NkiTensor:
-        """Return an uninitialised float32 tile of the piece's size from the scratch.
+        """Return an uninitialised float32 tile of the piece's size.
 
-        A piece may take as many as its loss definition says.
+        A piece may take as many tiles as its loss definition says.
         """
         return self.scratch.next(*self.shape)
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile of the piece's size in the shape [partitions, rows, columns]."""
+        """Return a tile of the piece's size, reshaped to [partitions, rows, columns]."""
         partitions, elements = self.shape
         return tile_sbuf.reshape((partitions, self.rows, elements // self.rows))
 
     def of_rows(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the piece's rows, [partitions, rows], from those of all rows of the group."""
+        """Return the values of the piece's rows, [partitions, rows], from the values of all rows of the group."""
         return values_sbuf[0 : self.shape[0], self.row : self.row + self.rows]
 
     def of_elements(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return, for each element, the number of its row: a view [partitions, rows, columns] of the numbers of the
-        group's rows.
+        """Return the value of each element's row, as a view [partitions, rows, columns] of the values of the group's
+        rows.
         """
         return self.of_rows(values_sbuf).expand_dim(2).broadcast(2, self.shape[1] // self.rows)
 
@@ -263,13 +261,13 @@ class Piece:
         bias_sbuf: nl.NkiTensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Add the elements of ``op(data * scale + bias)`` to the sum of each run or short row, on Scalar; short rows
-        are summed by Vector.
+        """Add ``op(data * scale + bias)`` to a sum; Scalar computes the function and the sums of runs, Vector the sums
+        of short rows.
 
         Args:
-            statistic: the number of the statistic that is the sum.
+            statistic: the number of the statistic, a sum.
             op: an activation function.
-            dst_sbuf: a float32 tile for the values, which may be the tile of the data.
+            dst_sbuf: a float32 tile for the results, which may be the tile of the data.
             data_sbuf: a tile of any type.
             bias_sbuf: the bias, float32 [partitions or more, 1]; None for 0.
             scale: the factor of the data.
@@ -294,7 +292,7 @@ class Piece:
     def add_product(
         self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
     ) -> None:
-        """Add the elements of ``left * right`` to the sum with number ``statistic``, on Vector.
+        """Add ``left * right`` to the sum that is statistic number ``statistic``, on Vector.
 
         The products are written to ``dst_sbuf``, a float32 tile.
         """
@@ -316,23 +314,20 @@ class Piece:
             )
 
     def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Add the elements of a float32 tile to the sum with number ``statistic``, on Vector."""
+        """Add the elements of a float32 tile to the sum that is statistic number ``statistic``, on Vector."""
         self._reduce(statistic, values_sbuf, nl.add)
 
     def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Compute the maximum of each run, or of each short row, of a tile for statistic number ``statistic``, on
-        Vector.
-        """
+        """Compute the maximum of each run or short row of a tile, as statistic number ``statistic``, on Vector."""
         self._reduce(statistic, values_sbuf, nl.maximum)
 
     def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
-        """Count the elements that equal a given number of their run or short row, for statistic number ``statistic``,
-        on Vector.
+        """Count the elements of each run or short row that equal a given value, on Vector.
 
         Args:
-            statistic: the number of the statistic that is the count.
+            statistic: the number of the statistic, a count.
             values_sbuf: the elements, overwritten.
-            numbers_sbuf: the number of each run of a long row, or of each short row.
+            numbers_sbuf: the given value of each run of a long row, or of each short row.
         """
         if not self.is_long:
             columns = self.shape[1] // self.rows
@@ -362,14 +357,13 @@ class Piece:
 
 
 def runs_of(elements: int) -> int:
-    """Return the number of runs of a row of ``elements`` elements; a run has at most ``RUN_COLUMNS`` adjacent ones."""
+    """Return the number of runs of ``elements`` adjacent elements; a run has at most ``RUN_COLUMNS`` elements."""
     return div_ceil(elements, RUN_COLUMNS)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tile that is loaded at a time: a range of columns of its long rows, or all columns of its short
-    rows.
+    """The part of a tile that is loaded at a time: a range of columns of long rows, or all columns of short rows.
 
     Attributes:
         tile: the tile that contains the rows.
@@ -396,9 +390,7 @@ class Chunk:
 
     @property
     def piece_width(self) -> int:
-        """The number of elements per partition of every piece but the last; a short row is not divided between
-        pieces.
-        """
+        """The number of elements per partition of a piece; the last piece may have fewer."""
         return width_of_piece(self.columns, self.tile.each)
 
 
@@ -408,8 +400,8 @@ class PlacedPiece:
 
     Attributes:
         chunk: the chunk that contains the piece.
-        visit: the number of chunks that the core has processed before.
-        start, end: the elements of the piece in a partition of the chunk.
+        visit: the index of the chunk among the chunks of the core.
+        start, end: the range of the piece's elements in a partition of the chunk.
         piece: the piece itself, with the tensors.
         ends_row: whether the piece has the last columns of the tile's rows.
     """
@@ -428,7 +420,6 @@ class PlacedPiece:
 
 
 def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
-    """Load a row of numbers [1, columns] that all rows share, and repeat it for each row of the tile."""
     columns = row_hbm.shape[1]
     every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
     nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
@@ -441,7 +432,7 @@ class RowStream:
     Attributes:
         matrices_hbm: the streamed tensors by number, [N, D], or [1, D] for one that all rows share.
         chunks: the chunks of the core, in order.
-        buffers_sbuf: ring buffers [128, elements] for the chunks, by the number of the tensor.
+        buffers_sbuf: buffer slots [128, elements] for the chunks of each tensor, by the number of the tensor.
         scratch: the scratch tiles of the pieces.
         row_columns: the columns of a row, D.
     """
@@ -461,15 +452,14 @@ class RowStream:
         scratch_tiles: int,
         is_by_columns: bool = False,
     ) -> RowStream:
-        """Create a stream with the buffers of the tiling, and scratch for two pieces at a time.
+        """Return a stream, with new buffers and with scratch tiles for two pieces at a time.
 
         Args:
             launch: the launch, with the tiling.
             matrices_hbm: the tensors to stream, by number.
             groups: the groups of the core.
-            scratch_tiles: the number of float32 tiles that a piece takes.
-            is_by_columns: whether the chunks of all rows with the same columns come before those with the next
-                columns.
+            scratch_tiles: the number of float32 tiles that a piece needs.
+            is_by_columns: whether the chunks are ordered by columns first, then by rows.
         """
         tiling, columns = launch.tiling, launch.columns
         rings = {
@@ -489,11 +479,11 @@ class RowStream:
 
     @property
     def visits(self) -> int:
-        """The number of visits (chunks to process), as required by :class:`nkilib.core.rows.stream.PieceStream`."""
+        """The number of chunks to process, as :class:`nkilib.core.rows.stream.PieceStream` requires."""
         return len(self.chunks)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Return the pieces of a chunk of the core, and issue the loads of later chunks for which there are buffers.
+        """Return the pieces of chunk number ``visit``, and issue the loads of later chunks into free buffers.
 
         One buffer of each tensor still belongs to the previous chunk, whose last piece is finished after this chunk's
         first piece has begun.
@@ -534,14 +524,12 @@ class RowStream:
 
 
 def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return a copy of a tile, in SBUF and in the type ``dtype``."""
     cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=cast_sbuf, src=values)
     return cast_sbuf
 
 
 def _transposed(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the float32 transpose, in PSUM."""
     rows, columns = values_sbuf.shape
     transposed_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=values_sbuf)
@@ -555,10 +543,11 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
-    """Load the scalars of a group's rows from a vector [N] of a floating type, as float32 [partitions, rows].
+    """Load the elements of a vector [N] for a group's rows, as float32 [partitions, rows].
 
-    If each partition of a tile has one row, the scalars of the tile are a line in HBM and a column on chip. Lines of
-    512 bytes are loaded instead of single numbers, and Tensor transposes the lines of all tiles of a group at once.
+    If each partition of a tile has one row, the elements of a tile are adjacent in HBM and a column on chip. They are
+    loaded as lines of up to 512 bytes instead of single elements, and Tensor transposes the lines of all tiles of the
+    group at once.
     """
     values_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
     if group.tiles[0].each == 1:
@@ -573,7 +562,7 @@ def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
 
 
 def store_rows(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor, group: RowGroup) -> None:
-    """Store float32 scalars [partitions, rows] of a group in a vector [N] of any floating type."""
+    """Store float32 values [partitions, rows] of a group's rows in a vector [N] of any floating type."""
     if group.tiles[0].each == 1:
         lines_sbuf = _cast(_transposed(values_sbuf), vector_hbm.dtype)
         nisa.dma_copy(dst=group.lines_of(vector_hbm), src=lines_sbuf)

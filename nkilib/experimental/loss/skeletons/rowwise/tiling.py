@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of the tiles of rows of a launch: arithmetic only, for host code.
+"""The choice of the tiling of a row-wise launch. For host code; arithmetic only.
 
-:func:`choose_rowwise_tiling` returns the :class:`RowwiseTiling`, from which :func:`partitions_of_tile`,
-:func:`width_of_piece` and :func:`scratch_bytes` compute further sizes.
+:func:`choose_rowwise_tiling` returns the :class:`RowwiseTiling`, and :func:`partitions_of_tile`, :func:`width_of_piece`
+and :func:`scratch_bytes` compute further sizes. A *piece* is the part of a tile that is processed at a time.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ class RowwiseTiling(NamedTuple):
 
 
 def width_of_piece(columns: int, each: int) -> int:
-    """Return the number of elements per partition of a piece, which instructions process; a short row is not
-    divided.
+    """Return the number of elements per partition of a piece; a short row is not divided.
+
+    Args:
+        columns: the number of columns of a chunk.
+        each: the number of rows in each partition of a tile.
     """
     most = limited_piece_columns(PIECE_COLUMNS)
     if each == 1:
@@ -70,12 +73,13 @@ def width_of_piece(columns: int, each: int) -> int:
 
 
 def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratch_tiles: int) -> RowwiseTiling:
-    """Return the tiling of a launch. The tiling, and so the bits of a sum, does not depend on the number of cores.
+    """Return the tiling of a launch. The tiling does not depend on the number of cores, so the bits of a sum do not
+    depend on it either.
 
     Args:
         rows, columns: the shape of a tensor.
-        bytes_of_element: the bytes that one element takes in all tensors together that are read or written.
-        scratch_tiles: the number of float32 scratch tiles for each piece of a tile, see :func:`width_of_piece`.
+        bytes_of_element: the sum over all tensors that are read or written of the bytes of one element.
+        scratch_tiles: the number of float32 scratch tiles of a piece.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
     stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, limited_piece_columns(PIECE_COLUMNS)))
@@ -88,10 +92,10 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
 
 
 def partitions_of_tile(rows: int) -> int:
-    """Return the number of partitions of a tile: all, or with few rows only half as many as rows, for two cores."""
+    """Return the number of partitions of a tile: all, but at most half as many as rows, so that two cores have work."""
     return min(PARTITIONS, div_ceil(rows, 2))
 
 
 def scratch_bytes(tiles: int, piece_width: int) -> int:
-    """Return the bytes of a partition that ``tiles`` float32 tiles take for two pieces."""
+    """Return the bytes per partition of ``tiles`` float32 scratch tiles for each of two pieces."""
     return 2 * tiles * piece_width * FLOAT32_BYTES
