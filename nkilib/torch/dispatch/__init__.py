@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The description of operators, their registration with PyTorch and their launch, independent of any loss.
-
-Nothing here knows a loss. Its modules:
+"""The description of operators, their registration with PyTorch and their launch, independent of any loss:
 
 - ``devices``: the devices on which operators run, and the way in which they are registered for the native one;
 - ``operator``: the description of an operator;
