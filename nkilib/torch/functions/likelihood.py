@@ -3,10 +3,10 @@
 
 """Losses from log-likelihoods, each with its module:
 
-- ``nll_loss``, ``NLLLoss``: of classes, from log-probabilities;
-- ``gaussian_nll_loss``, ``GaussianNLLLoss``: the loss of numbers, from mean and variance;
-- ``poisson_nll_loss``, ``PoissonNLLLoss``: of counts, from a rate;
-- ``kl_div``, ``KLDivLoss``: of distributions, the Kullback-Leibler divergence.
+- ``nll_loss``, ``NLLLoss``: the negative log-likelihood of classes, from log-probabilities;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: that of numbers, from mean and variance;
+- ``poisson_nll_loss``, ``PoissonNLLLoss``: that of counts, from a rate;
+- ``kl_div``, ``KLDivLoss``: the Kullback-Leibler divergence of distributions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def _classes(call: Call) -> int:
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices of a call that are out of range, on the CPU."""
     check_range(str(NLL_LOSS), call.tensor("target").reshape(-1), call.options["ignore_index"], _classes(call))
 
 
@@ -65,7 +64,7 @@ _NLL_DERIVATIVE: Final = indexed_loss(
 
 
 def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
+    """Check the arguments of :func:`nll_loss`, with PyTorch's error types."""
     caller = NLL_LOSS
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
@@ -174,7 +173,6 @@ _NEGATIVE_VARIANCE: Final = "gaussian_nll_loss: var has negative entry/entries; 
 
 
 def _check_variances(call: Call) -> None:
-    """Reject negative variances, as PyTorch does."""
     if bool((call.tensor("var") < 0).any()):
         raise ValueError(_NEGATIVE_VARIANCE)
 
@@ -195,8 +193,8 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 
     Raises:
         TypeError: the value is not a number.
-        ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
-            :func:`finite_number`.
+        ValueError: the value is not finite, or less than 2^-64, the least argument for which NKI documents the
+            logarithm.
     """
     number = finite_number(caller, name, value)
     if number < LEAST_ARGUMENT_OF_LOG:
@@ -210,8 +208,8 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 def _variances(input: Tensor, var: Any) -> Any:
     """Return the argument ``var`` as a tensor with as many dimensions as the input, if PyTorch accepts it.
 
-    A float, and a tensor of a shape that PyTorch expands, are converted; other types are returned unchanged and
-    rejected later.
+    A float, and a tensor of a shape that PyTorch expands, are converted. Other arguments are returned unchanged; later
+    checks reject them.
     """
     if isinstance(var, float):
         if var < 0.0:

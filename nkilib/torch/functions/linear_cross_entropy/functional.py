@@ -6,8 +6,8 @@
 There are three ways to compute the loss:
 
 - one launch in the forward and one in the backward;
-- with ``memory_limit``, a single launch for loss and gradients, which needs three matrix products instead of four,
-  where :func:`takes_one_launch` and :func:`granted_scratch` allow it;
+- with ``memory_limit``, a single launch for loss and gradients, which needs three matrix products instead of four, if
+  :func:`takes_one_launch` and :func:`granted_scratch` allow it;
 - PyTorch's own operators, with a warning, for a loss that no kernel computes.
 """
 
@@ -59,15 +59,15 @@ _TILE: Final = 128
 
 
 def _check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
-    """Reject arguments that only nkilib has, in a call whose loss PyTorch's operators compute.
+    """Check that a call whose loss PyTorch's operators compute uses no argument that only nkilib has.
 
     Args:
         caller: the function that error messages name.
-        reason: why no kernel computes the loss.
+        reason: a clause that says why no kernel computes the loss.
         is_used: for each argument, whether its value differs from its default.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: such an argument is used.
     """
     for name, used in is_used.items():
         if used:
@@ -91,9 +91,9 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
 
     Args:
         caller: the function that the warning names.
-        arguments: the arguments of the call, checked.
-        reason: why no kernel computes the loss.
-        options: the options of the loss, only those of PyTorch.
+        arguments: the checked arguments of the call.
+        reason: a clause that says why no kernel computes the loss.
+        options: the options of the loss; only PyTorch's own are used.
     """
     _warn(f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory")
     weight, bias, positions = arguments.linear_weight, arguments.linear_bias, arguments.input.shape[:-1]
@@ -115,11 +115,11 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
 def takes_one_launch(
     arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = _PLAIN
 ) -> bool:
-    """Return whether a single launch can compute the loss and its gradients, which the backward then multiplies by one
+    """Return whether a single launch can compute the loss and its gradients, which the backward multiplies by one
     number.
 
-    Float16 gradients cannot be computed so: they would lack range before the scale of the loss multiplies them. Nor can
-    a sum over micro-batches, which needs unrounded gradients.
+    Float16 gradients cannot: they would lack range before the scale of the loss multiplies them. Nor can a sum over
+    micro-batches, which needs unrounded gradients.
     """
     normalizer = arguments.normalizer
     return (
@@ -134,9 +134,7 @@ def takes_one_launch(
 
 
 def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
-    """Return the bytes of the copy of ``input`` in the compute dtype that the kernel makes; 0 if ``input`` has this
-    dtype already.
-    """
+    """Return the bytes of the kernel's copy of ``input`` in the compute dtype; 0 if ``input`` has this dtype already."""
     if product.compute_dtype is None:
         return 0
     dtype: torch.dtype = getattr(torch, product.compute_dtype)
@@ -212,7 +210,7 @@ def _loss_with_gradients(
         options: the options of the loss.
         product: the scale and the compute dtype of the matrix product.
         reduction: ``"mean"`` or ``"sum"``.
-        normalizer: the divisor of the mean.
+        normalizer: the divisor of the mean; None means the summed weights of the valid targets.
         wanted: the requested gradients.
         scratch_bytes: the bytes of scratch memory for logits, see :func:`granted_scratch`.
     """

@@ -69,8 +69,8 @@ class LinearDistillationOutputs(NamedTuple):
 
 
 def _operands(arguments: DistillationArguments) -> DistillationOperands:
-    """Return the tensors as the operators take them: positions flattened to rows, biases in float32, the teacher's
-    tensors detached.
+    """Return the tensors as the operators take them: positions flattened to rows, biases in float32, the teacher
+    detached.
     """
     student, teacher = arguments.student, arguments.teacher
     rows, bias = as_rows(student.input, -1), student.kernel_bias
@@ -94,9 +94,7 @@ def _operands(arguments: DistillationArguments) -> DistillationOperands:
 def _returned(
     loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
 ) -> LinearDistillationOutputs:
-    """Return the tuple of the loss and the scores named in ``names``, each reshaped to ``positions``, the shape of the
-    positions.
-    """
+    """Return the loss and the scores named in ``names``, reshaped to ``positions``, the shape of the positions."""
 
     def score(name: str) -> Tensor | None:
         return in_shape_of_rows(getattr(results, name), positions) if name in names else None
@@ -394,8 +392,8 @@ class LinearDistillationLoss(nn.Module):
         row_weight: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | LinearDistillationOutputs:
-        """Return the divergence as :func:`linear_distillation_loss` does; with the option ``outputs``, a named tuple
-        that has the student's scores too.
+        """Return :func:`linear_distillation_loss` of these tensors: the loss, or with the option ``outputs`` a named
+        tuple of the loss and the student's scores.
         """
         return linear_distillation_loss(
             input,
