@@ -3,10 +3,10 @@
 
 """The functions of torch that turn a form of logits into another form, so that the logits are still not computed.
 
-The registry :data:`RECORDED` has a :class:`Handler` for each function whose result is a form again: views and
-selections of positions, a cut of the vocabulary, scales, caps, temperatures, casts, softmax and log-softmax. A handler
-returns None for arguments with which the result is no form; the logits are then computed. :func:`registering` adds
-functions to a registry.
+A *form* (:class:`Form`) describes logits that are not computed. The registry :data:`RECORDED` has a :class:`Handler`
+for each function whose result is a form again: views and selections of positions, a cut of the vocabulary, scales,
+caps, temperatures, casts, softmax and log-softmax. A handler returns None for arguments with which no form describes
+the result; the logits are then computed. :func:`registering` adds functions to a registry.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Handler:
         return cls(function, most, None if inspect.Parameter.VAR_KEYWORD in kinds else names)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function; None if torch's call has an argument for which the function has no
-        parameter.
-        """
+        """Return the result of the function; None if the function has no parameter for one of the arguments."""
         is_known = self.most is None or len(args) <= self.most
         if not is_known or (self.keywords is not None and any(name not in self.keywords for name in kwargs)):
             return None
@@ -85,9 +83,7 @@ _records: Final = registering(RECORDED)
 
 
 def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return the sizes that were passed to a method like ``view`` as a tuple, whether they came one by one or as one
-    sequence.
-    """
+    """Return the arguments of a method like ``view``, several sizes or one sequence of sizes, as a tuple."""
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], (int, torch.SymInt)) else tuple(sizes)
 
 
