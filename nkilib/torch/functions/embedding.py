@@ -196,8 +196,8 @@ class HingeEmbeddingLoss(LossModule):
     computed by the kernels.
 
     Call the module with ``(input, target)``: distances of any shape, and 1 (similar) or -1 (dissimilar) for each, of a
-    shape that broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
-    shape. The module keeps its options, and has neither parameters nor buffers.
+    shape that broadcasts with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the
+    broadcast shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         margin: the distance from which on a pair with target -1 has no loss, a finite number.

@@ -285,10 +285,10 @@ class GaussianNLLLoss(LossModule):
     """Negative log-likelihood of normal distributions as a module, in place of ``torch.nn.GaussianNLLLoss``:
     :func:`gaussian_nll_loss`, computed by the kernels.
 
-    Call the module with ``(input, target, var)``: means of any shape, targets of a shape that broadcasts with it, and
-    variances of the shape of the input, of that shape without the last dimension or with extent 1 in one dimension, or
-    a number. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
-    its options, and has neither parameters nor buffers.
+    Call the module with ``(input, target, var)``: means of any shape, targets of a shape that broadcasts with the
+    input's, and variances of the shape of the input, of that shape without the last dimension or with extent 1 in one
+    dimension, or a number. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
+    module keeps its options, and has neither parameters nor buffers.
 
     Args:
         full: add the constant ``log(2 pi) / 2`` to each loss.
@@ -376,8 +376,8 @@ class PoissonNLLLoss(LossModule):
     :func:`poisson_nll_loss`, computed by the kernels.
 
     Call the module with ``(log_input, target)``: rates or their logarithms, of any shape, and counts of a shape that
-    broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
-    module keeps its options, and has neither parameters nor buffers.
+    broadcasts with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
+    shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         log_input: whether the first tensor has the logarithms of the rates.
@@ -474,8 +474,8 @@ class KLDivLoss(LossModule):
     kernels.
 
     Call the module with ``(input, target)``: log-probabilities of any shape, and probabilities of a shape that
-    broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
-    module keeps its options, and has neither parameters nor buffers.
+    broadcasts with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
+    shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         reduction: ``"mean"`` over the elements, ``"batchmean"`` (the sum divided by ``input.size(0)``),

@@ -148,8 +148,10 @@ class FusedHead:
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
-        """Return whether the next call should return lazy logits: if ``skip_logits`` is True or, where it is None, in
-        training with gradients enabled, or with the option ``evaluation``.
+        """Return whether the next call should return lazy logits.
+
+        ``skip_logits`` decides. If it is None, the layer must be in training with gradients enabled, or the option
+        ``evaluation`` must be set.
         """
         if self.skip_logits is not None and not _is_traced():
             return self.skip_logits

@@ -381,9 +381,9 @@ def linear_cross_entropy(
         options: PyTorch's ``LinearCrossEntropyOptions``, which has no effect here.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
             cap. Used in Gemma 2, arXiv 2408.00118.
-        temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a
-            constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel. A tensor has
-            one for all positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a constant of the compiled kernel,
+            like ``logit_scale``: each new value compiles a new kernel. A tensor has one temperature for all positions
+            or one per position, and other values need no compilation: see :func:`nkilib.torch.cross_entropy`.
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another dtype, which may then differ from each other,

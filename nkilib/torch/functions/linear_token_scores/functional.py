@@ -227,7 +227,7 @@ def linear_token_scores(
             gradient is not read; the other scores are computed, and have gradients.
         temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
             number is a constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel. A
-            tensor has one for all positions or one for each, and compiles nothing anew: see
+            tensor has one temperature for all positions or one per position, and other values need no compilation: see
             :func:`nkilib.torch.cross_entropy`.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
