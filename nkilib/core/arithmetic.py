@@ -44,7 +44,9 @@ def combine(
     op1: Operator,
     operand1_sbuf: nl.NkiTensor,
 ) -> None:
-    """Compute ``(data op0 operand0) op1 operand1`` on Vector, where ``operand0`` is a number and ``operand1`` a tile."""
+    """Compute ``(data op0 operand0) op1 operand1`` on Vector, where ``operand0`` is a number and ``operand1`` a
+    tile.
+    """
     nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1_sbuf)
 
 

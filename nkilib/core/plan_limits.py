@@ -160,7 +160,9 @@ def limited_weight_tiles(usual: int) -> int:
 
 
 def limited_piece_tiles(usual: int) -> int:
-    """Return the number of tiles of positions of X that are loaded at a time: ``usual`` or the smaller limit in force."""
+    """Return the number of tiles of positions of X that are loaded at a time: ``usual`` or the smaller limit in
+    force.
+    """
     return _least(usual, limits_in_force().piece_tiles)
 
 

@@ -67,7 +67,9 @@ def _loss_and_gradient(
 
 
 def eager(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return the mean loss, its gradient, and a flag: 1 if the loss ran on the operators meant for the device, else 0."""
+    """Return the mean loss, its gradient, and a flag: 1 if the loss ran on the operators meant for the device, else
+    0.
+    """
     device = device_of(is_device)
     results = _loss_and_gradient(cross_entropy, device, logits, targets)
     is_as_intended = registrar.name == "nki_op" or not is_device

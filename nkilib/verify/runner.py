@@ -268,7 +268,9 @@ class Report:
         self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
 
     def differences(self, header: Mapping[str, Any]) -> list[str]:
-        """Return a clause for each fact, such as a version, in which the header of this report differs from ``header``."""
+        """Return a clause for each fact, such as a version, in which the header of this report differs from
+        ``header``.
+        """
         return [clause for name in _SAME for clause in _differing(name, self.header.get(name), header.get(name))]
 
     @classmethod

@@ -42,7 +42,9 @@ class Launchable(Protocol[Parameters, Results_co]):
     __name__: str
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Results_co:
-        """Launch the kernel. If another kernel in the simulator makes the call, run this kernel as a part of that one."""
+        """Launch the kernel. If another kernel in the simulator makes the call, run this kernel as a part of that
+        one.
+        """
 
     def __getitem__(self, grid: int | tuple[int]) -> Launchable[Parameters, Results_co]:
         """Return the same kernel for a launch on ``grid`` cores of a logical NeuronCore."""

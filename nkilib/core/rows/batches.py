@@ -137,7 +137,9 @@ class BatchGroup:
         return rows_sbuf
 
     def _arranged(self, rows_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the loaded values as a tile [rows, batches]. The values of several batches are transposed on Vector."""
+        """Return the loaded values as a tile [rows, batches]. The values of several batches are transposed on
+        Vector.
+        """
         if self.batches == 1:
             return rows_sbuf
         values_sbuf = nl.ndarray((self.rows, self.batches), dtype=rows_sbuf.dtype, buffer=nl.sbuf)

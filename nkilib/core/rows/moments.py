@@ -208,7 +208,9 @@ class FirstMoment:
 
 @dataclass(frozen=True)
 class PieceTerms:
-    """The operands of :meth:`sum`: bias and -center, float32 [rows, 1], and the scale, a number or float32 [rows, 1]."""
+    """The operands of :meth:`sum`: bias and -center, float32 [rows, 1], and the scale, a number or float32 [rows,
+    1].
+    """
 
     bias_sbuf: nl.NkiTensor
     neg_center_sbuf: nl.NkiTensor

@@ -105,7 +105,9 @@ class FlaggedRows:
 
     @property
     def psum_bytes(self) -> int:
-        """The bytes of a partition of PSUM for the list, which takes a whole bank, and for the tiles that compute it."""
+        """The bytes of a partition of PSUM for the list, which takes a whole bank, and for the tiles that compute
+        it.
+        """
         return nl.tile_size.psum_bank_fmax_bytes + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:

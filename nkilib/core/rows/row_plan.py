@@ -300,7 +300,9 @@ def _fastest_kept_plan(row_size: int, streams: Streams, least_parts: int | None)
 
 
 def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> RowPlan | None:
-    """Return a plan with ``parts`` partitions per row and pieces of ``piece_size`` elements; None if it does not fit."""
+    """Return a plan with ``parts`` partitions per row and pieces of ``piece_size`` elements; None if it does not
+    fit.
+    """
     width = row_size // parts
     columns = row_size - (parts - 1) * width
     pieces = div_ceil(columns, piece_size)
@@ -398,7 +400,9 @@ class RowBatch:
 
     @property
     def as_rows(self) -> Batch:
-        """The rows as a :class:`Batch`, with one value per partition; for batches with at most one row per partition."""
+        """The rows as a :class:`Batch`, with one value per partition; for batches with at most one row per
+        partition.
+        """
         return Batch(self.first, self.lines, 1)
 
     @property
@@ -438,7 +442,9 @@ class RowBatch:
         return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
     def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: RowPiece) -> nl.NkiTensor:
-        """Return the first elements of a scratch buffer [128, size], as a view [partitions, rows, columns] for a piece."""
+        """Return the first elements of a scratch buffer [128, size], as a view [partitions, rows, columns] for a
+        piece.
+        """
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 

@@ -68,7 +68,9 @@ class Ring:
         return self.tiles[(self._taken - 1) % len(self.tiles)]
 
     def next_shaped(self, shape: tuple[int, ...]) -> nl.NkiTensor:
-        """Return the next tile [128, columns] of the ring as a view of ``shape``, whose first dimension is partitions."""
+        """Return the next tile [128, columns] of the ring as a view of ``shape``, whose first dimension is
+        partitions.
+        """
         return self.next_tile()[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
     def restart(self) -> None:

@@ -66,7 +66,9 @@ class ConstantScale:
         return ConstantScale(self.number * self.number)
 
     def times(self, values_sbuf: nl.NkiTensor, factor: float = 1.0, divisor: float = 1.0) -> nl.NkiTensor:
-        """Return scale * factor / divisor * values in a new tile, float32 [rows, batches] or [rows, batches, columns]."""
+        """Return scale * factor / divisor * values in a new tile, float32 [rows, batches] or [rows, batches,
+        columns].
+        """
         return scaled(values_sbuf, self.number * factor / divisor)
 
     def quotients(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:

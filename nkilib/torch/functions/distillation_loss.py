@@ -208,8 +208,9 @@ def distillation_loss(
         student_logits: [..., V], bfloat16, float16 or float32.
         teacher_logits: logits of the same shape, in one of these types. The teacher gets no gradient.
         labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
-        temperature: T, from 1e-3 to 1e6. A number is a constant of the compiled kernel. A tensor has one for all
-            positions or one for each, and other values need no compilation: see :func:`nkilib.torch.cross_entropy`.
+        temperature: T, from 1e-3 to 1e6. A number is a constant of the compiled kernel. A tensor has one temperature
+            for all positions or one per position, and other values need no compilation: see
+            :func:`nkilib.torch.cross_entropy`.
         direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1, the weight of P in the mixture M; None: the divergence that ``direction`` names.
         ignore_index: an int32.

@@ -222,7 +222,9 @@ class Form:
         return mine == theirs and rest == of_other and (self.temperatures is None) == (other.temperatures is None)
 
     def is_same(self, other: Form) -> bool:
-        """Return whether two forms describe the same values, from the same tensors of hidden states and temperatures."""
+        """Return whether two forms describe the same values, from the same tensors of hidden states and
+        temperatures.
+        """
         pairs = zip(self.terms, other.terms, strict=False)
         is_of_both = self.is_alike(other) and self.temperatures is other.temperatures
         return is_of_both and all(mine.hidden is theirs.hidden for mine, theirs in pairs)

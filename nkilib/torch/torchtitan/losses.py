@@ -75,7 +75,9 @@ def predictions_of(caller: str, pred: Tensors, labels: Tensors, mtp_scale: float
 
 
 def weighted_sum(predictions: Sequence[Prediction], losses: Iterable[Tensor]) -> Tensor:
-    """Return the sum of the losses, each multiplied by the weight of its prediction; the weight of the first one is 1."""
+    """Return the sum of the losses, each multiplied by the weight of its prediction; the weight of the first one is
+    1.
+    """
     first, *others = losses
     for prediction, loss in zip(predictions[1:], others, strict=True):
         first = first + prediction.weight * loss

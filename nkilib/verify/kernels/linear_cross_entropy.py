@@ -153,7 +153,9 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _operands(type_name: str) -> dict[str, Any]:
-    """Return X, W, targets, a bias and class weights. At every seventh position the target's probability is close to 1."""
+    """Return X, W, targets, a bias and class weights. At every seventh position the target's probability is close to
+    1.
+    """
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
     targets = inputs.targets(POSITIONS, CLASSES)
     hidden = inputs.numbers(11, POSITIONS, FEATURES)

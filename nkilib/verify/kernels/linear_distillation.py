@@ -248,7 +248,9 @@ def _every_gradient(type_name: str, beta: float) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of a backward on one shard. dX is float32, because the sum over all shards is rounded later."""
+    """Return the arguments of a backward on one shard. dX is float32, because the sum over all shards is rounded
+    later.
+    """
     options = {**_LABELS, "beta": 0.3}
     arguments = _with_statistics(_of_shard(type_name, **options), _launch(type_name, **_BIASES, **options))
     upstream = {f"grad_{name}_hbm": inputs.numbers(51, POSITIONS) for name in ("divergence", "logprob")}

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of token scores: log-probabilities of several target ids per position, from hidden states and output weights."""
+"""Cases of token scores: log-probabilities of several target ids per position, from hidden states and output
+weights.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def _with_sum(type_name: str) -> dict[str, Any]:
 
 
 def _with_maximum(**options: Any) -> dict[str, Any]:
-    """Return the arguments of a backward that computes p from ``maximum_hbm`` and ``log_sum_hbm``, and returns only dX."""
+    """Return the arguments of a backward that computes p from ``maximum_hbm`` and ``log_sum_hbm``, and returns only
+    dX.
+    """
     arguments = _launch("bfloat16", **options)
     problem = problem_of({name: value for name, value in arguments.items() if name != "with_log_sum"})
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)

@@ -123,7 +123,9 @@ def _scattered(values: Array) -> Array:
 
 
 def _as_bits(values: Array, shift: int) -> Array:
-    """Return float32 numbers that hold the 16 bits of the bfloat16 values from bit ``shift`` on, and zeros elsewhere."""
+    """Return float32 numbers that hold the 16 bits of the bfloat16 values from bit ``shift`` on, and zeros
+    elsewhere.
+    """
     return (bfloat16(values).view(np.uint16).astype(np.uint32) << np.uint32(shift)).view(np.float32)
 
 
@@ -271,7 +273,9 @@ _FLAT: Final = np.arange(128) * 64 + _COLUMNS
 
 
 def _left_over(mark: float | None) -> Array:
-    """Return the expected rows: all negated, with ``mark`` at the elements that were scattered to, unless it is None."""
+    """Return the expected rows: all negated, with ``mark`` at the elements that were scattered to, unless it is
+    None.
+    """
     rows = -_POSITIVE
     if mark is not None:
         rows[np.arange(128), _COLUMNS] = mark
@@ -380,7 +384,9 @@ FAR: Final = Probe(
 
 @nki.jit
 def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a tensor filled with a mark, to which elements were scattered; the DMA engine skips indices out of range."""
+    """Return a tensor filled with a mark, to which elements were scattered; the DMA engine skips indices out of
+    range.
+    """
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)

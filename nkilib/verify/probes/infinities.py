@@ -141,7 +141,9 @@ LIMITS: Final = Probe(
 
 @nki.jit
 def marked(values_hbm: nl.NkiTensor, suspects_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Return values + 0 * suspects: a loss becomes NaN in this way if its log-sum-exp, the suspect, is infinite or NaN."""
+    """Return values + 0 * suspects: a loss becomes NaN in this way if its log-sum-exp, the suspect, is infinite or
+    NaN.
+    """
     values_sbuf, suspects_sbuf = loaded(values_hbm), loaded(suspects_hbm)
     marked_sbuf = tile(values_hbm.shape)
     nisa.scalar_tensor_tensor(

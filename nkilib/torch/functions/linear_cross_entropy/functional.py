@@ -134,7 +134,9 @@ def takes_one_launch(
 
 
 def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
-    """Return the bytes of the kernel's copy of ``input`` in the compute dtype; 0 if ``input`` has this dtype already."""
+    """Return the bytes of the kernel's copy of ``input`` in the compute dtype; 0 if ``input`` has this dtype
+    already.
+    """
     if product.compute_dtype is None:
         return 0
     dtype: torch.dtype = getattr(torch, product.compute_dtype)

@@ -107,7 +107,9 @@ def _has_bias(call: Call) -> bool:
 
 
 def vocabulary(call: Call) -> int:
-    """Return V, the number of classes of all ranks, also if the call's weight has only one rank's part of the classes."""
+    """Return V, the number of classes of all ranks, also if the call's weight has only one rank's part of the
+    classes.
+    """
     known: int | None = call.options.get("num_classes")
     return _as_weight(call)[0] if known is None else known
 
@@ -119,7 +121,9 @@ def _check_classes(call: Call) -> None:
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
-    """Return the kernel argument ``compute_dtype``, an NKI type, made from the operator's option, the name of a dtype."""
+    """Return the kernel argument ``compute_dtype``, an NKI type, made from the operator's option, the name of a
+    dtype.
+    """
     name = call.options["compute_dtype"]
     return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
 

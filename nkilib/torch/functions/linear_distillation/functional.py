@@ -229,8 +229,9 @@ def linear_distillation_loss(
             KL(student || teacher), and values between them are the generalized Jensen-Shannon divergence, see
             :func:`nkilib.torch.distillation_loss`.
         temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps, a
-            number is a constant of the compiled kernel: each new value compiles a new kernel. A tensor has one for all
-            positions or one for each, and other values need no compilation: see :func:`nkilib.torch.cross_entropy`.
+            number is a constant of the compiled kernel: each new value compiles a new kernel. A tensor has one
+            temperature for all positions or one per position, and other values need no compilation: see
+            :func:`nkilib.torch.cross_entropy`.
         temperature_squared: multiply the loss by T^2.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``input.size(0)``),
             ``"sum"`` or ``"none"``.

@@ -125,7 +125,9 @@ def local_layer(
 
 
 def shard_operands(caller: Caller, arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
-    """Return this rank's operands: positions flattened to rows, and weight and bias cut to the rows that are classes."""
+    """Return this rank's operands: positions flattened to rows, and weight and bias cut to the rows that are
+    classes.
+    """
     linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
     wanted = wanted_gradients(arguments.input, linear_weight, linear_bias)
     if wanted is None or not wanted.grad_weight_wanted:

@@ -70,7 +70,9 @@ class VocabularyShards(NamedTuple):
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
-        """Return this rank's part of a tensor [V] with one number for each class, such as class weights; None for None."""
+        """Return this rank's part of a tensor [V] with one number for each class, such as class weights; None for
+        None.
+        """
         return None if of_classes is None else self.own_part(of_classes)
 
     def own_part(self, of_classes: Tensor) -> Tensor:
