@@ -93,7 +93,6 @@ def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
 
 
 def _version_of(package: ModuleType) -> str | None:
-    """Return the version of the imported `nki`, from the module or else from the metadata of its installation."""
     version = getattr(package, "__version__", None)
     if isinstance(version, str):
         return version

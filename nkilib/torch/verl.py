@@ -57,7 +57,6 @@ def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tu
 
 
 def _is_temperature(temperature: object, hidden: Tensor) -> bool:
-    """Return whether the kernels take a temperature: a number, or a tensor without grad in one of verl's shapes."""
     if not isinstance(temperature, Tensor):
         return True
     if temperature.is_nested or temperature.is_complex() or temperature.requires_grad:

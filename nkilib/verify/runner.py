@@ -73,7 +73,6 @@ class Ended:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything that it has started: first with SIGTERM, then with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -176,7 +175,6 @@ class ReportError(Exception):
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Return a context manager that turns an OSError into a ReportError, whose message names the remedy."""
     try:
         yield
     except OSError as error:
@@ -206,7 +204,6 @@ class Entry:
 
 
 def _differing(name: str, before: Any, now: Any) -> Iterator[str]:
-    """Yield a clause for each difference between two values of the fact ``name``, such as versions by package."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             yield from _differing(key, before.get(key), now.get(key))

@@ -74,7 +74,6 @@ class Verdict:
 
 
 def _bits(array: Array) -> Array:
-    """Return the array in a type that numpy can store in a file: unchanged, or its bits as integers."""
     array = np.ascontiguousarray(array)
     return array.view(_BITS[array.dtype.name][1]) if array.dtype.name in _BITS else array
 

@@ -317,7 +317,6 @@ def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> Ro
 
 
 def _kept_sizes(columns: int, streams: Streams) -> list[int]:
-    """Return the piece sizes to try, the largest first, for rows with ``columns`` columns in a partition."""
     if columns * streams.element <= _LARGEST_KEPT_ROW_BYTES:
         return [columns]
     fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)

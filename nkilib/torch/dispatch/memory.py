@@ -44,7 +44,7 @@ def address(tensor: Tensor) -> int | None:
 
 
 def _weakly(tensor: Tensor) -> StorageWeakRef:
-    """Return a weak reference to a tensor's storage. References to the same storage are equal."""
+    # References to the same storage are equal.
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 

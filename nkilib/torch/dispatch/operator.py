@@ -235,14 +235,10 @@ class Operator:
 
     @cached_property
     def _absent(self) -> Mapping[str, None]:
-        """A mapping from each input's name to None, in the order of the schema."""
         return dict.fromkeys(self.input_names)
 
     @cached_property
     def _defaults(self) -> Mapping[str, Any]:
-        """The defaults of the options by name, in the order of the schema; ``dataclasses.MISSING`` for options
-        without one.
-        """
         return {option.name: option.default for option in self.keywords}
 
     @cached_property

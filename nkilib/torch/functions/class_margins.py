@@ -79,7 +79,6 @@ def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
 
 
 def _check_multi_margin(input: Tensor, target: Tensor, p: Any, weight: Tensor | None, reduction: Any) -> None:
-    """Check the arguments of :func:`multi_margin_loss`, with PyTorch's error types."""
     caller = MULTI_MARGIN
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))

@@ -87,7 +87,6 @@ _DERIVATIVE: Final = indexed_loss(
 
 
 def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
-    """Return the lengths with their names, after a check that both are tensors or both are numbers."""
     if isinstance(input_lengths, Tensor) != isinstance(target_lengths, Tensor):
         raise TypeError(
             f"{CTC_LOSS}: input_lengths and target_lengths must be two tensors or two sequences of int, got "

@@ -334,7 +334,6 @@ def _check_triplet_margin(caller: object, margin: float) -> None:
 
 
 def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
-    """Return margin, p and eps as Python numbers, after checks of them and of ``swap``."""
     caller = _TRIPLET_LOSS.caller
     margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
     check_flags(caller, swap=swap)

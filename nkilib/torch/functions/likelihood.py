@@ -64,7 +64,6 @@ _NLL_DERIVATIVE: Final = indexed_loss(
 
 
 def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
-    """Check the arguments of :func:`nll_loss`, with PyTorch's error types."""
     caller = NLL_LOSS
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))

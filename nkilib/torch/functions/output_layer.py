@@ -88,7 +88,6 @@ def _gathered(module: FSDPModule) -> Iterator[None]:
 
 
 def _local_rows(hidden: Tensor) -> Tensor:
-    """Return this rank's hidden states as a plain tensor [tokens, width], detached from autograd's graph."""
     placed = dtensor(hidden)
     if placed is None:
         return hidden.detach().flatten(0, -2)
@@ -280,9 +279,7 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
 
 
 def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered a hook. Its functions, also bound or wrapped ones, belong to a
-    module of FSDP2.
-    """
+    # The hooks of fully_shard, also bound or wrapped ones, have the name of one of FSDP2's modules.
     return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
 
 

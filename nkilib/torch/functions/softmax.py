@@ -70,15 +70,12 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _dtype_of_input(call: Call) -> dict[str, Any]:
-    """Return the backward's option ``dtype``, the dtype of the forward's input, which the gradient has. The backward
-    does not get the input.
-    """
+    # The backward does not get the input, so its dtype is an option.
     return {"dtype": _name_of(call.first.dtype)}
 
 
 # Tensors of any shape, and an axis.
 def _differentiated(caller: Caller) -> Derivative:
-    """Register the forward and the backward operator of ``softmax`` or ``log_softmax``, and return their derivative."""
     of_forward = Operator(
         f"{caller}_forward",
         inputs=(Input("input", keyword="x_hbm", dtypes=FLOAT_DTYPES),),

@@ -43,9 +43,6 @@ _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ..
 
 
 def _features_last(form: Form) -> Tensor:
-    """Return the hidden states of all terms of a form as one tensor [..., D]: concatenated along the features, which
-    become the last dimension.
-    """
     parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=form.class_dim)).movedim(form.class_dim, -1)
 
@@ -60,7 +57,6 @@ def _sum_of_biases(form: Form) -> Tensor | None:
 
 
 def _kept_classes(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias cut to the classes that the logits keep, the first ``form.classes`` rows."""
     if weight.shape[0] == form.classes:
         return weight, bias
     return weight[: form.classes], None if bias is None else bias[: form.classes]
@@ -108,7 +104,6 @@ def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
 
 
 def _loss_dtype(logits: LazyLogits) -> torch.dtype:
-    """Return the dtype of torch's loss of the computed logits: float32 under autocast, else the logits' dtype."""
     return logits.dtype if autocast_dtype(logits.device) is None else torch.float32
 
 
@@ -131,14 +126,11 @@ def _is_log_softmax(form: Form) -> bool:
 
 
 def _is_class_dim_of_losses(form: Form) -> bool:
-    """Return whether the classes are in the dimension where torch's losses expect them: the second one, or the only
-    one.
-    """
+    # torch's losses expect the classes in the second dimension, or in the only one.
     return form.class_dim == min(1, form.ndim - 1)
 
 
 def _are_indices(form: Form, target: object) -> bool:
-    """Return whether a target is an integer tensor with one class index for each position of the logits."""
     positions = [size for dim, size in enumerate(form.shape) if dim != form.class_dim]
     return isinstance(target, Tensor) and not target.is_floating_point() and list(target.shape) == positions
 
@@ -397,7 +389,6 @@ def _score(logits: LazyLogits, name: str) -> Tensor:
 
 
 def _over_classes(form: Form, dim: Any) -> bool:
-    """Return whether ``dim``, the argument of a reduction, is the dimension of the classes and no other."""
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
     return isinstance(dim, int) and dim % form.ndim == form.class_dim
@@ -462,7 +453,6 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the sum over the classes, or over all elements; None if no kernel computes it."""
     return _reduced(input, dim, keepdim, dtype, 1)
 
 
@@ -470,12 +460,10 @@ def _sum(
 def _mean(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the mean over the classes, or over all elements; None if no kernel computes it."""
     return _reduced(input, dim, keepdim, dtype, input.numel() if dim is None else input.form.classes)
 
 
 def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | None, divisor: int) -> Tensor | None:
-    """Return the sum over the classes or over all elements, divided by ``divisor``; None if no kernel computes it."""
     form = input.form
     is_of_all = dim is None and not keepdim
     total = _total(input) if is_of_all or _over_classes(form, dim) else None

@@ -221,7 +221,6 @@ class _TellsOfOther:
 
 
 def _watch(layer: object, options: FusedOptions) -> None:
-    """Register the hook :class:`_TellsOfOther`, once, for an output layer that is not fused itself."""
     if not isinstance(layer, nn.Module) or isinstance(vars(layer).get(_FORWARD), FusedHead):
         return
     if not any(isinstance(hook, _TellsOfOther) for hook in layer._forward_hooks.values()):
@@ -256,7 +255,6 @@ class _TakesSkipLogits:
 
 
 def _known_layer(model: nn.Module) -> object:
-    """Return the output layer that ``get_output_embeddings()`` of the model returns; None if there is none."""
     get = getattr(model, "get_output_embeddings", None)
     return get() if callable(get) else None
 
@@ -375,7 +373,6 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
 
 
 def _likely_head(model: nn.Module) -> str:
-    """Return a clause for an error that names the linear layer with most results; empty if there is no linear layer."""
     sizes = {name: layer.out_features for name, layer in model.named_modules() if name and isinstance(layer, nn.Linear)}
     return f"; its widest linear layer is {max(sizes, key=lambda name: sizes[name])!r}" if sizes else ""
 

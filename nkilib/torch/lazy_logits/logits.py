@@ -340,7 +340,6 @@ class LazyLogits:
         return self._computed
 
     def _tensor(self, function: str) -> Tensor:
-        """Return the logits as a tensor, and record that ``function`` needed them."""
         if self._computed is None:
             self.call.options.tell(function, self.nbytes, self.call.term.layer.training)
         return self.compute()
@@ -396,7 +395,6 @@ _APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[
 
 
 def _kind_of(form: Form) -> type[Tensor]:
-    """Return the class of the computed logits: ``Tensor`` or ``DTensor``."""
     if form.placed is Placed.TENSOR:
         return Tensor
     from torch.distributed.tensor import DTensor
@@ -405,7 +403,6 @@ def _kind_of(form: Form) -> type[Tensor]:
 
 
 def _placements_of(form: Form) -> tuple[Any, ...]:
-    """Return the placements of the computed logits as a DTensor."""
     from torch.distributed.tensor import Replicate, Shard
 
     return (Shard(form.class_dim) if form.placed is Placed.SPREAD else Replicate(),)
@@ -585,7 +582,6 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _called(name: str, function: Callable[..., Any], logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a method of lazy logits: that of ``function``, the function of torch that does the same."""
     return _applied(name, function, (logits, *args), kwargs)
 
 

@@ -83,7 +83,6 @@ _records: Final = registering(RECORDED)
 
 
 def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return the arguments of a method like ``view``, several sizes or one sequence of sizes, as a tuple."""
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], (int, torch.SymInt)) else tuple(sizes)
 
 
@@ -388,7 +387,6 @@ def _negated(form: Form) -> Form | None:
 
 
 def _is_linear(form: Form) -> bool:
-    """Return whether a form is only a sum of scaled products, without cap, temperature and softmax."""
     return form.kind is Kind.LOGITS and form.cap is None and form.temperatures is None
 
 

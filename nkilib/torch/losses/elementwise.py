@@ -367,7 +367,6 @@ def _sum_of(weight: Tensor) -> Tensor:
 
 
 def _warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Warn if the shapes differ, as PyTorch does: the tensors then broadcast, which is rarely intended."""
     if input.shape == target.shape:  # most are, and the loss broadcasts them with a weight
         return
     broadcast_shape(caller, {"input": input.shape, "target": target.shape})

@@ -80,7 +80,6 @@ def _halves(target: Tensor) -> _Halves | None:
 
 
 def _is_narrow(target: Tensor) -> bool:
-    """Return whether an int32 can hold all values of the target's dtype."""
     limits = torch.iinfo(target.dtype)
     return _INT32.min <= limits.min and limits.max <= _INT32.max
 

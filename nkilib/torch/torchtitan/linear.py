@@ -79,7 +79,6 @@ def checked_head(caller: str, head: nn.Module) -> nn.Linear:
 
 
 def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
-    """Return the results of the function ``scored``, called while the weights of ``head`` are gathered on this rank."""
     return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
 
 

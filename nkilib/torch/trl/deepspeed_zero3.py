@@ -91,7 +91,6 @@ class _Parameters:
 
 
 def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """Return a tensor with the same memory that is a leaf of a new autograd graph."""
     return tensor.detach().requires_grad_(requires_grad)
 
 

@@ -126,9 +126,6 @@ class PatchedFunction:
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """Return a clause for each difference between the arguments of TRL's installed function ``own`` and the expected
-    ones of ``function``.
-    """
     _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
     names, expected = [parameter.name for parameter in parameters], list(function.parameters)
     if names != expected:

@@ -213,14 +213,13 @@ def _products(student: Head, teacher: Head) -> torch.dtype | None:
 
 
 def _fit_on_chip(student: Head, teacher: Head) -> bool:
-    """Return whether the hidden states of both models, in the dtypes of their products, fit on chip together."""
     dtype = _products(student, teacher)
     sizes = [model.hidden.shape[-1] * (dtype or model.hidden.dtype).itemsize for model in (student, teacher)]
     return sum(sizes) <= most_hidden_bytes(dtype is not None)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context without autocast, so that operands are rounded only to the ``compute_dtype`` of a call."""
+    # A call then rounds its operands only to its compute_dtype.
     is_on = autocast_dtype(device) is not None
     return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
 

@@ -266,7 +266,6 @@ class Case(Step):
         return Verdict(Status.AS_EXPECTED, "\n".join(lines), details)
 
     def _changed(self, observation: Observation, arguments: Mapping[str, Any]) -> list[str]:
-        """Return a message for each argument array that the launch changed although the kernel should only read it."""
         return [
             f"{name}: changed by the launch, which only reads it"
             for name, value in arguments.items()

@@ -188,7 +188,6 @@ def _forward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments cut to a shard, which has the last classes."""
     cut = {"logits_hbm": np.ascontiguousarray(arguments["logits_hbm"][:, _SHARD_FIRST:])}
     if "class_weight_hbm" in arguments:
         cut["class_weight_hbm"] = arguments["class_weight_hbm"][_SHARD_FIRST:].copy()

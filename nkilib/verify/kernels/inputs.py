@@ -150,7 +150,6 @@ def _numbers(seed: int, shape: Shape) -> Array:
 
 
 def _logits(seed: int, shape: Shape) -> Array:
-    """Return logits of which every 13th is large, up to about 60."""
     values: Array = 3.0 * numbers(seed, *shape)
     values.reshape(-1)[::13] *= 20.0
     return values

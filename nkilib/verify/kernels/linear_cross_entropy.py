@@ -68,7 +68,6 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return X and W rounded to the launch's ``compute_dtype``, by argument name; an empty mapping if it is None."""
     if arguments.get("compute_dtype") is None:
         return {}
     dtype = _TYPES[str(arguments["compute_dtype"])]
@@ -243,9 +242,6 @@ def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments of a backward of scores: with upstream gradients of log-probability and entropy, and masked
-    classes.
-    """
     arguments = _masked_launch(type_name, **options)
     with np.errstate(all="ignore"):
         entropy = linear_forward_reference(problem_of(arguments)).entropy
@@ -258,7 +254,6 @@ def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments cut to a shard, which has the last classes."""
     weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
     return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 

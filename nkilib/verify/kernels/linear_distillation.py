@@ -184,7 +184,6 @@ def _launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return the float64 references of a shard's gradients, cut from the gradients for all classes."""
     whole = _launch(type_name, **_BIASES)
     weights = {name: whole[name] for name in whole if name.endswith(("_weight_hbm", "_bias_hbm"))}
     return backward_references(
@@ -212,7 +211,6 @@ def _masked(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the arguments cut to a shard, which has the last classes."""
     arguments = _launch(type_name, **_BIASES, **options)
     divided = {f"{name}_{part}_hbm" for name in _MODELS for part in ("weight", "bias")}
     arguments |= {name: arguments[name][_SHARD].copy() for name in divided}

@@ -109,7 +109,6 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return the float64 references of a shard's gradients, cut from the gradients for all classes."""
     whole = launch_of(type_name, bias_hbm=True)
     return backward_references({**arguments, "weight_hbm": whole["weight_hbm"], "bias_hbm": whole["bias_hbm"]}, _SHARD)
 
@@ -159,7 +158,6 @@ def _with_maximum(**options: Any) -> dict[str, Any]:
 
 
 def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments cut to a shard, which has the last classes."""
     weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm")}
     return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 

@@ -72,9 +72,6 @@ def _special(type_name: str) -> dict[str, Any]:
 
 
 def _of_kl_div(arguments: Mapping[str, Any]) -> tuple[KlDivReference, dict[str, Array]]:
-    """Return the float64 reference of a launch of the Kullback-Leibler divergence, and the tensors for the
-    reference.
-    """
     return KlDivReference(bool(arguments.get("log_target", False))), {
         "input": arguments["input_hbm"],
         "target": arguments["target_hbm"],

@@ -158,7 +158,6 @@ def _backward_references(
 
 
 def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
-    """Yield a forward with coefficients for the backward, if the loss has coefficients, and a forward without."""
     without = {"coefficients_wanted": False} if entry.has_coefficients else {}
     with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
     for reduction, cores, options, results in (

@@ -46,9 +46,6 @@ class _Kernel:
     of_forward: Callable[..., Any] | None
 
     def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
-        """Return the arguments of a launch with tensors of one type: x for a forward; the gradient dy and the output y
-        for a backward.
-        """
         axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
         x = 3.0 * inputs.numbers(21, *shape)
         if self.of_forward is None:

@@ -196,9 +196,6 @@ class Figure(Step):
         return Verdict(Status.AS_EXPECTED if is_near else Status.DIFFERS, text, details)
 
     def _launches(self) -> Iterator[Timed]:
-        """Yield the launch that is timed and the one that is subtracted: ``base``, or an empty kernel on the same
-        arrays.
-        """
         yield self.timed
         if self.base is not None:
             yield self.base
@@ -295,7 +292,6 @@ def _published_kernels() -> Iterator[Figure]:
 
 
 def _losses() -> Iterator[Figure]:
-    """Yield figures for the plain cross-entropy kernels with the tiling of ``choose_tiling``."""
     for positions, vocabulary in ((512, 32768), (4096, 32128), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         for direction, kernel, further, options in (
@@ -309,9 +305,6 @@ def _losses() -> Iterator[Figure]:
 
 
 def _token_scores() -> Iterator[Figure]:
-    """Yield figures for launches that compute log-probability and entropy of all positions, as reinforcement learning
-    needs.
-    """
     for positions, vocabulary in ((512, 32768), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()

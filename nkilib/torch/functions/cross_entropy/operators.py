@@ -130,7 +130,6 @@ class ShardStatistics(NamedTuple):
 
 
 def _vocabulary(call: Call) -> int:
-    """Return V: the option ``num_classes`` if the logits are one shard, else the number of their columns."""
     known: int | None = call.options.get("num_classes")
     return call.first.shape[1] if known is None else known
 
@@ -160,7 +159,6 @@ def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 
 
 def _has_classes(call: Call) -> bool:
-    """Return whether the call's targets are class indices, not class probabilities."""
     return not call.tensor("target").is_floating_point()
 
 

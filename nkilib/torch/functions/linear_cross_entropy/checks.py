@@ -239,7 +239,6 @@ def checked_product(
 
 
 def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
-    """Check that the shapes of input, weight and bias fit each other in ``input @ weight.T + bias``."""
     input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
     if input.dim() < 1:
         raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")

@@ -90,7 +90,6 @@ class Product:
 
 
 def _as_weight(call: Call) -> Shape:
-    """Return [V, D], the shape of the weight and of its gradient."""
     return tuple(call.tensor("linear_weight").shape)
 
 

@@ -256,7 +256,6 @@ def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> 
 
 
 def _check_model(caller: Caller, model: Model) -> None:
-    """Check that shapes and dtypes of one model's tensors fit each other and the kernels."""
     input, weight, bias = model.tensors()
     for name, tensor in model.tensors().items():
         if tensor is not None:
@@ -282,7 +281,6 @@ def _check_model(caller: Caller, model: Model) -> None:
 
 
 def _check_alike(caller: Caller, arguments: DistillationArguments) -> None:
-    """Check that the teacher has the same positions and the same number of classes as the student."""
     student, teacher = arguments.student, arguments.teacher
     if student.positions != teacher.positions:
         raise ValueError(

@@ -69,9 +69,6 @@ class LinearDistillationOutputs(NamedTuple):
 
 
 def _operands(arguments: DistillationArguments) -> DistillationOperands:
-    """Return the tensors as the operators take them: positions flattened to rows, biases in float32, the teacher
-    detached.
-    """
     student, teacher = arguments.student, arguments.teacher
     rows, bias = as_rows(student.input, -1), student.kernel_bias
     wanted = wanted_gradients(rows, student.weight, bias)
@@ -94,8 +91,6 @@ def _operands(arguments: DistillationArguments) -> DistillationOperands:
 def _returned(
     loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
 ) -> LinearDistillationOutputs:
-    """Return the loss and the scores named in ``names``, reshaped to ``positions``, the shape of the positions."""
-
     def score(name: str) -> Tensor | None:
         return in_shape_of_rows(getattr(results, name), positions) if name in names else None
 

@@ -254,9 +254,6 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Check temperatures and, if the call requests the log-probability or the logit of the label, labels, for their
-    range.
-    """
     check_temperatures(LINEAR_DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
         name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")
@@ -264,9 +261,6 @@ def _check_labels(call: Call) -> None:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """Return kernel arguments that replace the operator's: int32 labels with their ``ignore_index``, and the compute
-    dtype.
-    """
     labels = call.tensors["labels"]
     if labels is None:
         return compute_dtype_argument(call)

@@ -130,13 +130,11 @@ def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None
 
 
 def _target_of_rows(arguments: LinearArguments) -> Tensor:
-    """Return the targets flattened to rows: [N], or [N, K] if each position has K ids."""
     target = arguments.target
     return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
 
 
 def _scores(arguments: LinearArguments, options: LossKeywords, product: Product, wanted: WantedScores) -> ScoreResults:
-    """Return the scores from a weight with all classes, computed by one launch."""
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
     temperatures = arguments.temperatures(_CALLER)

@@ -124,7 +124,6 @@ def _check_classes(call: Call) -> None:
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return ``shared``, kernel arguments of the cross-entropy, with the targets reshaped to [N, K]."""
     targets: Tensor = shared["targets_hbm"]
     return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
@@ -157,7 +156,6 @@ def _without(inputs: tuple[Input, ...], *names: str) -> tuple[Input, ...]:
 
 
 def _with_any_ids(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the input descriptions, changed so that the targets may be [N] or [N, K]."""
     return tuple(replace(operand, dimensions=None) if operand.name == "target" else operand for operand in inputs)
 
 

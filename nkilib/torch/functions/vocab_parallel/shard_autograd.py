@@ -69,7 +69,6 @@ def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
 
 
 def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum of all ranks' ``part``, computed in float32 and rounded once to ``dtype``."""
     dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
     return part.to(dtype)
 
