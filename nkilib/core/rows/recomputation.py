@@ -199,8 +199,8 @@ class FlaggedRows:
         others_sbuf: nl.NkiTensor | None,
         after: list[nisa.NkiInstruction],
     ) -> None:
-        """Run the loop over the flagged rows: call ``compute`` with the rows of an iteration. All cores run equally
-        many.
+        """Run the loop over the flagged rows: call ``compute`` with the rows of an iteration. All cores run the same
+        number of iterations.
 
         Args:
             compute: a function of the tiles of an iteration. It is traced once, as the body of a loop, and writes its

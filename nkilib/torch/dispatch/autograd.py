@@ -275,7 +275,7 @@ class Derivative:
         """Return the results of the backward operator.
 
         Args:
-            call: the call with the tensors and options for the operator; it may have others too. Missing upstream
+            call: a call with the tensors and options for the operator; further ones are ignored. Missing upstream
                 gradients are zeros.
             inplace: whether the operator writes its first gradient over the first input.
             backward: the operator; by default :attr:`backward`.

@@ -135,7 +135,7 @@ def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> Not
 
 
 def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
-    """Return the sharded dimension of a DTensor by mesh dimension, without mesh dimensions that shard nothing.
+    """Return a mapping from each mesh dimension that shards a DTensor to the dimension of the DTensor that it shards.
 
     Raises:
         NotImplementedError: another placement; the message names the argument ``name``.

@@ -67,7 +67,7 @@ def _finite_margin(margin: Any) -> float:
 
 
 def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
-    """Check ``p`` and ``weight`` as PyTorch does when its module is created.
+    """Check ``p`` and ``weight`` as PyTorch's module does when it is created.
 
     Raises:
         ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.

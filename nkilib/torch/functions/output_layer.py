@@ -330,8 +330,8 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 class _Token(torch.autograd.Function):
-    """An autograd function that makes the token, the result of a call of the head: the number 0, which requires a
-    gradient if one of the results does.
+    """An autograd function that returns the *token*, the number 0 that a call of the output layer returns in place of
+    the results. It requires a gradient if one of the results does.
 
     Its backward runs before the backward of the results, and adds nothing to their gradients.
     """

@@ -202,7 +202,7 @@ class _Call:
 class _TellsOfOther:
     """A forward hook of an output layer that is not fused itself, but should contain fused layers.
 
-    The hook records and warns if the layer multiplied without the fused layers inside it. Some adapters of PEFT do
+    The hook records and warns if the layer computed logits without the fused layers inside it. Some adapters of PEFT do
     that, and so does a layer that replaced the fused one.
     """
 
