@@ -12,7 +12,7 @@ the kernel runs the same code on fewer elements. :func:`shrunk` is for tests of 
 module changes no plan.
 
 Each ``limited_...`` function returns the smaller one of its argument ``usual``, the limit without :func:`shrunk`, and
-the limit that :func:`shrunk` sets. X are the features, W the weight, dW its gradient.
+the limit that :func:`shrunk` sets. X are the hidden states, W the weight, dW its gradient.
 """
 
 from __future__ import annotations
@@ -110,64 +110,64 @@ def usable_sbuf_bytes() -> int:
 
 
 def limited_sbuf_bytes(usual: int) -> int:
-    """Return the bytes of a partition of SBUF that a plan may use: ``usual`` or the smaller limit in force."""
+    """Return the bytes of a partition of SBUF that a plan may use: ``usual``, or a smaller limit in force."""
     return _least(usual, limits_in_force().sbuf_bytes)
 
 
 def limited_instructions(usual: int) -> int:
-    """Return the number of instructions that a program may have: ``usual`` or the smaller limit in force."""
+    """Return the number of instructions that a program may have: ``usual``, or a smaller limit in force."""
     return _least(usual, limits_in_force().program_instructions)
 
 
 def limited_resident_features(usual: int) -> int:
-    """Return the largest number of features at which W^T of a block of classes stays in SBUF: ``usual`` or the smaller
+    """Return the largest number of features at which W^T of a block of classes stays in SBUF: ``usual``, or a smaller
     limit in force.
     """
     return _least(usual, limits_in_force().resident_features)
 
 
 def limited_batches(usual: int) -> int:
-    """Return the largest number of batches of a core from which rows are collected for recomputation: ``usual`` or the
+    """Return the largest number of batches of a core from which rows are collected for recomputation: ``usual``, or a
     smaller limit in force.
     """
     return _least(usual, limits_in_force().batches)
 
 
 def limited_parts(usual: int) -> int:
-    """Return the number of sums that a partition keeps for an input of few classes: ``usual`` or the smaller limit in
+    """Return the number of sums that a partition keeps for an input of few classes: ``usual``, or a smaller limit in
     force.
     """
     return _least(usual, limits_in_force().parts)
 
 
 def limited_piece_columns(usual: int) -> int:
-    """Return the number of columns that an instruction of elementwise and row-wise losses processes: ``usual`` or the
+    """Return the number of columns that an instruction of elementwise and row-wise losses processes: ``usual``, or a
     smaller limit in force.
     """
     return _least(usual, limits_in_force().piece_columns)
 
 
 def limited_shift_columns(usual: int) -> int:
-    """Return the least number of columns at which a kernel subtracts a shift instead of the maxima: ``usual`` or the
+    """Return the least number of columns at which a kernel subtracts a shift instead of the maxima: ``usual``, or a
     smaller limit in force.
     """
     return _least(usual, limits_in_force().shift_columns)
 
 
 def limited_weight_tiles(usual: int) -> int:
-    """Return the number of tiles of dW that are accumulated at a time: ``usual`` or the smaller limit in force."""
+    """Return the number of tiles of dW that are accumulated at a time: ``usual``, or a smaller limit in force."""
     return _least(usual, limits_in_force().weight_tiles)
 
 
 def limited_piece_tiles(usual: int) -> int:
-    """Return the number of tiles of positions of X that are loaded at a time: ``usual`` or the smaller limit in
+    """Return the number of tiles of positions of X that are loaded at a time: ``usual``, or a smaller limit in
     force.
     """
     return _least(usual, limits_in_force().piece_tiles)
 
 
 def limited_positions(usual: int) -> int:
-    """Return the largest number of positions that linear kernels process at a time: ``usual`` or the smaller limit in
+    """Return the largest number of positions that linear kernels process at a time: ``usual``, or a smaller limit in
     force.
     """
     return _least(usual, limits_in_force().positions)

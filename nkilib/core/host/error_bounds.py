@@ -5,9 +5,9 @@
 
 A reference computes in float64 (:func:`as_float64`, :func:`reduction_factor`) and states its errors as
 :class:`Derived`. From the errors of the activation functions (:class:`FunctionErrors`), :meth:`Derived.exact` makes the
-accepted errors (:class:`Exact`). Three sets of these are given: correct rounding (:data:`CORRECT`), the simulator
-(:data:`SIMULATED`), and what a check grants the hardware (:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the least number
-that is not flushed to zero, :data:`WEIGHT_UNITS` the error of a product with a weight. :func:`rounding`,
+accepted errors (:class:`Exact`). Three sets of function errors are given: correct rounding (:data:`CORRECT`), the
+simulator (:data:`SIMULATED`), and what a check grants the hardware (:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the
+least number that is not flushed to zero, :data:`WEIGHT_UNITS` the error of a product with a weight. :func:`rounding`,
 :data:`HALF_ULP` and :func:`within_range` describe the type of a result.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a

@@ -143,8 +143,8 @@ def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
 def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the tensors whose gradients a backward kernel computes.
 
-    These tensors have an argument ``grad_<name>_wanted``. If the kernel has no such argument, the only one is its first
-    tensor.
+    These tensors have an argument ``grad_<name>_wanted``. A kernel without such arguments computes the gradient of its
+    first tensor.
     """
     flags = [name for name in inspect.signature(backward).parameters if name.startswith("grad_")]
     wanted = tuple(name.removeprefix("grad_").removesuffix("_wanted") for name in flags if name.endswith("_wanted"))

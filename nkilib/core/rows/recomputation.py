@@ -64,8 +64,8 @@ class FlaggedRows:
         constants: the constants for the computation of slots.
         count_sbuf: the number of flagged rows so far, float32 [128, 1], the same in each partition.
         integer_count_sbuf: the same number, int32 [1, 1].
-        list_psum: the list, float32 [128 j, 2, tiles i]. For slot 128 i + j it holds the partition of the row in its
-            batch plus one, or 0 in a slot without a row, and then the batch.
+        list_psum: the list, float32 [128 j, 2, tiles i]. For slot 128 i + j, [j, 0, i] is the partition of the row in
+            its batch plus one, or 0 in a slot without a row; [j, 1, i] is the number of the batch.
         added: the numbers of the batches whose rows are in the list.
     """
 

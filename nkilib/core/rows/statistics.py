@@ -277,15 +277,15 @@ class Folding:
 
     Attributes:
         halvings: the number of times that the folded part of a chunk is halved.
-        share: the folded part of a chunk. 1.0 folds all of every chunk but the first one, at which Vector has nothing
-            else to do.
+        share: the share of a chunk's columns that is folded. 1.0 folds all of every chunk but the first one, at which
+            Vector has nothing else to do.
     """
 
     halvings: int
     share: float = 1.0
 
     def columns(self, columns: int) -> int:
-        """Return how many columns of a chunk are folded."""
+        """Return how many of a chunk's ``columns`` columns are folded."""
         return int(columns * self.share)
 
     def bytes_beside(self, chunk_size: int, element_bytes: int) -> int:

@@ -375,8 +375,8 @@ class PoissonNLLLoss(LossModule):
     :func:`poisson_nll_loss`, computed by the kernels.
 
     Call the module with ``(log_input, target)``: rates or their logarithms, of any shape, and counts of a shape that
-    broadcasts with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
-    shape. The module keeps its options, and has neither parameters nor buffers.
+    broadcasts with the first tensor's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the
+    broadcast shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         log_input: whether the first tensor has the logarithms of the rates.
