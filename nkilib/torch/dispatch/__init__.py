@@ -14,6 +14,6 @@ For public functions:
 
 - ``checks``: the checks of tensors, the broadcasting of their shapes, and the dtype of autocast;
 - ``uncompiled``: errors and warnings under torch.compile;
-- ``layout``: the rows of kernels in PyTorch's shapes;
+- ``layout``: the conversion of PyTorch's tensors to the rows that kernels read;
 - ``dtensors``: this rank's part of DTensors.
 """

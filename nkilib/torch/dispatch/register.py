@@ -4,7 +4,7 @@
 """PyTorch operators made from their descriptions by :func:`register`.
 
 :data:`OPERATORS` holds the descriptions, and :data:`DEFINITIONS` the objects that PyTorch made from them.
-:func:`typed_function` is a function with the signature of an operator (:func:`operator_signature`).
+:func:`typed_function` makes a function with the signature of an operator (:func:`operator_signature`).
 
 ``torch.ops.nkilib.<name>``, registered with ``torch.library``, has a schema, shapes, and one implementation for each
 device:

@@ -3,9 +3,10 @@
 
 """Binary cross-entropy, each function with its module:
 
-- ``binary_cross_entropy``, ``BCELoss``: of probabilities;
-- ``binary_cross_entropy_with_logits``, ``BCEWithLogitsLoss``: of logits;
-- ``multilabel_soft_margin_loss``, ``MultiLabelSoftMarginLoss``: of logits, the mean over the classes of each row.
+- ``binary_cross_entropy``, ``BCELoss``: the loss of probabilities;
+- ``binary_cross_entropy_with_logits``, ``BCEWithLogitsLoss``: the loss of logits;
+- ``multilabel_soft_margin_loss``, ``MultiLabelSoftMarginLoss``: the loss of logits, averaged over the
+  classes of each row.
 """
 
 from __future__ import annotations

@@ -351,8 +351,8 @@ def _multiplied(form: Any, other: Any) -> Form | None:
     """Return the form multiplied by a number, by a tensor of one element, or by another form (:func:`_product`); None
     for other factors.
 
-    A tensor with one factor for each position is no such factor: it may be a mask, and a factor of 0 has no
-    temperature.
+    A tensor with one factor for each position gives None: it may be a mask, and no temperature stands for a factor of
+    0.
     """
     if isinstance(form, Form) and isinstance(other, Form):
         return _product(form, other)

@@ -219,7 +219,7 @@ class Router:
     installed: list[Installation] = field(default_factory=list)
 
     def is_for(self, tensor: Tensor) -> bool:
-        """Return whether calls with this tensor go to the kernels: an installation has its device."""
+        """Return whether calls with this tensor go to the kernels: an installation includes the tensor's device."""
         return any(tensor.device.type in installation.devices for installation in self.installed)
 
     def add(self, installation: Installation) -> None:

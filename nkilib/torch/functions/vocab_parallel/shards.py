@@ -317,7 +317,7 @@ def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Te
 def product_or_zero(factor: Tensor, values: Tensor) -> Tensor:
     """Return ``factor * values``, but 0 where the factor is 0.
 
-    There ``values`` may be infinite or NaN, as for a shard without classes.
+    At such elements ``values`` may be infinite or NaN, as for a shard without classes.
     """
     return torch.where(factor == 0.0, 0.0, factor * values)
 
