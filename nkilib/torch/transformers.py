@@ -62,7 +62,7 @@ def _normalizer(num_items_in_batch: Tensor | int | None, device: torch.device) -
     A tensor of shape [1], which data parallelism may pass, is accepted too.
 
     Raises:
-        ValueError: it does not have one element.
+        ValueError: ``num_items_in_batch`` does not have one element.
     """
     if num_items_in_batch is None:
         return None

@@ -101,7 +101,7 @@ def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
 
 
 def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Check that the ranks of a mesh ascend along ``mesh_dim``, the dimension that shards the rows.
+    """Check that the ranks of a mesh ascend along ``mesh_dim``, over whose ranks the columns are spread.
 
     A process group sorts its ranks, so the columns of another mesh would be permuted.
     """
@@ -244,10 +244,10 @@ def local_part(
 ) -> LocalPart:
     """Return this rank's part of the arguments of a loss.
 
-    Each dimension of the mesh of ``input`` may replicate it, or shard its rows, or shard ``dim``. Replicated, this rank
-    has everything; a shard of the rows is this rank's part; a shard of ``dim`` makes the ranks of that mesh dimension a
-    group that shares the rows. A ``target`` that is a DTensor must have the placements of the rows; a plain target
-    belongs to this rank's rows. All other tensors must be replicated, or plain.
+    A dimension of the mesh may replicate ``input``, shard its rows, or shard ``dim``. This rank's part has the rows of
+    this rank's shard. If a mesh dimension shards ``dim``, its ranks are a group that shares each row. A ``target`` that
+    is a DTensor must have the placements of the rows; a plain target belongs to this rank's rows. All other tensors
+    must be replicated, or plain.
 
     Args:
         caller: the function that error messages name.

@@ -338,8 +338,8 @@ class MultiLabelSoftMarginLoss(WeightedLossModule):
     :func:`multilabel_soft_margin_loss`, computed by the kernels.
 
     Call the module with ``(input, target)``: logits [..., C], and targets between 0 and 1 of a shape that broadcasts
-    with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape without C. The
-    weight is a buffer: it moves with the module to a device or dtype, and is in the state dict.
+    with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape without C.
+    The weight is a buffer: it moves with the module to a device or dtype, and is in the state dict.
 
     Args:
         weight: a factor for each class, [C], or a tensor of a shape that broadcasts with the input's; None means 1.

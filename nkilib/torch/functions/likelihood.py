@@ -4,8 +4,9 @@
 """Losses from log-likelihoods, each with its module:
 
 - ``nll_loss``, ``NLLLoss``: the negative log-likelihood of classes, from log-probabilities;
-- ``gaussian_nll_loss``, ``GaussianNLLLoss``: that of numbers, from mean and variance;
-- ``poisson_nll_loss``, ``PoissonNLLLoss``: that of counts, from a rate;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: the negative log-likelihood of numbers, from mean and
+  variance;
+- ``poisson_nll_loss``, ``PoissonNLLLoss``: the negative log-likelihood of counts, from a rate;
 - ``kl_div``, ``KLDivLoss``: the Kullback-Leibler divergence of distributions.
 """
 
@@ -291,7 +292,7 @@ class GaussianNLLLoss(LossModule):
 
     Args:
         full: add the constant ``log(2 pi) / 2`` to each loss.
-        eps: the least variance that is computed with, at least 2^-64.
+        eps: the lower bound of the variances in the computation, at least 2^-64.
         reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """

@@ -319,7 +319,7 @@ class LazyLogits:
         return _as_it_is, (self._tensor("pickle").detach(),)
 
     def compute(self) -> Tensor:
-        """Return the logits as a tensor, which is computed once, by the functions that were called on the object.
+        """Return the logits as a tensor. The first call computes it, by repeating the functions that made the object.
 
         Raises:
             RuntimeError: the hidden states or the parameters of the output layer have changed since; or the call is in

@@ -116,7 +116,7 @@ class PatchedFunction:
 
     @contextmanager
     def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
-        """Enter TRL's own context, in which ZeRO-3 gathers the parameters of the given output layers (tuples of
+        """Return TRL's own context, in which ZeRO-3 gathers the parameters of the given output layers (tuples of
         weight and bias).
         """
         with ExitStack() as contexts:

@@ -81,7 +81,8 @@ def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
     """Return the arguments for a rank that has positions of its own and all classes, as under FSDP2.
 
-    Tensors with one number per position must be plain. The student is ``student``, and the teacher's layer is gathered.
+    Tensors with one number per position must be plain. ``student`` replaces the student of
+    ``arguments``, and the teacher's layer is gathered.
     """
     for name, tensor in (
         (arguments.teacher.names.input, arguments.teacher.input),
