@@ -5,7 +5,7 @@
 
 In the last case, a kernel of this module (:func:`inlined_extended_cross_entropy`) calls forward and backward, as
 kernels of users do. The functions ``..._references`` return the float64 references of a launch, with bounds on the
-error.
+error. p is the softmax.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of linear cross-entropy, whose inputs are hidden states X and output weights W.
+"""Cases of linear cross-entropy, whose inputs are hidden states X and output weights W. dX and dW are their
+gradients, p is the softmax of the logits.
 
 The kernels are a forward, a backward and the fused forward-backward. The cases cover options, a shard of the classes,
 transposed weights and masked classes. The cases of token scores use the sizes of this module and :func:`problem_of`.

@@ -2,7 +2,8 @@
 # Copyright The nkilib authors
 
 """Cases of distillation from hidden states X and output weights W of a student and a teacher: forward, backward, and
-the mixture kernel, which computes sums over a shard that beta strictly between 0 and 1 needs.
+the mixture kernel, which computes sums over a shard that beta strictly between 0 and 1 needs. dX and dW
+are the gradients of the student.
 
 The functions ``..._references`` return the float64 references of a launch, with bounds on the error.
 """

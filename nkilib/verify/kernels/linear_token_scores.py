@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of token scores: log-probabilities of several target ids per position, from hidden states and output
-weights.
+"""Cases of token scores: log-probabilities of several target ids per position, from hidden states X and output weights.
+
+dX is the gradient of X, p is the softmax of the logits.
 """
 
 from __future__ import annotations
