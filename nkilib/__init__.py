@@ -17,9 +17,9 @@ For users:
 
 Behind them:
 
-- ``core``: what kernels share;
+- ``core``: helpers that kernels share;
 - ``verify``: checks of a device;
-- ``base``: what every part may import;
+- ``base``: modules that every part may import;
 - ``_refuse_mixture``: the check against a mixture with another package of this name.
 """
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A module whose import raises an ImportError if the imported nkilib is a mixture of two packages of that name."""
+"""Raise an ImportError if the imported nkilib mixes the files of two packages of that name. Importing this module runs
+the check.
+"""
 
 from nkilib.base.installation import refuse_mixture
 

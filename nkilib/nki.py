@@ -8,14 +8,14 @@ Other modules write `from nkilib.nki import nki, nisa, nl`. They also import two
 kernel; both have no effect on hardware. The choice is made once, when this module is imported, from the environment
 variable `NKILIB_BACKEND`:
 
-- `auto`, which unset and empty also mean: the real NKI where it is installed, else the simulator;
+- `auto`, the default: the real NKI if it is installed, else the simulator;
 - `neuron`: the real NKI, or an ImportError that says what is missing;
-- `simulator`: the simulator, without looking for the real NKI.
+- `simulator`: the simulator; this module does not look for the real NKI.
 
-The kernels are written for NKI 0.7, which runs them as plain Python to specialize them. An `nki` that is installed but
-older, broken, or told to parse kernels as 0.6 did (`NKI_COMPILER_FRONTEND=custom`) is an ImportError under `auto` too:
-a Neuron machine must not simulate unnoticed.
-If the real NKI is not chosen, no entry `nki` is left in `sys.modules` that was not there before.
+The kernels are written for NKI 0.7, which runs them as plain Python to specialize them. Under `auto` too, this module
+raises an ImportError if the installed `nki` is older, broken, or told to parse kernels as 0.6 did
+(`NKI_COMPILER_FRONTEND=custom`): a Neuron machine must not simulate unnoticed. If the simulator is chosen, this module
+leaves no new entry `nki` in `sys.modules`.
 """
 
 import os
@@ -43,7 +43,7 @@ _SIMULATOR_PARTS: Final = ("nkilib.simulator.api.nki", "nkilib.simulator.api.isa
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The NKI that was chosen for the kernels, the real one or the simulator, and the reason for the choice.
+    """The NKI that was chosen for the kernels, and the reason for the choice.
 
     Attributes:
         name: "neuron" for the real NKI, "simulator" for nkilib's own.
@@ -65,15 +65,14 @@ class _UnfitNkiError(Exception):
 
 
 def _is_simulator(module: ModuleType) -> bool:
-    """Tell whether the module under the name `nki` is nkilib's simulator, installed there for a user's kernels."""
     return module.__name__.partition(".")[0] == "nkilib"
 
 
 def _find_package() -> ModuleSpec:
-    """Find the package `nki` without importing it, and regardless of an import that has happened already.
+    """Return the import specification of the package `nki`, without importing the package.
 
     Raises:
-        _NoRealNkiError: there is none, or only a directory of that name.
+        _NoRealNkiError: there is no such package, or only a directory of that name.
     """
     spec = find_spec("nki")
     if spec is None:
@@ -85,8 +84,7 @@ def _find_package() -> ModuleSpec:
 
 
 def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
-    """Tell whether the package is a stub, whose import does nothing but raise ``error``; the public index has such a
-    package.
+    """Return whether the package is a stub, whose import only raises ``error``; the public index has such a package.
 
     A real NKI that lacks a dependency looks different: it has an `isa`, or the import system named the missing module.
     """
@@ -95,7 +93,6 @@ def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
 
 
 def _version_of(package: ModuleType) -> str | None:
-    """Return the version of the imported `nki`: the module's own, or else that in the metadata of its installation."""
     version = getattr(package, "__version__", None)
     if isinstance(version, str):
         return version
@@ -108,7 +105,9 @@ def _version_of(package: ModuleType) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the release numbers of a version without suffixes: (0, 7, 0) for 0.7.0b1+12; () if there are none."""
+    """Return the release numbers of a version without suffixes: (0, 7, 0) for 0.7.0b1+12; () for a text without
+    numbers.
+    """
     match = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version.strip())
     return tuple(map(int, match.group(1).split("."))) if match else ()
 
@@ -117,7 +116,7 @@ def _check_version(package: ModuleType) -> str:
     """Return the version of the imported `nki`.
 
     Raises:
-        _UnfitNkiError: it is older than the kernels need, or unknown, or the old frontend is requested.
+        _UnfitNkiError: the version is unknown or older than the kernels need, or the old frontend is requested.
     """
     needs = f"the kernels need nki {_NEEDED} or later"
     version = _version_of(package)
@@ -137,13 +136,13 @@ def _check_version(package: ModuleType) -> str:
 
 
 def _import_parts() -> tuple[list[ModuleType], str]:
-    """Import the three modules of the real NKI; after a failure remove every entry `nki` that this put in sys.modules.
+    """Import the three modules of the real NKI. If that fails, remove the new entries `nki` from `sys.modules`.
 
     Returns:
         The modules, in the order of `_REAL_PARTS`, and their version.
 
     Raises:
-        _UnfitNkiError: kernels do not run on this version, which is checked before the parts are imported.
+        _UnfitNkiError: kernels do not run on this version.
         Exception: any exception of an import.
     """
     before = set(sys.modules)
@@ -162,7 +161,7 @@ def _real_nki() -> tuple[list[ModuleType], str]:
 
     Raises:
         _NoRealNkiError: there is no real NKI.
-        ImportError: a package `nki` is installed, is not a stub, and cannot be imported, or kernels do not run on it.
+        ImportError: a package `nki` is installed, but cannot be imported, or kernels do not run on it.
     """
     loaded = sys.modules.get("nki")
     if loaded is not None and _is_simulator(loaded):
@@ -182,11 +181,11 @@ def _real_nki() -> tuple[list[ModuleType], str]:
 
 
 def _load(requested: str) -> tuple[list[ModuleType], BackendChoice]:
-    """Return nki, nki.isa and nki.language of the backend that `requested` leads to, and the choice.
+    """Return nki, nki.isa and nki.language of the backend that `requested` asks for, and the choice.
 
     Raises:
         ValueError: `requested` is not one of the allowed values.
-        ImportError: the real NKI is requested and absent, or installed and broken or older than 0.7.
+        ImportError: the real NKI is requested and absent, or it is installed and broken or older than 0.7.
     """
     if requested not in _ALLOWED:
         raise ValueError(f"nkilib.nki: {_VARIABLE} must be one of {', '.join(_ALLOWED)}; got {requested!r}.")
@@ -236,4 +235,4 @@ else:
             limit: int,
             at_fault: object = None,
         ) -> None:
-            """Do nothing: on a device the DMA engine reports an index that is out of range in its own words."""
+            """Do nothing: on a device, the DMA engine itself reports an index that is out of range."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on whole tiles, on the engine that has time for it; the result goes to a tile of the caller.
+"""Arithmetic on whole tiles. The functions write their result to a tile of the caller.
 
-On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; On GpSimd:
+On Vector: :func:`transform`, :func:`combine`, :func:`difference`, :func:`total`, :func:`product`; on GpSimd:
 :func:`subtract_on_gpsimd`, :func:`add_on_gpsimd`, :func:`multiply_on_gpsimd`. :func:`subtract_in_turns` and
-:func:`multiply_in_turns` divide the pieces between both engines. Arithmetic on per-row scalars, in new tiles, is in
-:mod:`nkilib.core.rows.tiles`.
+:func:`multiply_in_turns` choose one of both engines for each *piece*, some columns that one instruction processes.
+Arithmetic on per-row scalars, in new tiles, is in :mod:`nkilib.core.rows.tiles`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def transform(
     op1: Operator | None = None,
     operand1: float | None = None,
 ) -> None:
-    """Compute ``(data op0 operand0) op1 operand1`` on Vector, where both operands are numbers; ``op1`` None leaves the
-    second step out.
+    """Compute ``(data op0 operand0) op1 operand1`` on Vector with two numbers as operands. If ``op1`` is None, compute
+    ``data op0 operand0``.
     """
     nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
 
@@ -51,10 +51,10 @@ def combine(
 
 
 def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left - right. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``.
+    """Compute left - right on Vector.
 
-    A product with the identity matrix on Tensor is no alternative: an infinity in one partition would make NaN in all
-    others.
+    ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``. A matrix product with the
+    identity on Tensor is no alternative: an infinity in one partition would make NaN in all others.
     """
     combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.subtract, right_sbuf)
 
@@ -65,7 +65,7 @@ def subtract_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sb
 
 
 def total(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left + right, at the rate of :func:`difference`."""
+    """Compute left + right on Vector, at the rate of :func:`difference`."""
     combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.add, right_sbuf)
 
 
@@ -80,20 +80,26 @@ def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sb
 
 
 def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left * right, at the rate of :func:`difference`."""
+    """Compute left * right on Vector, at the rate of :func:`difference`."""
     combine(dst_sbuf, left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
 
 
 def subtract_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left - right for piece ``number`` of some work that is done piece by piece.
+    """Compute left - right of one piece, on Vector or on GpSimd.
 
-    One piece in a fixed number goes to Vector and the others to GpSimd, so that both engines take about the same time.
+    Vector gets the pieces whose ``number`` is a multiple of a constant, and GpSimd the others, so that both engines
+    take about the same time.
+
+    Args:
+        number: the number of the piece, counted from 0 by the caller.
+        dst_sbuf: the tile for the result.
+        left_sbuf, right_sbuf: the operands.
     """
     subtract = subtract_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else difference
     subtract(dst_sbuf, left_sbuf, right_sbuf)
 
 
 def multiply_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left * right for piece ``number``, on Vector or on GpSimd as in :func:`subtract_in_turns`."""
+    """Compute left * right of piece ``number``, on the engine that :func:`subtract_in_turns` would choose."""
     multiply = multiply_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else product
     multiply(dst_sbuf, left_sbuf, right_sbuf)

@@ -4,14 +4,14 @@
 """The cores of a logical NeuronCore: the division of work over them, a barrier, and sums over all of them.
 
 NKI code may call everything here. :func:`positions_of_core`, :func:`row_span` and :func:`strided_rows` divide positions
-with a stride: core c takes positions c, c + cores, c + 2 * cores, ... The shares of the cores therefore differ by at
-most one position, whatever the number of positions is. :func:`synchronise` is the barrier.
+with a stride: core c takes positions c, c + cores, c + 2 * cores, ... The numbers of positions of two cores therefore
+differ by at most one. :func:`synchronise` is the barrier.
 
 :class:`PartialSums` adds up numbers, bitwise identical on one core and on two. The work of a launch is divided into
-parts; a part, which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the
-column of the part, and zeros in the columns of the other core's parts. At the end the cores exchange the tiles and add
-them, which is exact, because one summand is zero. Both then add the same numbers in the same order, 32 at a time
-(:func:`levels`).
+*parts*. One core processes a part, and leaves a float32 number in each partition. Each core has a tile with a column
+for each part: it writes these numbers to the columns of its own parts, and keeps zeros in the columns of the other
+core's parts. At the end the cores exchange the tiles and add them, which is exact, because one summand is zero. Both
+cores then add the same numbers in the same order, 32 at a time (:func:`levels`).
 """
 
 from __future__ import annotations
@@ -26,31 +26,35 @@ LEAF = 32
 
 
 def positions_of_core(num_positions: int, cores: int, core: int) -> int:
-    """Return how many of ``num_positions`` positions core number ``core`` of ``cores`` processes; it may be 0."""
+    """Return how many of ``num_positions`` positions core number ``core`` of ``cores`` cores processes. The result may
+    be 0.
+    """
     if num_positions <= core:
         return 0
     return div_ceil(num_positions - core, cores)
 
 
 def row_span(rows: int, cores: int) -> int:
-    """Return how many rows of a matrix lie from the first to the last one of ``rows`` rows that are ``cores`` apart."""
+    """Return the number of consecutive rows of a matrix that ``rows`` rows with a stride of ``cores`` span."""
     return (rows - 1) * cores + 1
 
 
 def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) -> nl.NkiTensor:
-    """Return a view of ``rows`` rows of a matrix in HBM that are ``cores`` apart: ``first``, ``first + cores``, ..."""
+    """Return a view of ``rows`` rows of a tensor in HBM with a stride of ``cores``: rows ``first``, ``first + cores``,
+    ...
+    """
     return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
 
 
 def synchronise(tensor_hbm: nl.NkiTensor) -> None:
-    """Let every core wait at a barrier until all cores are done with a tensor."""
+    """Let each core wait at a barrier until all cores have finished their accesses to a tensor."""
     if nl.num_programs() > 1:
         nisa.core_barrier(tensor_hbm, tuple(range(nl.num_programs())))
 
 
 def levels(parts: int) -> int:
-    """Return how many rounds turn ``parts`` numbers in each partition into one, if a round sums ``LEAF`` numbers at a
-    time.
+    """Return how many times :class:`PartialSums` sums groups of ``LEAF`` numbers until ``parts`` numbers have become
+    one.
     """
     count = 0
     while parts > 1:
@@ -59,11 +63,6 @@ def levels(parts: int) -> int:
 
 
 def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sums of ``LEAF`` neighbouring columns at a time, one column for each sum; of all columns, if there are
-    fewer.
-
-    If there are more than ``LEAF`` sums, columns of zeros follow them, up to a multiple of ``LEAF``.
-    """
     rows, columns = numbers_sbuf.shape
     leaf = min(LEAF, columns)
     sums = div_ceil(columns, leaf)
@@ -77,33 +76,33 @@ def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """Sums of float32 numbers, one for each partition and each part of the work of a launch.
+    """Sums of float32 numbers, one for each partition and each part of a launch (see the module).
 
     Attributes:
-        sums_sbuf: the sums of the parts of this core, [128, columns]; a column is a part, and the number of columns is
-            a multiple of ``LEAF``.
+        sums_sbuf: the sums of the parts of this core, [128, columns]. A column belongs to a part; the number of columns
+            is a multiple of ``LEAF``.
     """
 
     sums_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, parts: int) -> PartialSums:
-        """Return sums for ``parts`` parts of the work, in new memory that is set to zero."""
+        """Return sums for ``parts`` parts, in new memory that is set to zero."""
         columns = div_ceil(parts, LEAF) * LEAF
         sums_sbuf = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0)
         return cls(sums_sbuf)
 
     def of_part(self, part: int, rows: int) -> nl.NkiTensor:
-        """Return the view [rows, 1] to which a part of the work writes its numbers."""
+        """Return the column of part number ``part`` as a view [rows, 1], for the caller to write."""
         return self.sums_sbuf[0:rows, part : part + 1]
 
     def total(self, pipe: int) -> nl.NkiTensor:
-        """Return the sum of all numbers, [1, 1], on every core.
+        """Return the sum of all numbers of all cores, [1, 1], on each core.
 
         Args:
-            pipe: the number of the pipe through which the cores exchange their sums; several sums of one launch need
-                different pipes.
+            pipe: the pipe number of the exchange (``pipe_id`` of ``nisa.sendrecv``). Each sum of a launch needs a pipe
+                number of its own.
         """
         sums_sbuf = self._of_all_cores(pipe)
         while sums_sbuf.shape[1] > 1:
@@ -117,7 +116,7 @@ class PartialSums:
         return total_sbuf
 
     def store(self, dst_hbm: nl.NkiTensor, factor: float = 1.0) -> None:
-        """Store the sum of all numbers times a factor as one float32, from the first core."""
+        """Store the sum of all numbers times ``factor`` as one float32 in HBM. Only the first core writes it."""
         total_sbuf = self.total(pipe=0)
         if factor != 1.0:
             nisa.tensor_scalar(dst=total_sbuf, data=total_sbuf, op0=nl.multiply, operand0=factor)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Hardware constants that hold for every kernel and generation, the rounded-up division of sizes by them
-(:func:`div_ceil`), and the type of a tensor in HBM (:data:`HbmTensor`).
+"""Hardware constants that hold for all kernels and generations, :func:`div_ceil`, and the type of a tensor in HBM
+(:data:`HbmTensor`).
 
-NKI code may call everything here. Host code that plans a launch uses it too, so this module imports NKI for type
+NKI code may call everything here. Host code that plans a launch uses this module too, so it imports NKI for type
 checkers only. The types in which kernels compute are :data:`nkilib.core.rows.checks.FLOATS`.
 """
 

@@ -22,9 +22,7 @@ UPSTREAM = "grad_loss"
 
 
 def require_float_tensor(function: str, name: str, dtype: nl.DType) -> None:
-    """Check that the argument ``name`` of a kernel has one of the three types that tensors may have: bfloat16, float16
-    or float32.
-    """
+    """Check that the tensor argument ``name`` of a kernel has the type bfloat16, float16 or float32."""
     require(
         dtype in FLOATS,
         f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
@@ -38,8 +36,14 @@ def require_reduction(function: str, reduction: str, further: tuple[str, ...] = 
 
 
 def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
-    """Check the upstream gradient of a kernel: of ``shape``, with one number for each loss, if ``is_each``; else one
-    float32 for the reduced loss.
+    """Check the upstream gradient of a kernel.
+
+    Args:
+        function: the name of the kernel, for messages.
+        grad_hbm: the upstream gradient.
+        shape: the shape of the losses.
+        is_each: True: the gradient must have a number for each loss. False: it must be one float32, for the reduced
+            loss.
     """
     if is_each:
         require(
@@ -57,7 +61,7 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
 
 
 def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one float32 number from HBM into every partition, and return the tile [128, 1]."""
+    """Load one float32 number from HBM into all partitions, and return the tile [128, 1]."""
     partitions = nl.tile_size.pmax
     number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
@@ -66,12 +70,12 @@ def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The upstream gradients of a launch: one for each loss, or one for the sum of the losses.
+    """The upstream gradients of a launch: one for each loss, or one for the reduced loss.
 
     Attributes:
-        grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.
-        factor: the factor by which the reduction multiplies the sum of the losses, such as 1 / N for a mean; None:
-            there is one gradient for each loss.
+        grad_hbm: one float32 number, the gradient of the reduced loss; or one gradient for each loss.
+        factor: the factor by which the reduction multiplies the sum of the losses, such as 1 / N for a mean; None if
+            each loss has its own gradient.
     """
 
     grad_hbm: nl.NkiTensor
@@ -79,23 +83,24 @@ class Upstream:
 
     @property
     def is_of_each(self) -> bool:
-        """Whether each loss has its own upstream gradient, so that the kernel streams the gradients with the other
+        """Whether each loss has its own upstream gradient. The kernel then streams the gradients with the other
         tensors.
         """
         return self.factor is None
 
     def with_tensors(self, tensors_hbm: dict[str, nl.NkiTensor], names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:
-        """Return the tensors that a kernel streams, by name: those in ``names``, and the upstream gradients if each
-        loss has one.
+        """Return the tensors that a kernel streams, by name.
+
+        Args:
+            tensors_hbm: the tensors of the launch by name.
+            names: the tensors to return. The upstream gradients are added if each loss has its own.
         """
         streamed = {name: tensors_hbm[name] for name in names}
         return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
 
     def scale(self, factor: float) -> nl.NkiTensor:
-        """Return a tile, float32 [128, 1], with the same number in each partition: the upstream gradient of the sum
-        times ``factor``.
-
-        The host reads no values.
+        """Return a float32 tile [128, 1] that holds the same number in all partitions: the upstream gradient of the
+        reduced loss, times the factor of the reduction, times ``factor``.
         """
         scale_sbuf = in_all_partitions(self.grad_hbm)
         of_sum = 1.0 if self.factor is None else self.factor

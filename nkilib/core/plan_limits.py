@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The limits that plans of launches obey. Tests can make them smaller, so that a small launch runs the code of a large
-one.
+"""The limits that plans of launches obey. Tests can make the limits smaller, so that a small launch runs the code of a
+large one.
 
 A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. It gets
-each of them from :func:`usable_sbuf_bytes` or a ``limited_...`` function, such as :func:`limited_sbuf_bytes`;
+each limit from :func:`usable_sbuf_bytes` or a ``limited_...`` function, such as :func:`limited_sbuf_bytes`;
 :func:`limits_in_force` returns all. Many branches of a plan are only taken at sizes that are too expensive to simulate
 with data. Under :func:`shrunk`, the plans of host code and of kernels read smaller limits (:class:`PlanLimits`), and
-the kernel runs the same code on fewer elements. :func:`shrunk` is for tests of this library only: on a device, and
-without :func:`shrunk`, this module changes no plan.
+the kernel runs the same code on fewer elements. :func:`shrunk` is for tests of this library only: without it this
+module changes no plan.
+
+Each ``limited_...`` function returns the smaller one of its argument ``usual``, the limit without :func:`shrunk`, and
+the limit that :func:`shrunk` sets. X are the hidden states, W the weight, dW its gradient.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from nkilib.nki import nl
 class PlanLimits:
     """The limits that a test makes smaller than usual. A limit that is None keeps its usual value.
 
-    A field can only lower a limit: the smaller one of the field and the usual limit holds. Only ``shared_classes`` is
-    not a limit: it replaces the number that the plan would choose, and may be larger.
+    A field can only lower a limit. The exception is ``shared_classes``: it replaces the number that the plan would
+    choose.
 
     Attributes:
         sbuf_bytes: the bytes of a partition of SBUF that a plan may use.
@@ -41,12 +44,12 @@ class PlanLimits:
         shift_columns: the least number of columns (of a chunk, of a row, and of all batches together) at which a
             cross-entropy subtracts a shift instead of the maximum.
         shared_classes: the least number of last classes that the cores of a linear forward share, each for its part of
-            the positions, while they exchange statistics; the plan rounds it up by at most 127, and leaves at least 128
-            classes unshared. At most four blocks of classes. A plan of few features shares no classes by itself,
+            the positions, while they exchange statistics; at most four blocks of classes. The plan adds up to 127 to
+            it, and leaves at least 128 classes unshared. Without this field, a plan of few features shares no classes,
             because their products would take less time than the exchange.
         weight_tiles: the number of tiles of dW that the linear backward accumulates at a time.
         piece_tiles: the number of tiles of positions of X that the linear backward loads at a time.
-        positions: the largest number of positions that the linear kernels process in one part.
+        positions: the largest number of positions that the linear kernels process at a time.
     """
 
     sbuf_bytes: int | None = None
@@ -74,14 +77,14 @@ _in_force = [_USUAL]
 
 
 def limits_in_force() -> PlanLimits:
-    """Return the limits that plans obey now; caches of plans have to include them in their keys."""
+    """Return the limits that plans obey now. A cache of plans must include them in its keys."""
     return _in_force[-1]
 
 
 @contextmanager
 def shrunk(limits: PlanLimits) -> Iterator[None]:
-    """Let all plans of this process obey smaller limits in the ``with`` block; launches in it are not replayed from a
-    record.
+    """Return a context manager in which all plans of this process obey smaller limits. The simulator does not replay
+    launches in it.
 
     Example::
 
@@ -107,67 +110,65 @@ def usable_sbuf_bytes() -> int:
 
 
 def limited_sbuf_bytes(usual: int) -> int:
-    """Return ``usual``, the usual bytes of a partition of SBUF, or the limit in force where that is less."""
+    """Return the bytes of a partition of SBUF that a plan may use: ``usual``, or a smaller limit in force."""
     return _least(usual, limits_in_force().sbuf_bytes)
 
 
 def limited_instructions(usual: int) -> int:
-    """Return ``usual``, the usual number of instructions of a program, or the limit in force where that is less."""
+    """Return the number of instructions that a program may have: ``usual``, or a smaller limit in force."""
     return _least(usual, limits_in_force().program_instructions)
 
 
 def limited_resident_features(usual: int) -> int:
-    """Return ``usual``, the usual largest number of features at which W^T of a block of classes stays in SBUF, or the
-    limit in force where that is less.
+    """Return the largest number of features at which W^T of a block of classes stays in SBUF: ``usual``, or a smaller
+    limit in force.
     """
     return _least(usual, limits_in_force().resident_features)
 
 
 def limited_batches(usual: int) -> int:
-    """Return ``usual``, the usual most batches of a core from which rows are collected for recomputation, or the limit
-    in force where that is less.
+    """Return the largest number of batches of a core from which rows are collected for recomputation: ``usual``, or a
+    smaller limit in force.
     """
     return _least(usual, limits_in_force().batches)
 
 
 def limited_parts(usual: int) -> int:
-    """Return ``usual``, the usual number of sums that a partition keeps for an input of few classes, or the limit in
-    force where that is less.
+    """Return the number of sums that a partition keeps for an input of few classes: ``usual``, or a smaller limit in
+    force.
     """
     return _least(usual, limits_in_force().parts)
 
 
 def limited_piece_columns(usual: int) -> int:
-    """Return ``usual``, the usual number of columns that an instruction of elementwise and row-wise losses processes,
-    or the limit in force where that is less.
+    """Return the number of columns that an instruction of elementwise and row-wise losses processes: ``usual``, or a
+    smaller limit in force.
     """
     return _least(usual, limits_in_force().piece_columns)
 
 
 def limited_shift_columns(usual: int) -> int:
-    """Return ``usual``, the usual least number of columns at which subtracting a shift instead of maxima saves time, or
-    the limit in force where that is less.
+    """Return the least number of columns at which a kernel subtracts a shift instead of the maxima: ``usual``, or a
+    smaller limit in force.
     """
     return _least(usual, limits_in_force().shift_columns)
 
 
 def limited_weight_tiles(usual: int) -> int:
-    """Return ``usual``, the usual number of tiles of dW that are accumulated at a time, or the limit in force where
-    that is less.
-    """
+    """Return the number of tiles of dW that are accumulated at a time: ``usual``, or a smaller limit in force."""
     return _least(usual, limits_in_force().weight_tiles)
 
 
 def limited_piece_tiles(usual: int) -> int:
-    """Return ``usual``, the usual number of tiles of positions of X that are loaded at a time, or the limit in force
-    where that is less.
+    """Return the number of tiles of positions of X that are loaded at a time: ``usual``, or a smaller limit in
+    force.
     """
     return _least(usual, limits_in_force().piece_tiles)
 
 
 def limited_positions(usual: int) -> int:
-    """Return ``usual``, the usual largest number of positions that linear kernels process in one part, or the limit in
-    force where that is less.
+    """Return the largest number of positions that linear kernels process at a time: ``usual``, or a smaller limit in
+    force.
     """
     return _least(usual, limits_in_force().positions)
 

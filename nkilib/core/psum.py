@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles in PSUM for the pieces of a chunk: the ring buffer :class:`PsumRing` divides a chunk into :class:`PsumPiece`.
+"""A ring buffer of tiles in PSUM (:class:`PsumRing`).
 
 Vector processes a tile in SBUF and one in PSUM at twice the rate of two tiles in SBUF. PSUM is too small for a chunk,
-so a chunk is processed piece by piece.
+so a chunk is processed in *pieces* (:class:`PsumPiece`): some of its columns, for which one tile of PSUM is free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PsumPiece:
     """Some columns of a chunk, and a tile of PSUM for them.
 
     Attributes:
-        start, end: the columns of the piece, counted in the chunk.
+        start, end: the first column of the piece in the chunk, and the last one plus one.
         is_first, is_last: whether the piece is the first, or the last, of the chunk.
         tile_psum: a free tile, float32 [rows, columns].
     """
@@ -42,7 +42,7 @@ class PsumPiece:
 
 @dataclass(frozen=True)
 class PsumRing:
-    """A ring buffer of PSUM tiles, which successive pieces of chunks use one after the other.
+    """A ring buffer of PSUM tiles for the pieces of chunks.
 
     Attributes:
         tiles_psum: the tiles, float32 [rows, columns of a piece].
@@ -54,10 +54,11 @@ class PsumRing:
 
     @classmethod
     def make(cls, rows: int, chunk_size: int, reserved_bytes: int = 0) -> PsumRing:
-        """Allocate tiles for chunks of up to ``chunk_size`` columns; ``reserved_bytes`` of a partition stay free.
+        """Allocate the tiles for chunks of up to ``chunk_size`` columns. ``reserved_bytes`` of a partition of PSUM stay
+        free.
 
-        Each tile has the same number of whole banks, so that two engines never access the same bank: if one tile were
-        larger, Vector would wait while Scalar writes it.
+        A tile has whole banks, so that two engines never access the same bank. All tiles have the same size: Vector
+        would wait while Scalar writes a larger one.
         """
         bank_bytes = nl.tile_size.psum_bank_fmax_bytes
         banks = (nl.tile_size.psum_num_banks - div_ceil(reserved_bytes, bank_bytes)) // _PSUM_TILES
@@ -66,11 +67,11 @@ class PsumRing:
         return cls(tiles, div_ceil(chunk_size, size))
 
     def pieces(self, load: int, chunk_sbuf: nl.NkiTensor) -> list[PsumPiece]:
-        """Divide a chunk into pieces, each with the next tile of the ring.
+        """Return the pieces of a chunk, which get the tiles of the ring round-robin.
 
         Args:
             load: the number of the chunk among all chunks of the core, which decides the first tile.
-            chunk_sbuf: a tile of the chunk's size.
+            chunk_sbuf: the chunk, or a tile of the same shape.
         """
         rows, columns = chunk_sbuf.shape
         pieces: list[PsumPiece] = []

@@ -10,8 +10,8 @@ Importing this package imports torch, which no other part of nkilib imports, and
 - ``losses``: the semantics that losses share;
 - ``dispatch``: operators, their registration and their launch, independent of any loss;
 - ``lazy_logits``: the output layer of any model without logits in memory;
-- ``transformers``, ``trl``, ``torchtitan``, ``verl``: the losses of these trainers, with ``replacement``, which puts
-  functions in place of theirs;
+- ``transformers``, ``trl``, ``torchtitan``, ``verl``: the losses of these trainers; ``replacement``: the replacement
+  of the trainers' functions;
 - ``verification``: the check of an installation on its device;
 - ``_requirement``: the releases of torch that are supported.
 """

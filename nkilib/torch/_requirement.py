@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The releases of PyTorch that this package supports; importing this module rejects others."""
+"""The releases of PyTorch that this package supports. Importing this module raises an error for other releases."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The replacement of other packages' functions by nkilib's at run time, as the ``install`` of a trainer needs it.
+"""The replacement of other packages' functions by nkilib's at run time, which ``install`` of a trainer's module uses.
 
-:func:`replace` puts functions (:class:`Replacement`) in place of a package's, and :class:`Undo` takes them away. Before
-that, :class:`Release` checks that the installed package has the functions that were read, :func:`checked_devices`
-checks the argument of ``install``, and :func:`warn_without_effect` warns where no kernel would run.
+:func:`replace` replaces functions of a package (:class:`Replacement`), and :class:`Undo` restores them. Before that,
+:class:`Release` checks that the installed package has the expected functions, :func:`checked_devices` checks the
+argument of ``install``, and :func:`warn_without_effect` warns if no kernel would run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Replacement:
     """One attribute of another package, such as a function of a module, and nkilib's replacement for it.
 
     Attributes:
-        owner: the module or class that has the name.
+        owner: the module or class that has the attribute.
         name: the name of the attribute.
         theirs: the original value.
         ours: the replacement.
@@ -51,10 +51,11 @@ def _replace_in_modules(package: str, old: object, new: object) -> None:
 
 
 class Undo:
-    """Restores the replaced functions when it is called, or at the end of a ``with`` block.
+    """The reverse of a replacement: it restores the replaced functions when it is called, or at the end of a ``with``
+    block.
 
-    A second call does nothing. A name that something else has replaced in the meantime stays as it is. Gradients of
-    results from before the undo are computed as if it had not happened.
+    A second call does nothing. An attribute that something else has replaced in the meantime is left unchanged.
+    Gradients of earlier results are still computed by nkilib.
     """
 
     def __init__(self, package: str, replacements: tuple[Replacement, ...]) -> None:
@@ -77,7 +78,7 @@ class Undo:
 
 
 def replace(package: str, replacements: tuple[Replacement, ...]) -> Undo:
-    """Replace functions of a package, also in modules that have imported them by name.
+    """Replace functions of a package, also in modules that have imported them by name; return an object that undoes it.
 
     Args:
         package: the root package. For a function of a module, every imported module of the package is searched.
@@ -100,12 +101,12 @@ def arguments_of(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class Release:
-    """The release of a package whose functions nkilib's replace.
+    """The release of a package that nkilib's replacements were written for.
 
     Attributes:
         caller: the function that messages name.
-        package: the name under which it is imported.
-        version: the release whose source was read.
+        package: the import name of the package.
+        version: the release.
     """
 
     caller: str
@@ -113,13 +114,12 @@ class Release:
     version: str
 
     def check(self, installed: str, signatures: Mapping[str, tuple[Callable[..., Any], str]]) -> None:
-        """Reject functions whose arguments differ from those of the release that was read.
+        """Check that the replaced functions have the arguments that they have in this release.
 
         Args:
-            installed: the installed version. One whose first two numbers differ from those of the version that was read
-                is accepted with a warning, if the arguments are the same.
-            signatures: by the full name of each replaced function, the installed function and the arguments that the
-                release that was read has, as :func:`arguments_of` returns them.
+            installed: the installed version. If its first two numbers differ from this release's, there is a warning.
+            signatures: by the full name of each replaced function, the installed function and its arguments in this
+                release, as :func:`arguments_of` returns them.
 
         Raises:
             RuntimeError: arguments differ; the message names them.
@@ -144,7 +144,7 @@ class Release:
 
 
 def checked_devices(caller: str, devices: Any) -> frozenset[str]:
-    """Return the device types whose tensors go to nkilib's functions.
+    """Return the device types whose tensors nkilib's functions handle.
 
     Args:
         caller: the function that error messages name.
@@ -173,7 +173,7 @@ def checked_devices(caller: str, devices: Any) -> frozenset[str]:
 def warn_without_effect(caller: str, devices: frozenset[str]) -> None:
     """Warn the caller of ``install`` if no kernel can run on any of the devices.
 
-    The simulator, on which nkilib runs if the real NKI is not installed, takes tensors on the CPU only.
+    The simulator, which nkilib uses if the real NKI is not installed, takes tensors on the CPU only.
     """
     if SIMULATED and "cpu" not in devices:
         warnings.warn(

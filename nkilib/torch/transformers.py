@@ -5,8 +5,8 @@
 causal_lm_loss``.
 
 :func:`causal_lm_loss` has the signature that ``transformers`` calls, and takes lazy logits too: after
-``fuse_linear_loss(model)``, which has its home in :mod:`nkilib.torch`, a training step computes no logits. Importing
-this module does not import ``transformers``.
+:func:`nkilib.torch.fuse_linear_loss`, a training step computes no logits. Importing this module does not import
+``transformers``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_
 
 def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
     """Return the class to predict at every position of logits [..., sequence, V], as a tensor [..., sequence] on their
-    device.
-
-    It is ``shift_labels`` if given; else the label of the next position, and ``ignore_index`` at the last one.
+    device: ``shift_labels`` if given, else the label of the next position, and ``ignore_index`` at the last one.
 
     Raises:
         ValueError: neither labels nor targets are given, or their number differs from the number of positions.
@@ -58,13 +56,13 @@ def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
 
 
 def _normalizer(num_items_in_batch: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """Return ``num_items_in_batch``, by which the sum of the losses is divided, as a scalar tensor on ``device``; None
-    stays None.
+    """Return ``num_items_in_batch``, the divisor of the sum of the losses, as a scalar tensor on ``device``; None stays
+    None.
 
-    A tensor of shape [1], which data parallelism may pass, is taken too.
+    A tensor of shape [1], which data parallelism may pass, is accepted too.
 
     Raises:
-        ValueError: it does not have one element.
+        ValueError: ``num_items_in_batch`` does not have one element.
     """
     if num_items_in_batch is None:
         return None

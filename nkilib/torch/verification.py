@@ -5,7 +5,7 @@
 
 Cross-entropy runs with operators of either kind (:func:`eager`, :func:`library`), compiled, in place and on
 PyTorch/XLA; :func:`collectives` runs all-reduces. A call whose prerequisite is missing raises an :class:`AbsentError`.
-Devices have PyTorch's names: ``"neuron"``, or ``"cpu"`` for the simulator.
+Devices have PyTorch's names: ``"neuron"``, or ``"cpu"`` for the simulator. ``is_device`` selects between them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULT_COLLECTIVES: Final = "gloo"
 
 
 class AbsentError(Exception):
-    """Raised if something that a call needs is missing on this machine; the message is a clause that names it."""
+    """Raised if a prerequisite of a call is missing on this machine; the message is a clause that names it."""
 
 
 def device_of(is_device: bool) -> str:
@@ -97,9 +97,7 @@ def compiled(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any
 
 
 def in_place(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return what the logits' memory holds after a backward with ``inplace=True``, and the gradient, which must be
-    equal.
-    """
+    """Return the memory of the logits after a backward with ``inplace=True``, and the gradient. Both must be equal."""
     scores = torch.from_numpy(logits).to(device_of(is_device)).requires_grad_()
     overwritten = scores * 1.0
     torch.autograd.backward(cross_entropy(overwritten, torch.from_numpy(targets).to(scores.device), inplace=True))
@@ -107,7 +105,7 @@ def in_place(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any
 
 
 def on_xla(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return mean loss and gradient of tensors of PyTorch/XLA.
+    """Return the mean loss and its gradient for tensors of PyTorch/XLA.
 
     Raises:
         AbsentError: torch_xla is not installed, or has no device.

@@ -3,10 +3,10 @@
 
 """Log-probability and entropy from hidden states for verl, on the kernels. Importing this module does not import verl.
 
-:func:`linear_cross_entropy` and :func:`fused_linear_for_ppo` take the arguments of verl's functions, and
-:func:`install` replaces verl's functions by them. The reference of the functions is
-``verl/utils/kernel/linear_cross_entropy.py`` and ``verl/utils/experimental/torch_functional.py``, version 0.9.1. How a
-worker of verl calls :func:`install`: docs/reference/torch.md#which-function-for-which-trainer.
+:func:`linear_cross_entropy` and :func:`fused_linear_for_ppo` have the arguments of verl's functions, and
+:func:`install` replaces verl's functions by them. The reference is ``verl/utils/kernel/linear_cross_entropy.py`` and
+``verl/utils/experimental/torch_functional.py``, version 0.9.1.
+docs/reference/torch.md#which-function-for-which-trainer describes how a worker of verl calls :func:`install`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape in which temperatures broadcast to the positions; None if verl passes no temperatures of that
-    shape.
+    """Return the shape in which temperatures broadcast to the positions; None for a shape that verl does not pass.
 
     Args:
-        shape: the shape of the temperatures. The shapes that verl passes are: one element; the shape of the positions;
-            packed positions, [N]
-            or [1, N]; and [batch], one for each sample, for positions [batch, ...]. [N] and [batch] may have a further
-            dimension of one element at the end, as temperatures that divide logits do.
+        shape: the shape of the temperatures. verl passes: one element; the shape of the positions; packed positions,
+            [N] or [1, N]; and [batch], one for each sample, for positions [batch, ...]. [N] and [batch] may have a
+            further dimension of one element at the end, as temperatures that divide logits do.
         positions: the shape of the positions.
     """
     given, of_positions, count = tuple(shape), tuple(positions), math.prod(positions)
@@ -59,7 +57,6 @@ def _shape_of_temperatures(shape: Sequence[int], positions: Sequence[int]) -> tu
 
 
 def _is_temperature(temperature: object, hidden: Tensor) -> bool:
-    """Return whether the kernels take a temperature: a number, or a tensor without grad in one of verl's shapes."""
     if not isinstance(temperature, Tensor):
         return True
     if temperature.is_nested or temperature.is_complex() or temperature.requires_grad:
@@ -76,7 +73,7 @@ def _temperature_of_positions(caller: str, temperature: float | Tensor, hidden: 
     its engines raise them to 1e-8.
 
     Raises:
-        RuntimeError: a tensor that the kernels do not take.
+        RuntimeError: the kernels do not take the tensor.
     """
     if not isinstance(temperature, Tensor):
         return temperature
@@ -95,9 +92,10 @@ def _temperature_of_positions(caller: str, temperature: float | Tensor, hidden: 
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
-    """An identity function whose gradient is equal on all ranks.
+    """The identity as an autograd function whose gradient is equal on all ranks.
 
-    The first rank passes it on and the others pass on zeros, so that the sum over the ranks is the gradient.
+    The backward returns the gradient on the first rank and zeros on the others, so that the sum over the ranks is the
+    gradient.
     """
 
     @staticmethod

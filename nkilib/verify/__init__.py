@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks whether a Neuron device does what this library expects of it: ``python -m nkilib verify``.
+"""Checks whether a Neuron device does what this library expects: ``python -m nkilib verify``.
 
-There are three kinds of steps:
+A *step* is one launch and the judgement of its outcome. There are three kinds of steps:
 
 - ``kernels``: every kernel of the library on fixed inputs;
 - ``probes``: questions that the documentation leaves open;
 - ``times``: times compared with the performance model.
 
-What runs them:
+The other modules run the steps:
 
-- ``step``: the interface of a step, and the outcome of its launch: it is judged where the simulator runs, because the
-  process that launches has only the real NKI;
+- ``step``: the interface of a step, and the outcome of its launch. One process launches, with only the real NKI;
+  another one judges the outcome, with the simulator;
 - ``registry``: all steps;
 - ``runner``: runs each step in processes of its own with a time limit, on a device or the simulator, and reports;
-- ``worker``: such a process.
+- ``worker``: the main program of these processes.
 """

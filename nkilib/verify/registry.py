@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of all steps of ``python -m nkilib verify``, by kind. A public kernel without a case fails a test.
+"""The registry of all steps of ``python -m nkilib verify``. A test fails for a public kernel without a case.
 
-:data:`KINDS` has the steps by kind, :func:`cases` and :data:`PROBES` those of two kinds, and :func:`step_named` finds
-one.
+:data:`KINDS` has the steps by kind, :func:`cases` and :data:`PROBES` the steps of two kinds. :func:`step_named` finds
+a step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,12 @@ KINDS: Final[dict[str, Callable[[], Sequence[Step]]]] = {
 
 
 def all_steps(kinds: Sequence[str] = tuple(KINDS), quick_only: bool = False) -> dict[str, list[Step]]:
-    """Return the steps by kind, of these kinds only, and with ``quick_only`` only the quick ones."""
+    """Return the steps by kind.
+
+    Args:
+        kinds: the kinds to return.
+        quick_only: whether to leave out the steps that are not quick.
+    """
     return {
         kind: [step for step in make() if step.is_quick or not quick_only]
         for kind, make in KINDS.items()
@@ -82,10 +87,10 @@ def all_steps(kinds: Sequence[str] = tuple(KINDS), quick_only: bool = False) -> 
 
 
 def step_named(name: str) -> Step:
-    """Return the step with a name.
+    """Return the step with this name.
 
     Raises:
-        KeyError: if there is none.
+        KeyError: there is no such step.
     """
     for steps in all_steps().values():
         for step in steps:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The runner of the steps of ``python -m nkilib verify``, each in processes of its own with a time limit, and its
-report.
+"""The runner of the steps of ``python -m nkilib verify``, and its report.
 
-- :func:`run_steps` runs steps with :class:`Settings`, and :func:`run_limited` a process of a step, with all that it
-  starts.
-- A run is at a :class:`LaunchPlace`, a device or the simulator, which :func:`chosen_place` chooses.
-- The :class:`Report`, with an :class:`Entry` for each step, is one JSON file that is complete after every step, so that
-  the next run goes on from it (:meth:`Report.opened`), however the last one ended. One run at a time writes it
+- :func:`run_steps` runs steps with :class:`Settings`. :func:`run_limited` runs a process of a step with a time limit.
+- The steps are launched at a :class:`LaunchPlace`, a device or the simulator, which :func:`chosen_place` chooses.
+- The :class:`Report` is a JSON file with an :class:`Entry` for each step. It is complete after every step, so that the
+  next run can continue it (:meth:`Report.opened`), however the last run ended. Only one run at a time writes it
   (:func:`writing_alone`).
-- A :class:`Watcher` is told of every step, with what remains (:class:`Remaining`).
+- A :class:`Watcher` gets a call for each step, with the number of steps and the time that remain (:class:`Remaining`).
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ _GRACE: Final = 5.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process and everything that it started have ended.
+    """How a process has ended.
 
     Attributes:
         code: the exit code of the process, negative for a signal; None if it reached the time limit.
@@ -75,7 +73,6 @@ class Ended:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process and of all that it has started: ask them first, then kill them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -84,10 +81,10 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> Ended:
-    """Run a command in a session of its own; everything that it prints is appended to a file.
+    """Run a command in a session of its own, append its output to a file, and return how it ended.
 
-    After ``seconds`` it is asked to end, and soon after that it is killed. A process that does not end even then,
-    because a driver blocks it, is left behind: this function returns in any case.
+    After ``seconds`` the processes of the session get SIGTERM, and soon after that SIGKILL. A process that a driver
+    blocks may not end even then; it is left behind, and this function returns.
     """
     start = time.monotonic()
     with log.open("ab") as output:
@@ -109,7 +106,7 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 class CannotRunError(Exception):
-    """Raised if nothing can be launched; the message says why and what to do."""
+    """Raised if nothing can be launched; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +114,8 @@ class LaunchPlace:
     """The place where the steps are launched.
 
     Attributes:
-        is_device: whether it is a Neuron device; else it is the simulator.
-        reason: a clause for people to read.
+        is_device: True for a Neuron device, False for the simulator.
+        reason: why this place was chosen, as a clause for people to read.
     """
 
     is_device: bool
@@ -131,7 +128,7 @@ class LaunchPlace:
 
     @property
     def first_line(self) -> str:
-        """The first line that a run prints, which says where the steps are launched and why."""
+        """The first line that a run prints: where the steps are launched, and why."""
         if self.is_device:
             return f"nkilib verify on a Neuron device: {self.reason}"
         return (
@@ -145,10 +142,10 @@ def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Launch
 
     Args:
         requested: one of ``CHOICES``.
-        visible: the devices; None: the devices of this machine.
+        visible: the visible devices; None means the devices of this machine.
 
     Raises:
-        CannotRunError: if a device is requested or present, and kernels would not run on it.
+        CannotRunError: a device is requested or present, and kernels would not run on it.
     """
     device_files = visible_devices() if visible is None else visible
     try:
@@ -173,12 +170,11 @@ def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Launch
 
 
 class ReportError(Exception):
-    """Raised for a file that is no report, or the report of another run; the message says what to do."""
+    """Raised for a file that is no report, or the report of another run; the message gives a remedy."""
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Turn an error of a file inside the ``with`` block into a ReportError, whose message names the remedy."""
     try:
         yield
     except OSError as error:
@@ -190,10 +186,10 @@ class Entry:
     """A step in the report.
 
     Attributes:
-        kind, what: the kind and the description of the step.
-        status, text, details: the status, text and details of its verdict.
+        kind, what: the kind of the step and its question.
+        status, text, details: the attributes of its :class:`Verdict`.
         seconds: the time that the processes of the step took.
-        log: the end of the output of these processes, if something went wrong.
+        log: the last lines of the output of these processes, if the step ended badly.
         starts: the number of times that the step was started: more than one if a run ended while it was running.
     """
 
@@ -208,9 +204,6 @@ class Entry:
 
 
 def _differing(name: str, before: Any, now: Any) -> Iterator[str]:
-    """Yield a clause for each part of the fact ``name``, such as versions by package, that was another one in an
-    earlier run.
-    """
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             yield from _differing(key, before.get(key), now.get(key))
@@ -225,8 +218,8 @@ class Report:
 
     Attributes:
         path: the path of the file.
-        header: the environment of the run.
-        entries: the entries by name of the step, in the order in which they were run.
+        header: facts about the environment of the run, such as versions.
+        entries: the entries by name of the step, in the order in which the steps were run.
     """
 
     path: Path
@@ -234,15 +227,15 @@ class Report:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def put(self, name: str, entry: Entry) -> None:
-        """Enter a step in the report, in place of an earlier entry of that name, and write the file."""
+        """Enter a step in the report, over an earlier entry of the same name, and write the file."""
         self.entries[name] = entry
         self.save()
 
     def save(self) -> None:
-        """Write the file atomically, so that it is complete after any end of this process or machine.
+        """Write the file atomically: it is complete even if this process or the machine stops.
 
         Raises:
-            ReportError: if it cannot be written.
+            ReportError: the file cannot be written.
         """
         steps = {name: {**asdict(entry), "status": entry.status.value} for name, entry in self.entries.items()}
         text = json.dumps({**self.header, "summary": self.counts(), "steps": steps}, indent=1, allow_nan=False)
@@ -254,17 +247,17 @@ class Report:
             os.replace(beside, self.path)
 
     def drop(self, name: str) -> None:
-        """Remove a step from the report, so that the next run runs it again, and write the file."""
+        """Remove a step, so that the next run runs it again, and write the file."""
         del self.entries[name]
         self.save()
 
     def counts(self, names: Collection[str] | None = None) -> dict[str, int]:
-        """Return the number of steps with each status, of all steps in the report or of those in ``names``."""
+        """Return the number of steps with each status, among all steps in the report or among those in ``names``."""
         statuses = [entry.status for name, entry in self.entries.items() if names is None or name in names]
         return {status.value: statuses.count(status) for status in Status if status in statuses}
 
     def has(self, name: str) -> bool:
-        """Return whether the step has ended, so that it need not run again."""
+        """Return whether the step ``name`` has ended, so that it need not run again."""
         return name in self.entries and self.entries[name].status is not Status.RUNNING
 
     def without_bad_ends(self) -> None:
@@ -272,19 +265,19 @@ class Report:
         self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
 
     def differences(self, header: Mapping[str, Any]) -> list[str]:
-        """Return a clause for each fact, such as a version, in which this report's run differs from the one with
+        """Return a clause for each fact, such as a version, in which the header of this report differs from
         ``header``.
         """
         return [clause for name in _SAME for clause in _differing(name, self.header.get(name), header.get(name))]
 
     @classmethod
     def opened(cls, path: Path) -> Report:
-        """Return the report that a file has, to go on with its run.
+        """Return the report in a file, for a run that continues it.
 
         A step during which two runs have ended counts as crashed.
 
         Raises:
-            ReportError: if the file cannot be read, or is no report.
+            ReportError: the file cannot be read, or is no report.
         """
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
@@ -303,10 +296,10 @@ class Report:
         return cls(path, read, entries)
 
     def put_aside(self) -> Path:
-        """Rename the file to a name that no file has, and return the new name.
+        """Rename the file to an unused name, and return the new path.
 
         Raises:
-            ReportError: if it cannot be renamed.
+            ReportError: the file cannot be renamed.
         """
         numbered = (self.path.with_name(f"{self.path.stem}.{number}{self.path.suffix}") for number in count(1))
         aside = next(path for path in numbered if not path.exists())
@@ -317,12 +310,12 @@ class Report:
 
 @contextmanager
 def writing_alone(path: Path) -> Iterator[None]:
-    """Keep other runs from writing the same report inside the ``with`` block, by a lock on a file beside it.
+    """Return a context manager that keeps other runs from writing the same report, by a lock on a file beside it.
 
     The system releases the lock of a process that is killed.
 
     Raises:
-        ReportError: if another run writes it now, or the folder cannot be written.
+        ReportError: another run writes the report now, or the folder cannot be written.
     """
     import fcntl  # which not every system has, while the rest of this module can be imported
 
@@ -361,8 +354,8 @@ class Settings:
     def environment(self, step: Step, stage: Stage, directory: Path) -> dict[str, str]:
         """Return the environment variables of the process that runs a stage of a step.
 
-        They are those of this process, those that choose cores, target and backend, and where the stage launches those
-        of the step.
+        The variables of this process come first, then those that choose cores, target and backend, and if the stage
+        launches, those of the step.
         """
         own = {
             lnc.VARIABLE: str(step.cores),
@@ -399,14 +392,12 @@ def _verdict(step: Step, settings: Settings, directory: Path, until: float) -> V
 
 
 def _tail_of(log: Path) -> str:
-    """Return the last lines of a step's log, which has the output of its processes."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def _entry(kind: str, step: Step, settings: Settings) -> Entry:
-    """Run a step, and return its entry for the report."""
     start = time.monotonic()
     with TemporaryDirectory(prefix="nkilib-verify-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -416,12 +407,12 @@ def _entry(kind: str, step: Step, settings: Settings) -> Entry:
 
 
 class Remaining(NamedTuple):
-    """The rest of a run: the number of steps that have not ended, and an estimate of their time.
+    """The rest of a run.
 
     Attributes:
         steps: the number of steps that have not ended.
-        seconds: the time that they may take, if each takes as long as the finished ones took on average; None if none
-            has finished.
+        seconds: an estimate of the time that they take, from the average of the finished steps; None if none has
+            finished.
     """
 
     steps: int
@@ -429,7 +420,7 @@ class Remaining(NamedTuple):
 
 
 def remaining(steps: Collection[str], report: Report) -> Remaining:
-    """Return how many of these steps the report lacks, and how long they may take."""
+    """Return how many of these steps have not ended according to the report, and an estimate of their time."""
     # A step that reached its limit says nothing about the others.
     took = [
         entry.seconds
@@ -441,21 +432,21 @@ def remaining(steps: Collection[str], report: Report) -> Remaining:
 
 
 class Watcher(Protocol):
-    """A protocol: the object that :func:`run_steps` tells of every step, so that somebody sees how far the run is."""
+    """A protocol: :func:`run_steps` calls its methods at each step, so that they can show the progress."""
 
     def begin(self, name: str, rest: Remaining) -> None:
-        """Take note that the step ``name`` begins; ``rest`` includes it."""
+        """Handle the begin of the step ``name``; ``rest`` includes this step."""
 
     def end(self, name: str, entry: Entry, rest: Remaining) -> None:
-        """Take note that the step ``name`` has ended with ``entry``; ``rest`` is what remains after it."""
+        """Handle the end of the step ``name`` with ``entry``; ``rest`` does not include this step."""
 
 
 def run_steps(steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, watcher: Watcher) -> None:
-    """Run the steps that are not in the report yet; each step is put into the report before it starts and after it has
-    ended.
+    """Run the steps that have not ended according to the report, and enter each step in the report before it starts and
+    after it has ended.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C; the report then lacks the step that was running, so that it runs again.
+        KeyboardInterrupt: after Ctrl-C. The step that was running is then not in the report, so that it runs again.
     """
     pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
     names = [step.name for _, step in pairs]

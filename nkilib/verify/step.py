@@ -3,11 +3,11 @@
 
 """A step of ``python -m nkilib verify``: a launch, its outcome, and the judgement of the outcome.
 
-:class:`Step` is the interface, :class:`Observation` the outcome, which is kept in files between the process that
-launches and the process that judges (:class:`Stage`), and :class:`Verdict` the judgement, with a :class:`Status`.
-:func:`observed` launches a kernel, on a device and on the simulator alike, and :func:`on_cores` returns the kernel in
-the form that launches it on a number of cores. :data:`ON_DEVICE` and :data:`ON_SIMULATOR` are the stages that a step
-goes through by default with a device, and without one. :data:`Array` is the type of all arrays of the checks.
+:class:`Step` is the interface, :class:`Observation` the outcome, and :class:`Verdict` the judgement, with a
+:class:`Status`. A step runs in several processes, its stages (:class:`Stage`); files pass the outcome from one to the
+next. :data:`ON_DEVICE` and :data:`ON_SIMULATOR` are the usual stages with a device and without one. :func:`observed`
+launches a kernel, on a device and on the simulator alike, and :func:`on_cores` returns the kernel in the form that
+launches it on a number of cores. :data:`Array` is the type of all arrays of the checks.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Status(str, Enum):
 
     @property
     def is_difference(self) -> bool:
-        """Whether a step with this status makes the command exit with 1."""
+        """Whether a step with this status lets the command exit with 1."""
         return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
 
     @property
     def has_ended_badly(self) -> bool:
-        """Whether a step with this status gave no information and may be run again on request."""
+        """Whether a step with this status gave no information; such a step may be run again on request."""
         return self in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.RUNNING)
 
 
@@ -65,7 +65,7 @@ class Verdict:
     Attributes:
         status: the status of the step.
         text: a text for people, one line or several.
-        details: numbers and names for programs, in a form that JSON can represent.
+        details: numbers and names for programs; JSON can represent them.
     """
 
     status: Status
@@ -74,9 +74,6 @@ class Verdict:
 
 
 def _bits(array: Array) -> Array:
-    """Return an array that numpy can store in a file: the array itself, or its bits as integers if the file format
-    lacks its type.
-    """
     array = np.ascontiguousarray(array)
     return array.view(_BITS[array.dtype.name][1]) if array.dtype.name in _BITS else array
 
@@ -88,7 +85,7 @@ class Observation:
     Attributes:
         arrays: the returned arrays, and the arguments as the launch left them, by name.
         error: the error that the launch raised, as ``Type: message``; None if it returned.
-        notes: anything else that JSON can represent.
+        notes: further facts by name; JSON can represent them.
     """
 
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -96,15 +93,15 @@ class Observation:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def with_arrays(self, more: Mapping[str, Array]) -> Observation:
-        """Return a copy of the observation with further arrays, by name."""
+        """Return a copy of the observation with additional arrays."""
         return replace(self, arrays={**self.arrays, **more})
 
     def with_notes(self, **more: Any) -> Observation:
-        """Return a copy of the observation with further notes, by name."""
+        """Return a copy of the observation with additional notes."""
         return replace(self, notes={**self.notes, **more})
 
     def save(self, directory: Path) -> None:
-        """Write the observation to a directory; the last file written marks it as complete."""
+        """Write the observation to files in a directory. The file that is written last marks them as complete."""
         written: dict[str, Any] = {f"{array.dtype.name}/{name}": _bits(array) for name, array in self.arrays.items()}
         np.savez(directory / _ARRAYS, **written)
         text = json.dumps({"error": self.error, "notes": self.notes})
@@ -115,7 +112,7 @@ class Observation:
         """Read the files that :meth:`save` wrote.
 
         Raises:
-            OSError: if nothing, or not everything, was written.
+            OSError: a file is missing.
         """
         saved = json.loads((directory / _NOTES).read_text(encoding="utf-8"))
         arrays = {}
@@ -129,7 +126,7 @@ class Observation:
 def typed(array: Array, like: Array) -> Array:
     """Return an array of raw bytes (``void``), as the runtime may return it, in the type of ``like``.
 
-    An array of another type, or with elements of another size, stays as it is.
+    An array of another type, or with elements of another size, is returned unchanged.
     """
     if array.dtype.name.startswith("void") and array.dtype.itemsize == like.dtype.itemsize:
         return array.view(like.dtype)
@@ -137,9 +134,7 @@ def typed(array: Array, like: Array) -> Array:
 
 
 class Stage(str, Enum):
-    """One process of a step, in the order in which they run; the value names the stage on the command line of the
-    worker.
-    """
+    """A process of a step, in the order in which they run; its value names it on the command line of the worker."""
 
     LAUNCH = "launch"  # on the real NKI
     MEASURE = "measure"  # with a profiler, once the process that launched is gone
@@ -170,12 +165,12 @@ class Step(ABC):
 
     @property
     def runs_last(self) -> bool:
-        """Whether the step may leave the device in an unknown state, so that it runs after the others."""
+        """Whether the step must run after all others, because it may leave the device in an unknown state."""
         return False
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment variables that the step's launch needs beside those that every step has."""
+        """Environment variables for the launch of this step, in addition to those that all steps get."""
         return {}
 
     @property
@@ -186,7 +181,7 @@ class Step(ABC):
     @property
     @abstractmethod
     def what(self) -> str:
-        """The question that the step answers, in one line of text."""
+        """The question that the step answers, in one line."""
 
     @abstractmethod
     def observe(self, is_device: bool) -> Observation:
@@ -194,14 +189,14 @@ class Step(ABC):
 
     @abstractmethod
     def judge(self, observation: Observation, is_device: bool) -> Verdict:
-        """Return the verdict on an outcome; this runs where the simulator can compute the results to expect.
+        """Return the verdict on an outcome. The simulator is available to compute the expected results.
 
         ``is_device`` tells whether the outcome came from a device.
         """
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Return the observation with data added in the stage :attr:`Stage.MEASURE`; unchanged, if the step does not
-        have that stage.
+        """Return the observation with the data of the stage :attr:`Stage.MEASURE` added; steps without this stage add
+        nothing.
 
         ``directory`` has the files that the launch left.
         """
@@ -209,16 +204,15 @@ class Step(ABC):
 
 
 def on_cores(kernel: Any, cores: int) -> Any:
-    """Return the kernel in the form in which to call it for a launch on ``cores`` cores.
-
-    It is the kernel itself if ``NEURON_LOGICAL_NC_CONFIG`` states this number, else ``kernel[cores]``.
+    """Return what to call to launch a kernel on ``cores`` cores: the kernel itself if ``NEURON_LOGICAL_NC_CONFIG``
+    states this number, else ``kernel[cores]``.
     """
     setting = lnc.of_variable()
     return kernel if setting is not None and setting.cores == cores else kernel[cores]
 
 
 def argument_name(name: str) -> str:
-    """Return the name under which an observation has the argument ``name`` as the launch left it."""
+    """Return the name of the argument ``name`` in an observation, which holds arguments as the launch left them."""
     return f"argument {name}"
 
 

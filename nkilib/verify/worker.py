@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A process of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``.
+"""The main program of the processes of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``.
 
-:func:`read_verdict` reads what the last process of a step has left.
+:func:`read_verdict` reads the verdict that the last process of a step has written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _save(verdict: Verdict, directory: Path) -> None:
 
 
 def main(stage: str, directory: str, name: str) -> None:
-    """Run one stage of the step ``name``, and leave its results in the directory for the next stage."""
+    """Run one stage of the step ``name``, and write its results to the directory for the next stage."""
     step, home = step_named(name), Path(directory)
     if stage == Stage.SELF_CHECK:
         _save(step.judge(step.observe(is_device=False), is_device=False), home)
@@ -44,18 +44,18 @@ def main(stage: str, directory: str, name: str) -> None:
 
 
 def read_verdict(directory: Path) -> Verdict:
-    """Return the verdict that the last stage of a step left in ``directory``.
+    """Return the verdict that the last stage of a step wrote to ``directory``.
 
     Raises:
-        OSError: if the last stage wrote nothing.
+        OSError: the last stage wrote nothing.
     """
     read = json.loads((directory / _VERDICT).read_text(encoding="utf-8"))
     return Verdict(Status(read["status"]), read["text"], read["details"])
 
 
 def end_with_parent() -> None:
-    """Ask Linux to end this process when its parent is killed, because a process that stays would keep the device from
-    the next run.
+    """Let Linux end this process when its parent is killed. A process that stays would keep the device from the next
+    run.
     """
     with suppress(OSError, AttributeError):  # of another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

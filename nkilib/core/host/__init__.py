@@ -8,6 +8,6 @@
 - ``loss``: the registry entry of a loss, stated as data, and the launches that follow from it;
 - ``error_bounds``: how a reference value states its accepted error;
 - ``launchable``: a kernel that is launched on its own, and its plain function;
-- ``lazy_names``: the names of a package that load their modules when they are first used;
+- ``lazy_names``: packages whose modules are loaded when one of their names is first used;
 - ``requirement``: the release of a framework that a package needs.
 """

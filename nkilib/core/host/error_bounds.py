@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accepted errors of reference values: their unit, the errors of rounding and of activation functions, and the sum
-of both. The references themselves are in the modules of the losses.
+"""The accepted errors of reference values. The references themselves are in the modules of the losses.
 
 A reference computes in float64 (:func:`as_float64`, :func:`reduction_factor`) and states its errors as
-:class:`Derived`, which becomes :class:`Exact` for given errors of the activation functions (:class:`FunctionErrors`):
-those of correct rounding (:data:`CORRECT`), of the simulator (:data:`SIMULATED`), or granted to the hardware
-(:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the least number that is not flushed to zero, :data:`WEIGHT_UNITS` the
-error of a product with a weight. :func:`rounding`, :data:`HALF_ULP` and :func:`within_range` are about the type of a
-result.
+:class:`Derived`. From the errors of the activation functions (:class:`FunctionErrors`), :meth:`Derived.exact` makes the
+accepted errors (:class:`Exact`). Three sets of function errors are given: correct rounding (:data:`CORRECT`), the
+simulator (:data:`SIMULATED`), and what a check grants the hardware (:data:`GRANTED`). :data:`SMALLEST_NORMAL` is the
+least number that is not flushed to zero, :data:`WEIGHT_UNITS` the error of a product with a weight. :func:`rounding`,
+:data:`HALF_ULP` and :func:`within_range` describe the type of a result.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a
 number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function has an error of u
-/ 2. Needs numpy only; never traced.
+/ 2. This module needs numpy only, and is never traced.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ HALF_ULP: Final = {
 
 
 def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return how much rounding to the type ``dtype`` can change each number at most."""
+    """Return the largest change of each number by rounding to the type ``dtype``."""
     half = HALF_ULP[np.dtype(dtype).name]
     with np.errstate(all="ignore"):
         error: Float64Array = half.relative * np.abs(exact) + half.absolute
@@ -65,7 +64,7 @@ def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
 
 
 def within_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Replace numbers that ``dtype`` cannot hold by an infinity, as rounding does; leave the others as they are."""
+    """Return the numbers, with an infinity of the same sign for each number that rounds to infinity in ``dtype``."""
     return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
 
 
@@ -74,17 +73,23 @@ def as_float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Arra
 
 
 def reduction_factor(shape: tuple[int, ...], reduction: str) -> float:
-    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
+    """Return the factor by which a reduction multiplies the sum of the losses, such as 1 / N for a mean; 1 for
+    ``"none"``.
+
+    Args:
+        shape: the shape of the losses before the reduction.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, which divides by ``shape[0]``.
+    """
     divisors = {"none": 1, "sum": 1, "mean": int(np.prod(shape)), "batchmean": shape[0] if shape else 1}
     return 1.0 / divisors[reduction]
 
 
 @dataclass(frozen=True)
 class FunctionErrors:
-    """The largest error of each activation function, in u = 2^-23 of its result.
+    """The largest error of each activation function, in units of u = 2^-23 of the function's result.
 
     Attributes:
-        exp, log, reciprocal, rsqrt, sigmoid, softplus, sqrt: named as in ``nki.language``.
+        exp, log, reciprocal, rsqrt, sigmoid, softplus, sqrt: the functions, named as in ``nki.language``.
     """
 
     exp: float = CORRECTLY_ROUNDED
@@ -96,7 +101,7 @@ class FunctionErrors:
     sqrt: float = CORRECTLY_ROUNDED
 
     def further(self, function: str) -> float:
-        """Return by how much the error of an activation function exceeds that of correct rounding, in u."""
+        """Return the error of an activation function minus the error of correct rounding, in u."""
         error: float = getattr(self, function)
         return error - CORRECTLY_ROUNDED
 
@@ -116,22 +121,22 @@ GRANTED: Final = FunctionErrors(exp=3.0, log=4.0, reciprocal=4.0, rsqrt=4.0, sig
 
 
 class Exact(NamedTuple):
-    """The reference values of a result, and for each value the largest error that a check accepts."""
+    """Reference values, and for each value the largest error that a check accepts."""
 
     value: Float64Array
     error: Float64Array
 
 
 class Derived(NamedTuple):
-    """Reference losses, and the error that float32 arithmetic may add to them, in parts.
+    """Reference losses, and the error that float32 arithmetic may add to them, as a sum of three contributions.
 
     Attributes:
         value: the losses.
-        largest: for each loss, the largest magnitude among the loss itself and its terms.
-        own: the error with every activation function rounded correctly, in proportion to ``largest``.
-        functions: for each activation function, the error of the loss for each u = 2^-23 of the function's error beyond
-            correct rounding.
-        beside: the further error, which is not in proportion to ``largest``.
+        largest: for each loss, the largest magnitude among the loss itself and the terms that add up to it.
+        own: the error if every activation function is rounded correctly; it is in proportion to ``largest``.
+        functions: for each activation function, the derivative of the error of the loss with respect to the error of
+            the function beyond correct rounding in u = 2^-23.
+        beside: a further error, which is not in proportion to ``largest``.
     """
 
     value: Float64Array
@@ -149,9 +154,12 @@ class Derived(NamedTuple):
         functions: Mapping[str, Float64Array] | None = None,
         beside: Float64Array | float = 0.0,
     ) -> Derived:
-        """Return an instance from errors in units of u (2^-23), and from the terms that add up to each loss.
+        """Return an instance from errors in units of u = 2^-23.
 
-        Without terms, ``largest`` is the magnitude of the loss.
+        Args:
+            value: the losses.
+            terms: the terms that add up to each loss; without them, ``largest`` is the magnitude of the loss.
+            own, functions, beside: the attributes of these names, divided by u.
         """
         largest = np.abs(value)
         for term in terms:
@@ -160,14 +168,18 @@ class Derived(NamedTuple):
         return cls(value, largest, UNIT * own, further, UNIT * beside)
 
     def exact(self, functions: FunctionErrors = SIMULATED) -> Exact:
-        """Return the values with the largest accepted error of each, given the errors of the activation functions."""
+        """Return the values with their largest accepted errors.
+
+        Args:
+            functions: the errors of the activation functions.
+        """
         error = self.own + self.beside
         for name, per_unit in self.functions.items():
             error = error + functions.further(name) * per_unit
         return Exact(self.value, error)
 
     def times(self, factor: Float64Array) -> Derived:
-        """Return the losses multiplied by a factor. The product rounds once more, which adds to ``own``."""
+        """Return the losses multiplied by a factor for each loss. The rounding of the products adds to ``own``."""
         value, size = self.value * factor, np.abs(factor)
         functions = {name: per_unit * size for name, per_unit in self.functions.items()}
         own = self.own * size + WEIGHT_UNITS * UNIT * np.abs(value)

@@ -3,8 +3,8 @@
 
 """A kernel that can be launched on its own, made from a plain function of NKI code.
 
-:func:`launchable` makes the kernel, with its guarantee and its work; :func:`launched` finds the kernel of a function
-again. Type checkers see it as :class:`Launchable`, and its results as :data:`HostArray`.
+:func:`launchable` makes the kernel, with its guarantee and its work; :func:`launched` returns the kernel that was made
+of a function. To type checkers, a kernel is a :class:`Launchable`, and its results are :data:`HostArray`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MADE: Final[dict[Callable[..., Any], Any]] = {}
 
 
 class Launchable(Protocol[Parameters, Results_co]):
-    """A kernel as a type checker sees it: the arguments of its function, and its results as the host gets them.
+    """A kernel as a type checker sees it, with the arguments of its function, and its results as host arrays.
 
     ``kernel[2](...)`` runs on a logical NeuronCore of two cores. ``kernel(...)`` runs on as many cores as
     ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one. At run time a kernel is the object that ``nki.jit`` returns.
@@ -42,7 +42,9 @@ class Launchable(Protocol[Parameters, Results_co]):
     __name__: str
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Results_co:
-        """Launch the kernel; called by another kernel that runs in the simulator, run as a part of that kernel."""
+        """Launch the kernel. If another kernel in the simulator makes the call, run this kernel as a part of that
+        one.
+        """
 
     def __getitem__(self, grid: int | tuple[int]) -> Launchable[Parameters, Results_co]:
         """Return the same kernel for a launch on ``grid`` cores of a logical NeuronCore."""
@@ -79,15 +81,15 @@ def launchable(
 def launchable(
     function: Callable[..., Any], guarantee: Guarantee, work: StatesWork, trips: StatesTrips | None = None
 ) -> Any:
-    """Make a kernel of a function of NKI code with ``nki.jit``, and mark it as replayable
+    """Make a kernel of a function of NKI code with ``nki.jit``, and mark the kernel as replayable
     (:func:`nkilib.nki.replayable`).
 
-    To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair, or
-    a tuple whose length depends on the options. If the function is declared to return one result or a tuple, type
+    To type checkers the kernel has the arguments of the function, and its results are :data:`HostArray`: one, a pair,
+    or a tuple whose length depends on the options. If the function is declared to return one result or a tuple, type
     checkers take the result for ``Any``.
 
     Args:
-        function: the kernel.
+        function: the plain function.
         guarantee: the promises of the kernel.
         work: a function that gives the work of a launch from its arguments.
         trips: a function that gives the largest number of iterations of each loop whose iteration count depends on the
@@ -113,7 +115,7 @@ def launched(
     function: Callable[Parameters, nl.NkiTensor | tuple[nl.NkiTensor, ...]],
 ) -> Launchable[Parameters, HostArray]: ...
 def launched(function: Callable[..., Any]) -> Any:
-    """Return the kernel that :func:`launchable` made from a function, with the same types.
+    """Return the kernel that :func:`launchable` made of a function.
 
     Raises:
         LookupError: :func:`launchable` made no kernel of the function.

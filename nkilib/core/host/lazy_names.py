@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The names of a package of kernels, whose modules are loaded when a name is first used, so that importing the package
-costs next to nothing.
+"""Lazy loading of the names of a package of kernels: a module is loaded when one of its names is first used.
 
 Type checkers do not see such names: the package imports them under ``TYPE_CHECKING`` as well.
 """
@@ -22,14 +21,16 @@ _DIRECTIONS: Final = re.compile("(_forward|_backward|_mixture)+$")
 def lazy_names(
     package: str, names: Sequence[str], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the ``__getattr__`` and the ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` of a package whose names are loaded lazily.
+
+    If a name is a plain function that has a kernel (:func:`nkilib.core.host.launchable.launched`), the package has the
+    kernel under that name.
 
     Args:
         package: ``__name__`` of the package.
         names: its ``__all__``.
-        modules: for each name, the module that has it, relative to the package; the kernels of a loss have one entry,
-            under their name without ``_forward``, ``_backward`` and ``_mixture``. If the module has the plain function
-            of a kernel, the package has the kernel made from it.
+        modules: the module of each name, relative to the package. The kernels of a loss share one entry, under their
+            name without ``_forward``, ``_backward`` and ``_mixture``.
     """
 
     def get(name: str) -> Any:

@@ -4,11 +4,10 @@
 """The description of a loss of the library as data: its kernels, PyTorch functions, formula and tests.
 
 The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of such entries (:class:`Loss`,
-:class:`SizedLoss`). Pages (by :class:`Family`), commands, checks and benchmarks follow from them, and a test checks
-that every entry is complete. :class:`Form` and :class:`Sample` describe what the checks run. :func:`tensors_of`,
-:func:`gradients_of` and :func:`kernel_options` read parts of an entry from the signatures of kernels. Launches are
-stated by :class:`TensorSize`, :func:`launch_tensors`, :func:`sized_launch` (a :class:`ModelledLaunch`) and
-:func:`tensor_bytes`.
+:class:`SizedLoss`). Pages, commands, checks and benchmarks are made from the entries, and a test checks that each entry
+is complete. :class:`Family` groups losses on pages. :class:`Form` and :class:`Sample` describe what the checks run.
+:func:`tensors_of`, :func:`gradients_of` and :func:`kernel_options` read the signatures of kernels. :class:`TensorSize`,
+:func:`launch_tensors`, :func:`sized_launch`, :class:`ModelledLaunch` and :func:`tensor_bytes` describe launches.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ Shape = tuple[int, ...]
 
 
 class Sample(Enum):
-    """The kind of random numbers that a tensor gets in checks, benchmarks and profiles, whichever library draws
-    them.
-    """
+    """The distribution of random numbers from which checks, benchmarks and profiles fill a tensor."""
 
     NUMBERS = "normal numbers"
     LOGITS = "normal numbers with a standard deviation of 3, and confident ones among them"
@@ -46,8 +43,8 @@ class Sample(Enum):
 class Family(Enum):
     """The purpose of a loss, by which the documentation groups losses.
 
-    The values name the pages that list them, docs/reference/losses_regression.md and so on; the losses of vocabularies
-    are on the page of classification.
+    A value names the page that lists its losses, such as docs/reference/losses_regression.md; the losses of
+    ``VOCABULARY`` are on the page of classification.
     """
 
     REGRESSION = "regression"
@@ -68,8 +65,8 @@ class ModelledLaunch:
         arguments: a function from the name of a type, such as ``"bfloat16"``, to the arguments of the kernel by name:
             specifications of tensors (:func:`nkilib.simulator.spec`) and options.
         bound: the largest accepted ratio of the modelled time to its lower bound, by the name of the type.
-        bounded_by: the engines whose time is this lower bound, as profiles name them; None: the engines with the
-            largest bound.
+        bounded_by: the engines whose time is the lower bound, as profiles name them; None means the engines with the
+            largest lower bound.
     """
 
     label: str
@@ -87,14 +84,14 @@ class Loss:
         name: the name of the function, as in ``torch.nn.functional``; the kernels are ``<name>_forward`` and
             ``<name>_backward``.
         module: the class name in ``torch.nn`` and in this library.
-        forward, backward: the kernels, as ``nki.jit`` returned them; their guarantees are stated with them.
+        forward, backward: the kernels, as ``nki.jit`` returned them.
         formula: the loss per element or per row, in plain text, such as ``(x - t)^2``.
         derivative: the derivative of the formula with respect to the input, in plain text.
         differentiated: the argument names of the floating-point inputs that have gradients.
-        options: the further arguments of the function.
-        tests: the folder or file with the tests of the kernels, and the one with the tests of the PyTorch functions.
+        options: the arguments of the function that are not tensors.
+        tests: the path of the tests of the kernels, and the path of the tests of the PyTorch functions.
         edges: the results at special values, such as infinities; the text says where they are better than PyTorch's.
-        differences: the differences from PyTorch, beyond those of all losses.
+        differences: the differences from PyTorch, except those that all losses have.
         launches: the launches whose modelled times are shown in docs/reference/losses_times.md.
         family: the purpose of the loss, which decides the page that lists it.
     """
@@ -119,8 +116,8 @@ class Form:
     """A loss with certain options and optional tensors: one case that a check runs.
 
     Attributes:
-        reference: the float64 reference with the same options, an object of the type that the skeleton of the loss
-            (:mod:`nkilib.experimental.loss.skeletons`) expects.
+        reference: the float64 reference with the same options. Its type depends on the shared kernels that the loss
+            belongs to (:mod:`nkilib.experimental.loss.skeletons`).
         samples: the distribution of each tensor, by name; optional tensors without an entry are None.
         options: the options of the kernels.
         label: a suffix to the name of the loss that distinguishes this form.
@@ -133,7 +130,9 @@ class Form:
 
 
 def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the tensors of a kernel function in order: the names without ``_hbm``, and whether each may be None."""
+    """Return the tensor arguments of a kernel function in order: a mapping from the name without ``_hbm`` to whether
+    the argument may be None.
+    """
     return {
         name.removesuffix("_hbm"): str(parameter.annotation).endswith("| None")
         for name, parameter in inspect.signature(function).parameters.items()
@@ -144,7 +143,8 @@ def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
 def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the tensors whose gradients a backward kernel computes.
 
-    They are those with an argument ``grad_<name>_wanted`` or, if the kernel has no such argument, the first tensor.
+    These tensors have an argument ``grad_<name>_wanted``. A kernel without such arguments computes the gradient of its
+    first tensor.
     """
     flags = [name for name in inspect.signature(backward).parameters if name.startswith("grad_")]
     wanted = tuple(name.removeprefix("grad_").removesuffix("_wanted") for name in flags if name.endswith("_wanted"))
@@ -152,16 +152,19 @@ def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def kernel_options(forward: Callable[..., Any], of_every_loss: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options of a kernel function except those ``of_every_loss``, followed by its optional tensors."""
+    """Return the names of the options of a kernel function, followed by the names of its optional tensors.
+
+    Args:
+        forward: the kernel function.
+        of_every_loss: the names of options to leave out, because all losses have them.
+    """
     names = [name for name in inspect.signature(forward).parameters if not name.endswith("_hbm")]
     optional = [name for name, may_be_none in tensors_of(forward).items() if may_be_none]
     return (*(name for name in names if name not in of_every_loss), *optional)
 
 
 class TensorSize(NamedTuple):
-    """The shape of a tensor of a launch, and the name of its type; None stands for the type that the launch as a whole
-    has.
-    """
+    """The shape of a tensor of a launch, and the name of its type; None stands for the type of the launch."""
 
     shape: tuple[int, ...]
     dtype: str | None = None
@@ -177,13 +180,12 @@ SizeOf = Callable[[str, tuple[int, ...], Mapping[str, Any]], TensorSize]
 
 @dataclass(frozen=True)
 class SizedLoss(Loss):
-    """A registry entry that gives the sizes of the tensors of a launch.
+    """A registry entry that also gives the sizes of the tensors of a launch.
 
-    Pages, profiles and benchmarks make their launches from it: given the shape and the options, it has the tensors of
-    the forward and of the backward kernel.
+    Pages, profiles and benchmarks make their launches from it.
 
     Attributes:
-        size_of: a function that gives the size of a tensor of a launch with ``reduction="mean"``, for either kernel,
+        size_of: a function that gives the size of a tensor of a forward or backward launch with ``reduction="mean"``,
             from the name of the tensor, the shape of the first tensor, and the options.
     """
 
@@ -247,10 +249,7 @@ def sized_launch(
 
 
 def tensor_bytes(*tensors: Any) -> int:
-    """Return the total size of tensors in bytes; None counts as 0.
-
-    Used by the functions that state the work of a kernel (:func:`nkilib.base.statements.states_work`).
-    """
+    """Return the total size of tensors in bytes; None counts as 0."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return sum(prod(tensor.shape) * as_dtype(tensor.dtype).itemsize for tensor in tensors if tensor is not None)

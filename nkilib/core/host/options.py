@@ -3,17 +3,19 @@
 
 """Options that are not tensors: fields of a frozen dataclass, which gives their names, types and defaults.
 
-Public functions share them as keywords by ``**options: Unpack[...]`` (PEP 692) instead of repeating them. Type checkers
-know the keywords from the TypedDict, readers from the signature that ``help`` shows; a call with an unknown keyword
-raises a TypeError.
+Public functions share options as keywords by ``**options: Unpack[...]`` (PEP 692) instead of repeating them. Type
+checkers know the keywords from the TypedDict, readers from the signature that ``help`` shows; a call with an unknown
+keyword raises a TypeError.
 
-- values converted to Python types, and checks: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
+- checks, and conversions to Python types: :func:`as_float`, :func:`as_int`, :func:`as_int64`, :func:`check_flags`,
   :func:`is_integer`, :func:`is_number`;
-- a field as an :class:`Option`: :func:`options_of`; from and to keywords: :func:`numbers`, :func:`options_from`,
-  :func:`values_of`;
+- a field as an :class:`Option`: :func:`options_of`; dataclasses from and to keywords: :func:`numbers`,
+  :func:`all_numbers`, :func:`options_from`, :func:`values_of`;
 - the signature of a public function: :func:`shows`, :func:`hides_unknown`, and :func:`refuse_unknown` for keywords that
-  are not in it, :class:`NoKeywords` where there are none;
+  are not in it, :class:`NoKeywords` for functions without keywords;
 - the reductions of losses: :data:`REDUCTIONS`, :func:`check_reduction`.
+
+In all checks, ``caller`` is the name with which error messages begin.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Dataclass(Protocol):
 
 
 class Numbers(Protocol):
-    """A protocol that tensors and arrays of numbers satisfy, of torch, jax or numpy."""
+    """A protocol for tensors and arrays of numbers of torch, jax or numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,19 +66,16 @@ _SCHEMA_TYPES: Final = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether the value is an int of Python, which a bool is not here."""
+    """Return whether the value is a Python int; False for a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether the value is an int or a float of Python, which a bool is not here."""
+    """Return whether the value is a Python int or float; False for a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _element(value: Any) -> Any:
-    """Return the number in a tensor or array without dimensions. A tensor that requires grad, or any other value, is
-    returned unchanged.
-    """
     if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
         return value
     return value.item()
@@ -89,11 +88,17 @@ def _refused(caller: object, name: str, kind: str, value: Any) -> TypeError:
 
 
 def as_float(caller: object, name: str, value: Any) -> float:
-    """Return a real number as a float of Python. The number may be of Python or numpy, or a tensor or array without
-    dimensions, whose value is read; under torch.compile it may be symbolic.
+    """Return a real number as a Python float.
+
+    Args:
+        caller: the name with which errors begin.
+        name: the name of the argument, for errors.
+        value: a number of Python or numpy, or a tensor or array without dimensions, whose value is read. Under
+            torch.compile the number may be symbolic.
 
     Raises:
-        TypeError: if it is another value (a bool too), a tensor with dimensions, or a tensor that requires grad.
+        TypeError: ``value`` is something else, such as a bool, a tensor with dimensions, or a tensor that requires
+            grad.
     """
     number = value if isinstance(value, int | float) else _element(value)
     if isinstance(number, bool) or not isinstance(number, int | float | Real):
@@ -102,10 +107,10 @@ def as_float(caller: object, name: str, value: Any) -> float:
 
 
 def as_int(caller: object, name: str, value: Any) -> int:
-    """Return an integer as an int of Python; see :func:`as_float`.
+    """Return an integer as a Python int; the arguments are those of :func:`as_float`.
 
     Raises:
-        TypeError: if it is another value (a bool or a float too), or a tensor with dimensions.
+        TypeError: ``value`` is something else, such as a bool, a float, or a tensor with dimensions.
     """
     number = value if isinstance(value, int | float) else _element(value)
     if isinstance(number, bool) or not isinstance(number, int | Integral):
@@ -114,11 +119,11 @@ def as_int(caller: object, name: str, value: Any) -> int:
 
 
 def as_int64(caller: object, name: str, value: Any) -> int:
-    """Return an integer that fits 64 bits as an int of Python; see :func:`as_float`.
+    """Return an integer that fits 64 bits as a Python int; the arguments are those of :func:`as_float`.
 
     Raises:
-        TypeError: see :func:`as_int`.
-        ValueError: it has more than 64 bits.
+        TypeError: ``value`` is not an integer; see :func:`as_int`.
+        ValueError: the integer has more than 64 bits.
     """
     number = as_int(caller, name, value)
     if not -(2**63) <= number < 2**63:
@@ -127,10 +132,14 @@ def as_int64(caller: object, name: str, value: Any) -> int:
 
 
 def check_flags(caller: object, **flags: Any) -> None:
-    """Check that flags are True or False.
+    """Check that the keyword arguments are True or False.
+
+    Args:
+        caller: the name with which errors begin.
+        flags: the flags by name.
 
     Raises:
-        TypeError: if one is another value, such as a ``numpy.bool``, which PyTorch rejects too.
+        TypeError: a flag is something else, such as a ``numpy.bool``, which PyTorch rejects too.
     """
     for name, flag in flags.items():
         if not isinstance(flag, bool):
@@ -142,9 +151,9 @@ class Option:
     """A keyword of an operator.
 
     Attributes:
-        name: the name of the field, which is also the keyword of the schema and of the kernel.
+        name: the name of the dataclass field, which is also the keyword in the operator's schema and of the kernel.
         type: bool, int, float or str.
-        is_optional: whether None is a value too.
+        is_optional: whether the value may be None.
         default: the default of the field; ``dataclasses.MISSING`` if there is none.
     """
 
@@ -162,11 +171,12 @@ class Option:
         return f"{declared}={json.dumps(self.default) if isinstance(self.default, str) else self.default}"
 
     def as_python(self, caller: object, value: Any) -> Any:
-        """Convert ``value`` to the Python type of the option; for numbers see :func:`as_float` and :func:`as_int`.
+        """Return ``value`` converted to the Python type of the option; for numbers see :func:`as_float` and
+        :func:`as_int`.
 
         Raises:
-            TypeError: a value of another type.
-            ValueError: an integer of more than 64 bits.
+            TypeError: ``value`` has another type.
+            ValueError: an integer has more than 64 bits.
         """
         if value is None and self.is_optional:
             return None
@@ -200,7 +210,7 @@ def _described_options(group: type[Dataclass]) -> dict[str, Option]:
 def _options(group: type[Dataclass]) -> Mapping[str, Option]:
     """Return the fields of a dataclass as options by name, in order.
 
-    The result is cached, because a graph of torch.compile cannot look at types.
+    The result is cached, because torch.compile cannot trace the inspection of types.
     """
     if group not in _described:
         _described[group] = _described_options(group)
@@ -211,30 +221,31 @@ def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
     """Return the fields of a dataclass as options, in order.
 
     Raises:
-        TypeError: a field that an operator cannot take.
+        TypeError: a field has a type that no operator can take.
     """
     return tuple(_options(group).values())
 
 
 def values_of(*groups: Dataclass) -> dict[str, Any]:
-    """Return the fields of instances by name, as keywords for operators and kernels.
+    """Return the fields of dataclass instances by name, as keywords for operators and kernels.
 
-    Unlike ``dataclasses.asdict``, it does not copy deeply.
+    Unlike ``dataclasses.asdict``, this function copies no values.
     """
     return {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
 
 
 def options_from(group: type[Group], values: Mapping[str, Any]) -> Group:
-    """Return an instance of ``group``, filled with those of ``values`` that are its fields; others are ignored."""
+    """Return an instance of the dataclass ``group``. Entries of ``values`` that are no fields are ignored."""
     return group(**{field.name: values[field.name] for field in fields(group) if field.name in values})
 
 
 def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Function]:
-    """Decorate a function with ``**keywords`` so that ``inspect.signature`` and ``help`` list the keywords.
+    """Return a decorator that makes ``inspect.signature`` and ``help`` list the keywords of a function with
+    ``**keywords``.
 
     Args:
         shared: the TypedDict of the keywords.
-        defaults: a dataclass with fields of these names, whose defaults are shown.
+        defaults: a dataclass with fields of the same names, whose defaults are shown.
     """
     further = [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
@@ -254,10 +265,16 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Check that every keyword of a call is known. Python checks this itself where keywords are not shared.
+    """Check that all keywords of a call are known, for functions with ``**keywords``, where Python does not check.
+
+    Args:
+        function: the function that was called.
+        keywords: the keywords that the call passed.
+        known: the names that are allowed.
 
     Raises:
-        TypeError: an unknown keyword; the message names the function, the keyword, the known ones and the nearest one.
+        TypeError: a keyword is unknown; the message names the function, the keyword, the arguments, and the nearest
+            one.
     """
     for name in keywords:
         if name not in known:
@@ -270,19 +287,18 @@ def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], kn
 
 
 def numbers(caller: object, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
-    """Return the options of a public function as an instance of ``group``, made from its keywords.
-
-    The keywords may be numbers of any kind that :func:`as_float` takes.
+    """Return the options of a public function as an instance of the dataclass ``group``.
 
     Args:
-        caller: the name that errors begin with.
+        caller: the name with which errors begin.
         function: the function to which the keywords were passed.
         group: the dataclass of the options.
-        keywords: the keywords by name; missing ones get their default.
+        keywords: the keywords by name; missing ones get their default. Numbers may be of any type that :func:`as_float`
+            takes.
 
     Raises:
-        TypeError: an unknown option, or a value of another type.
-        ValueError: an integer of more than 64 bits.
+        TypeError: an option is unknown, or a value has another type.
+        ValueError: an integer has more than 64 bits.
     """
     return group(**_given_numbers(caller, function, group, keywords))
 
@@ -290,7 +306,7 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
 def all_numbers(
     caller: object, function: Callable[..., Any], group: type[Dataclass], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of :func:`numbers` as keywords for operators and kernels: the numbers by name, with defaults.
+    """Return all options of a public function, with defaults, as keywords for operators and kernels.
 
     Args and Raises: see :func:`numbers`.
     """
@@ -307,15 +323,15 @@ def _given_numbers(
 
 
 class NoKeywords(TypedDict):
-    """The type of ``**unknown`` in functions that have no further keywords.
+    """The type of ``**unknown`` in functions that have no keyword options.
 
-    Such a function has ``**unknown`` nevertheless, so that :func:`refuse_unknown` can suggest the nearest argument for
-    a misspelt one, which Python does only from 3.13 on. It is decorated with :func:`hides_unknown`.
+    Such a function takes ``**unknown`` so that :func:`refuse_unknown` can suggest the nearest argument for a misspelt
+    one, which Python does from 3.13 on. :func:`hides_unknown` removes ``**unknown`` from the visible signature.
     """
 
 
 def hides_unknown(function: Function) -> Function:
-    """Decorate a function with ``**unknown`` so that ``inspect.signature`` and ``help`` do not show it."""
+    """Decorate a function with ``**unknown`` so that ``inspect.signature`` and ``help`` leave ``**unknown`` out."""
     signature = inspect.signature(function)
     shown = [item for item in signature.parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
@@ -326,7 +342,7 @@ def check_reduction(caller: object, reduction: Any) -> None:
     """Check that a reduction is one of :data:`REDUCTIONS`.
 
     Raises:
-        ValueError: another reduction.
+        ValueError: the reduction is something else.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The release of a framework that a package of this library needs. A missing or older release raises an ImportError."""
+"""The check that a framework is installed in a release that a package of this library supports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Requirement:
-    """A framework and the first release that this library supports.
+    """A framework and its first release that this library supports.
 
     Attributes:
         package: the name of the package of this library, for messages.
         framework: the import name of the framework.
-        needed: the major and minor number of the first supported release.
-        remedy: an instruction for the user.
+        needed: the major and minor number of that release.
+        remedy: advice for the user, the last clause of the message.
     """
 
     package: str
@@ -31,8 +31,8 @@ class Requirement:
         """Check that the framework is installed and new enough.
 
         Raises:
-            ImportError: the framework is missing or older; the message says what is needed, what is installed, and the
-                remedy.
+            ImportError: the framework is missing or older; the message gives the needed release, the installed release,
+                and the remedy.
         """
         needed = f"{self.package}: needs {self.framework} {'.'.join(map(str, self.needed))} or later"
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of sizes and types for functions that choose tilings. Types may be of any library. Never traced."""
+"""Checks of sizes and types for host functions that choose tilings. Types may be of any library."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def checked_size(caller: str, name: str, value: Any, of: str) -> int:
     """Return a size as a Python integer.
 
     Args:
-        caller: the name that errors begin with.
+        caller: the name with which errors begin.
         name: the name of the argument.
         value: the value of the argument.
-        of: the thing that has this dimension, in words, for errors.
+        of: a phrase for errors that names the tensor with this dimension, such as "the logits".
 
     Raises:
-        TypeError: if the value is not an integer.
-        ValueError: if it is less than 1.
+        TypeError: the value is not an integer.
+        ValueError: the value is less than 1.
     """
     try:
         size = None if isinstance(value, bool) else index(value)
@@ -34,8 +34,8 @@ def checked_size(caller: str, name: str, value: Any, of: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a type of any library without its module, such as ``"bfloat16"``. None of the libraries has to
-    be installed.
+    """Return the name of a type without its module, such as ``"bfloat16"``. The type may be of any library, or a
+    string.
     """
     if isinstance(dtype, str):
         return str(dtype)

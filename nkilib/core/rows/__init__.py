@@ -3,8 +3,8 @@
 
 """Building blocks of kernels over the rows of a matrix. NKI code may call everything here.
 
-A row occupies a partition, ``batches`` of rows are processed at a time, in ``chunks`` of their columns, so that no
-kernel needs a whole row on chip; or it lies on several partitions, or shares one (``row_plan``). Its modules:
+Usually a row occupies one partition. ``batches`` of rows are processed at a time, in ``chunks`` of their columns, so
+that no kernel needs a whole row on chip. A row may also lie on several partitions, or share one (``row_plan``).
 
 - ``checks``: checks of arguments and numeric options, as assertions that ``python -O`` keeps;
 - ``tiles``: small tiles, a number or a few sums for each row, and arithmetic that makes them;
@@ -15,7 +15,7 @@ kernel needs a whole row on chip; or it lies on several partitions, or shares on
 - ``elements``: gather and scatter of one element per row;
 - ``scale``: the scale of exponentials, one for all rows or one for each;
 - ``statistics``, ``moments``, ``argmax``: values gathered chunk by chunk, and combined for each row;
-- ``shifted``: sums of exponentials without the maximum, and which of them are not to be trusted;
+- ``shifted``: sums of exponentials without the maximum, and the check whether they are accurate;
 - ``gathered``, ``recomputation``: rows that are flagged on the device and recomputed.
 """
 

@@ -3,15 +3,16 @@
 
 """The argmax of a row: the first column of the largest element, gathered chunk by chunk like the statistics.
 
-:class:`Argmax` takes one chunk of one batch at a time; a :class:`Search`, which it prepares, takes a chunk of several
-batches.
+:class:`Argmax` processes one chunk of one batch at a time. :meth:`Argmax.search` prepares a :class:`Search`, which
+processes one chunk of several batches.
 
 Two numbers are kept for each chunk k of a row: -m_k, where m_k is its maximum, and the first column that holds m_k. To
 combine the chunks of a row, the columns of the chunks with the largest m_k are compared, and the smallest one is the
 result. Columns are counted in float32, which is exact up to 2^24.
 
 A NaN is equal to nothing: a row that holds a NaN has no argmax, and its result is the number of columns, one past the
-last column.
+last column. The search instructions (``nisa.max8``, ``nisa.nc_find_index8``) search for eight values at a time, and
+need eight columns or more. They return the *place* of a value: its column in the searched tile.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SEARCHED_MAX = 16384
 
 
 def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the tile, or for fewer than eight columns a copy padded with its first column.
+    """Return the tile; if it has fewer than eight columns, return a copy that is padded with its first column.
 
     In the copy, the first place of each value is still a column of the tile.
     """
@@ -44,10 +45,6 @@ def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: float, is_first: bool) -> None:
-    """Keep the smaller of two columns: the one found so far, and ``place_sbuf`` plus ``offset``.
-
-    A value that is absent from the searched elements has a place over 2^31.
-    """
     if is_first:
         nisa.tensor_scalar(dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset)
     else:
@@ -58,15 +55,15 @@ def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: floa
 
 @dataclass(frozen=True)
 class Search:
-    """The search for the largest elements of a chunk of several batches.
+    """A search for the first column of the largest element of each row, in one chunk of several batches.
 
     Attributes:
-        tiles_sbuf: a tile for each batch, of at least eight columns.
+        tiles_sbuf: the chunk of each batch, with eight columns or more.
         values_sbuf, places_sbuf: the values that are searched for and their places, [rows, batches, 8].
-        first_sbuf: the column number of the first column, float32 [rows, 1].
+        first_sbuf: the column number of the chunk's first column, float32 [rows, 1].
         found_sbuf: the resulting columns, float32 [rows, batches].
-        neg_max_sbuf: minus the maxima, float32 [rows, batches], if the search finds them; None if ``values_sbuf`` holds
-            the maxima already.
+        neg_max_sbuf: the tile for minus the maxima, float32 [rows, batches], if the search has to find the maxima; None
+            if ``values_sbuf`` holds the maxima already.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
@@ -77,10 +74,10 @@ class Search:
     neg_max_sbuf: nl.NkiTensor | None
 
     def take(self, number: int) -> None:
-        """Search the tile of one batch.
+        """Search the chunk of batch ``number`` of the search.
 
         The call for the last batch also writes the columns of all batches to ``found_sbuf``, and minus the maxima to
-        ``neg_max_sbuf`` if the search finds them.
+        ``neg_max_sbuf`` unless that is None.
         """
         tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
         if self.neg_max_sbuf is not None:
@@ -97,16 +94,17 @@ class Search:
 
 @dataclass(frozen=True)
 class Argmax:
-    """The argmax of the rows of a group of batches. m_k is the maximum of chunk k of a row, m that of the row.
+    """The argmax of the rows of a group of batches. m_k is the maximum of chunk k of a row, m the maximum of the row.
 
     Attributes:
         columns: the layout of the tiles of chunks.
-        num_columns: the number of columns that are counted, at most ``ARGMAX_COLUMNS_MAX``.
-        neg_max_sbuf, found_sbuf: -m_k, and the first column that holds m_k, of each chunk, float32 [rows, batches,
+        num_columns: the number of columns of a row, at most ``ARGMAX_COLUMNS_MAX``.
+        neg_max_sbuf, found_sbuf: for each chunk, -m_k and the first column that holds m_k, float32 [rows, batches,
             columns].
-        row_neg_max_sbuf, row_found_sbuf: -m, and the argmax, of each row, float32 [rows, batches].
-        short_sbuf: a chunk of fewer than eight columns, padded to eight, [rows, 8].
-        values_sbuf, places_sbuf: the value that is searched for, eight times, and the places of the eight, [rows, 8].
+        row_neg_max_sbuf, row_found_sbuf: -m and the argmax of each row, float32 [rows, batches].
+        short_sbuf: scratch for a chunk of fewer than eight columns, padded to eight, [rows, 8].
+        values_sbuf, places_sbuf: scratch for the value that is searched for, repeated eight times, and for its places,
+            [rows, 8].
     """
 
     columns: Columns
@@ -141,7 +139,7 @@ class Argmax:
         Args:
             chunk_sbuf: the chunk, [rows, columns of the chunk].
             exact_neg_max_sbuf: -m_k in the type of the chunk, [rows, 1].
-            place: the place of the chunk in the group.
+            place: where the tiles of chunks hold the values of this chunk.
             first: the column number of the chunk's first column.
         """
         size = chunk_sbuf.shape[1]
@@ -170,15 +168,15 @@ class Argmax:
         factor: float,
         keeps_maxima: bool,
     ) -> Search:
-        """Prepare the search for the largest elements of a chunk of several batches. :meth:`Search.take` issues it.
+        """Return the search for the largest elements of one chunk of several batches. :meth:`Search.take` runs it.
 
         Args:
-            tiles_sbuf: a tile for each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX`` columns.
-            place: the place of the chunk of the first batch.
-            first_sbuf: the column number of the first column, float32 [rows, 1].
-            neg_max_sbuf: minus the maxima, divided by ``factor``, float32 [rows, batches]; None: the search finds the
-                maxima too.
-            factor: the positive number that ``neg_max_sbuf`` has to be multiplied by.
+            tiles_sbuf: the chunk of each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX`` columns.
+            place: where the tiles of chunks hold the values of the first batch's chunk.
+            first_sbuf: the column number of the chunk's first column, float32 [rows, 1].
+            neg_max_sbuf: minus the maxima, divided by ``factor``, float32 [rows, batches]; None if the search has to
+                find the maxima.
+            factor: the positive number by which ``neg_max_sbuf`` is multiplied.
             keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to the argmax; else the caller does.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
@@ -201,10 +199,10 @@ class Argmax:
         )
 
     def combine(self, chunks: int) -> None:
-        """Set the argmax of each row: the smallest of the columns found in those chunks whose maximum is the row's.
+        """Compute -m and the argmax of each row from its first ``chunks`` chunks.
 
-        With ``column`` the column found in a chunk, it is num_columns - max of (num_columns - column) over these
-        chunks; the other chunks count as 0.
+        With ``column`` the column that was found in a chunk, the argmax is num_columns - max of (num_columns - column)
+        over the chunks whose maximum is m; the other chunks count as 0.
         """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         candidates_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -235,7 +233,8 @@ class Argmax:
         )
 
     def restart(self) -> None:
-        """Put minus the maximum and the argmax of each row's chunks so far into column 0.
+        """Copy -m and the argmax of each row, as :meth:`combine` computed them, to column 0, in place of all earlier
+        chunks.
 
         A row with a NaN keeps the NaN as its maximum, so that no later chunk gives it a column.
         """

@@ -3,10 +3,12 @@
 
 """The division of the rows of a core into batches, one row per partition, and into groups of batches.
 
-:func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each :class:`BatchGroup`. Where gathered rows
-may take their place, code asks only for :class:`RowsOfMatrix` or :class:`StoredRows`. :class:`RowsAhead` has values of
-a group that are under way, :class:`SwappedResult` results that two cores swap to store them in longer runs.
-Rows go to cores with a stride (:mod:`nkilib.core.cores`).
+A *batch* is rows that are processed at a time, a *group* is consecutive batches of the same size whose results are
+computed and stored together. :func:`batches_of_core` makes each :class:`Batch`, :func:`batch_groups` each
+:class:`BatchGroup`. Code that also works for gathered rows (:mod:`.gathered`) takes any :class:`RowsOfMatrix` or
+:class:`StoredRows`. :class:`RowsAhead` is a load of a group's values that has been started, :class:`GroupedLoads`
+starts such loads in time, and :class:`SwappedResult` exchanges results of two cores, which then store longer runs of
+contiguous values. Core c has rows c, c + cores, c + 2 * cores, ... (:mod:`nkilib.core.cores`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _TRANSPOSED = 32
 
 
 class RowsOfMatrix(Protocol):
-    """Rows that are processed at a time, one per partition."""
+    """A protocol: rows that are processed at a time, one per partition."""
 
     @property
     def rows(self) -> int:
@@ -41,14 +43,16 @@ class RowsOfMatrix(Protocol):
 
 
 class StoredRows(Protocol):
-    """Rows whose results are stored together."""
+    """A protocol: rows whose results are stored together."""
 
     @property
     def start(self) -> int:
         """The number of the first batch of the rows."""
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
+        """Store a tile [rows, batches] as the values of the rows in a vector [N] in HBM, and return the DMA
+        instruction.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Batch:
 
     @property
     def span(self) -> int:
-        """The number of rows of the matrix from the first to the last row of the batch, both included."""
+        """The number of rows of the matrix from the first row of the batch to the last one, both included."""
         return row_span(self.rows, self.cores)
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
@@ -75,13 +79,13 @@ class Batch:
         return matrix_hbm[self.first : self.first + self.span : self.cores, start:end]
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the rows, as a tile [rows, 1]."""
+        """Load the values of the rows from a vector [N] in HBM into a new tile [rows, 1], and return the tile."""
         values_sbuf = nl.ndarray((self.rows, 1), dtype=dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=values_sbuf, src=strided_rows(vector_hbm, self.first, self.rows, self.cores))
         return values_sbuf
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [rows, 1] as the values of a vector [N] that belong to the rows."""
+        """Store a tile [rows, 1] as the values of the rows in a vector [N] in HBM, and return the DMA instruction."""
         return nisa.dma_copy(dst=strided_rows(vector_hbm, self.first, self.rows, self.cores), src=values_sbuf)
 
 
@@ -91,7 +95,7 @@ class BatchGroup:
 
     Attributes:
         start, end: the number of the first batch, and that of the last batch plus 1.
-        first, rows, cores: see :class:`Batch`; those of the first batch of the group.
+        first, rows, cores: the attributes of the first :class:`Batch`.
     """
 
     start: int
@@ -106,18 +110,20 @@ class BatchGroup:
         return self.end - self.start
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches]."""
+        """Load the values of the rows from a vector [N] in HBM into a new tile [rows, batches], and return the tile."""
         return self._arranged(self._requested(vector_hbm, dtype))
 
     def ahead(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> RowsAhead:
-        """Begin to load the values of a vector, for :meth:`RowsAhead.loaded` later: no engine waits for them."""
+        """Start the load of the values of the rows from a vector [N]. :meth:`RowsAhead.loaded` of the result returns
+        the tile.
+        """
         return RowsAhead(self, self._requested(vector_hbm, dtype))
 
     def _requested(self, vector_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """Load the values as :meth:`_arranged` takes them.
+        """Load the values of the rows into a tile that :meth:`_arranged` turns into [rows, batches].
 
-        Values that are loaded one by one keep the DMA engines as long as rows do. So several batches come as rows that
-        are contiguous in HBM, those of all cores.
+        A DMA engine takes as long for a single value as for a row. So the values of several batches are loaded as rows
+        that are contiguous in HBM, together with the values of the other cores.
         """
         if self.batches == 1:
             values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
@@ -131,7 +137,9 @@ class BatchGroup:
         return rows_sbuf
 
     def _arranged(self, rows_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the loaded values as a tile [rows, batches]: Vector transposes those of several batches."""
+        """Return the loaded values as a tile [rows, batches]. The values of several batches are transposed on
+        Vector.
+        """
         if self.batches == 1:
             return rows_sbuf
         values_sbuf = nl.ndarray((self.rows, self.batches), dtype=rows_sbuf.dtype, buffer=nl.sbuf)
@@ -142,29 +150,32 @@ class BatchGroup:
         return values_sbuf
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
+        """Store a tile [rows, batches] as the values of the rows in a vector [N] in HBM, and return the DMA
+        instruction.
+        """
         return nisa.dma_copy(dst=self._of_group(vector_hbm), src=values_sbuf)
 
     def _of_group(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values of a vector [N] that belong to the rows, as a view [rows, batches]."""
         of_group_hbm = strided_rows(vector_hbm, self.first, self.rows * self.batches, self.cores)
         return of_group_hbm.reshape_dim(0, (self.batches, self.rows)).permute((1, 0))
 
 
 @dataclass(frozen=True)
 class RowsAhead:
-    """A group of batches whose values of a vector are under way: the tile that they are loaded into."""
+    """A load of a group's values from a vector that has been started, and the tile that it writes."""
 
     group: BatchGroup
     requested_sbuf: nl.NkiTensor
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Return the values of the vector, which is the one that was asked for, as a tile [rows, batches]."""
+        """Return the values as a tile [rows, batches]. The arguments must be those of the call of
+        :meth:`BatchGroup.ahead`.
+        """
         return self.group._arranged(self.requested_sbuf)
 
 
 def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -> list[Batch]:
-    """Return the batches of a core; none where there are fewer rows than cores."""
+    """Return the batches of a core; an empty list if the core has no rows."""
     own = positions_of_core(num_rows, cores, core)
     return [
         Batch(core + done * cores, min(rows_per_batch, own - done), cores) for done in range(0, own, rows_per_batch)
@@ -172,10 +183,10 @@ def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -
 
 
 def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
-    """Divide batches into groups of at most ``most`` batches.
+    """Return groups of at most ``most`` batches each.
 
-    The last batch is a group of its own: it may have fewer rows. And after the last chunk only its results are left to
-    be stored, because the results of the other batches have been stored meanwhile.
+    The last batch is a group of its own. It may have fewer rows, and after its last chunk only its own results are left
+    to store, because the results of the other batches have been stored by then.
     """
     last = len(batches) - 1
     starts = [*range(0, last, most), last]
@@ -187,15 +198,15 @@ def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
 
 @dataclass(frozen=True)
 class SwappedResult:
-    """A result of the rows of a group of batches, and of the other core's group with the same number.
+    """One result of the rows of a group of batches, and of the other core's group with the same number.
 
-    The rows of a core are every other row of the matrix, and an element that is stored by itself keeps a DMA engine as
-    long as a row does. So of two results each core gets one for the rows of both, and stores it in runs.
+    The rows of a core are every other row of the matrix, and a DMA engine takes as long for a single element as for a
+    row. So each core gets one of two results for the rows of both cores, and stores runs of contiguous values.
 
     Attributes:
         group: the group of this core.
         vector_hbm: the vector of the result, [N].
-        values_sbuf: by core, the values of its rows, [rows, batches].
+        values_sbuf: for each core, the values of its rows, [rows, batches].
     """
 
     group: BatchGroup
@@ -204,7 +215,13 @@ class SwappedResult:
 
     @classmethod
     def begin(cls, group: BatchGroup, results: list[tuple[nl.NkiTensor, nl.NkiTensor]]) -> SwappedResult:
-        """Swap two results, pairs (vector [N], values [rows, batches]), whose values have the same type."""
+        """Exchange results with the other core, and return the result that this core has to store.
+
+        Args:
+            group: the group of this core.
+            results: two results of this core's rows, each as its vector [N] and its values [rows, batches]. Both have
+                the same type.
+        """
         core = group.first % group.cores
         (vector_hbm, own_sbuf), (_, sent_sbuf) = results[core], results[1 - core]
         others_sbuf = nl.ndarray(sent_sbuf.shape, dtype=sent_sbuf.dtype, buffer=nl.sbuf)
@@ -212,7 +229,9 @@ class SwappedResult:
         return cls(group, vector_hbm, [own_sbuf, others_sbuf] if core == 0 else [others_sbuf, own_sbuf])
 
     def store(self) -> nisa.NkiInstruction:
-        """Store the values of both cores as rows of HBM, which Vector transposes them to."""
+        """Store the values of both cores in contiguous runs, and return the DMA instruction. Vector transposes the
+        values.
+        """
         rows, batches, cores = self.group.rows, self.group.batches, self.group.cores
         shape = (batches, rows * cores)
         runs_sbuf = nl.ndarray(shape, dtype=self.values_sbuf[0].dtype, buffer=nl.sbuf)
@@ -228,7 +247,7 @@ class SwappedResult:
 
 @dataclass(frozen=True)
 class FirstBatch(Batch):
-    """A batch that notes what is loaded for it."""
+    """A batch that records which vectors are loaded for it (``asked``: each vector and type)."""
 
     asked: list[tuple[nl.NkiTensor, nl.DType]]
 
@@ -239,7 +258,7 @@ class FirstBatch(Batch):
 
 @dataclass(frozen=True)
 class BatchOfGroup(Batch):
-    """A batch whose values are on chip, in the order in which they are asked for."""
+    """A batch whose values are on chip already; ``values`` has them in the order in which they will be loaded."""
 
     values: Iterator[nl.NkiTensor]
 
@@ -249,17 +268,18 @@ class BatchOfGroup(Batch):
 
 @dataclass
 class GroupedLoads:
-    """The batches of a core, for code that loads the same vectors for each one: the values of a group of batches are
-    loaded together, which takes the DMA engines as long as for one batch.
+    """The batches of a core, for code that loads the same vectors for each batch. The values of a group of batches are
+    loaded together, which takes the DMA engines as long as the values of one batch.
 
-    The first batch is loaded by itself, and shows which vectors are needed. So are two more: a group is under way for
-    the time of a batch, and Vector transposes it in that of another one, so that no engine waits for it.
+    The first batch is loaded alone, and shows which vectors are needed. The next two are loaded alone as well: the load
+    of a group takes the time of one batch, and Vector transposes the values during the next batch, so that no engine
+    waits.
 
     Attributes:
         batches: the batches of the core.
-        alone: the number of batches, from the first on, that are loaded by themselves: ``LOADED_ALONE``, or that of all
-            batches for no groups.
-        groups: by the number of its first batch, each group of the batches after those.
+        alone: the number of batches, from the first on, that are loaded by themselves: ``LOADED_ALONE``, or the number
+            of all batches for no groups.
+        groups: each group of the batches after those, by the number of its first batch.
     """
 
     batches: list[Batch]
@@ -276,17 +296,17 @@ class GroupedLoads:
         self.groups = {self.alone + group.start: group for group in groups}
 
     def is_grouped(self, number: int) -> bool:
-        """Tell whether the values of a batch are loaded with those of a group."""
+        """Return whether the values of batch ``number`` are loaded together with those of its group."""
         return number >= self.alone
 
     def request_after(self, number: int) -> None:
-        """Begin to load the values of the group of batches that begins three batches later; nothing if none does."""
+        """Start the load of the group whose first batch is ``number + alone``; do nothing if no group begins there."""
         number += self.alone
         if number in self.groups:
             self._ahead[number] = [self.groups[number].ahead(*asked) for asked in self._asked]
 
     def batch(self, number: int) -> Batch:
-        """Return a batch; call with 0, 1, 2, ..., and :meth:`request_after` before the next one."""
+        """Return batch ``number``. Call with 0, 1, 2, ..., and call :meth:`request_after` in between."""
         first, rows, cores = (getattr(self.batches[number], name) for name in ("first", "rows", "cores"))
         if number == 0:
             return FirstBatch(first, rows, cores, self._asked)

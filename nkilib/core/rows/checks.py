@@ -3,11 +3,11 @@
 
 """Checks of the arguments and the numeric options of kernels, before the first instruction.
 
-The ``require_...`` functions check flags, types, vectors, batches and chunks, :func:`require_indirect_dma` the
-hardware, and :func:`require_option` a number; :func:`require` is the check that all of them consist of. The limits that
-they check, or that their callers give them (:data:`LEAST_ARGUMENT_OF_LOG`), are constants of this module.
+The ``require_...`` functions check flags, types, vectors, batches and chunks. :func:`require_indirect_dma` checks the
+hardware, :func:`require_option` a number. All of them call :func:`require`. ``function`` is the name of the kernel,
+with which messages begin.
 
-A kernel is traced as Python, and ``python -O`` drops every ``assert`` of it; so a call raises the error. Each message
+A kernel is traced as Python, and ``python -O`` drops each ``assert``; so :func:`require` raises the error. Each message
 names the function, the requirement, the argument's value and the remedy.
 """
 
@@ -38,11 +38,11 @@ LEAST_ARGUMENT_OF_LOG: Final = 1.0 / LIMIT_OF_LOG
 
 @dataclass(frozen=True)
 class Words:
-    """The words for the rows of a kernel in its messages.
+    """The words for the rows of a kernel in messages.
 
     Attributes:
-        row: the name of a row, such as "feature" in "the feature size".
-        rows_per_batch: the name of the argument for the rows of a batch.
+        row: the noun for a row, such as "feature" in "the feature size".
+        rows_per_batch: the name of the argument that sets the number of rows of a batch.
     """
 
     row: str
@@ -53,7 +53,7 @@ def require(is_met: bool, message: str) -> None:
     """Check a requirement of an argument.
 
     Raises:
-        AssertionError: the requirement is not met; with ``message``.
+        AssertionError: the requirement is not met; the error has the text ``message``.
     """
     if not is_met:
         raise AssertionError(message)
@@ -65,7 +65,7 @@ def require_flag(function: str, name: str, flag: bool) -> None:
 
 
 def require_indirect_dma(function: str) -> None:
-    """Check that the hardware generation has DMA by a vector offset."""
+    """Check that the hardware generation has DMA with a vector of offsets."""
     require(
         nisa.get_nc_version() != nisa.nc_version.gen2,
         f"{function}: needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1",
@@ -81,9 +81,15 @@ def require_float_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, length: int, like: str) -> None:
-    """Check that a vector has a float32 for each of ``length`` positions.
+    """Check that an argument is a float32 vector [length].
 
-    The message advises to flatten it as ``like`` says, such as "the positions".
+    Args:
+        function: the name of the kernel, for messages.
+        name: the name of the argument.
+        vector_hbm: the argument.
+        length: the number of elements that it must have.
+        like: the tensor with as many elements, such as "the positions"; the message advises to flatten the argument to
+            it.
     """
     if vector_hbm is None:
         raise AssertionError(f"{function}: {name} must be a tensor of shape ({length},), got None")
@@ -98,7 +104,7 @@ def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, le
 
 
 def require_rows_per_batch(function: str, name: str, rows: int) -> None:
-    """Check that a batch has at most one row per partition; ``name`` is the name of the argument."""
+    """Check that a batch has at most one row per partition. ``name`` is the name of the argument."""
     partitions = nl.tile_size.pmax
     require(
         is_integer(rows) and 0 < rows <= partitions,
@@ -109,7 +115,7 @@ def require_rows_per_batch(function: str, name: str, rows: int) -> None:
 def require_chunk_size(
     function: str, chunk_size: int, row_size: int, rows_per_batch: int, dtype: nl.DType, plan: SbufPlan, words: Words
 ) -> None:
-    """Check that an instruction takes a chunk, and that the chunk and the rest of the plan fit a partition."""
+    """Check that one instruction can process a chunk, and that a plan with such chunks fits a partition of SBUF."""
     nbytes = dtype_bytes(dtype)
     fitting = plan.largest_chunk(dtype)
     largest = min(row_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // (rows_per_batch * nbytes))
@@ -151,11 +157,10 @@ def _range(least: float, most: float) -> str:
 
 
 def require_option(function: str, name: str, value: float, least: float = -LARGEST, most: float = LARGEST) -> float:
-    """Check that an option is a finite number from ``least`` to ``most``, and round it to float32, the type of the
-    engines.
+    """Check that an option is a finite number from ``least`` to ``most``, and return the number rounded to float32.
 
     Raises:
-        AssertionError: another number.
+        AssertionError: the option is something else.
     """
     require(
         is_number(value) and isfinite(value) and least <= value <= most,

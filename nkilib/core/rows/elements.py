@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Gather and scatter of one element per row, and the exact int32 arithmetic that computes where it is.
+"""Gather and scatter of one element per row, and the exact int32 arithmetic for its index.
 
-:func:`row_elements` and :func:`vector_elements` are the views to gather from, with indices of :class:`ElementIndices`
-in a matrix. :func:`int32_column`, :func:`integer_op` and :func:`clamped` are the arithmetic; :func:`rows_per_batch`
-keeps indices in the range of int32.
+:func:`row_elements` and :func:`vector_elements` return the views to gather from. :class:`ElementIndices` computes the
+indices of elements of a matrix. :func:`int32_column`, :func:`integer_op` and :func:`clamped` are the arithmetic.
+:func:`rows_per_batch` keeps indices in the range of int32.
 
 The rows of a batch lie within a contiguous span of rows. In the span, seen as ``[span * columns, 1]``, an element has
 one index: ``row * columns + column``, where row counts from the first row of the batch. The index is computed in int32
 on GpSimd, which is exact; ``tensor_scalar`` would go through float32, which is exact up to 2^24 only.
 
-An invalid column must not read or write a neighbour's row. So the column is clamped into its row, and where that
-changed it, ``INDEX_LIMIT`` is added: the index then leaves the span, and the DMA engine reports it.
+An invalid column must not read or write another row. So the column is clamped into its row. If clamping changed it,
+``INDEX_LIMIT`` is added: the index then leaves the span, and the DMA engine reports it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INDEX_LIMIT = 2**30
 
 
 def rows_per_batch(function: str, asked_for: int, columns: int, cores: int) -> int:
-    """Return the number of rows of a batch: ``asked_for``, or fewer for rows of over four million columns.
+    """Return the number of rows of a batch: ``asked_for``, or fewer if a row has over four million columns.
 
     With more rows, the int32 index of an element within the batch's span of rows would exceed ``INDEX_LIMIT``.
     """
@@ -44,10 +44,7 @@ def rows_per_batch(function: str, asked_for: int, columns: int, cores: int) -> i
 
 
 def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:
-    """Make an int32 tile [rows, 1] of first, first + step, ... with iota.
-
-    Its integer arithmetic is documented as exact.
-    """
+    """Return a new int32 tile [rows, 1] with first, first + step, ...; ``nisa.iota`` is documented as exact."""
     column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=column_sbuf, pattern=[[0, 1]], offset=first, channel_multiplier=step)
     return column_sbuf
@@ -56,7 +53,7 @@ def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:
 def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator) -> None:
     """Compute data1 <op> data2 on GpSimd, the engine with exact int32 arithmetic; the others go through float32.
 
-    Operands may be constants that were made for more rows than ``dst`` has, and have one column for all of its columns.
+    An operand may have more rows than ``dst``, and one column for all columns of ``dst``.
     """
     nisa.tensor_tensor(
         dst=dst_sbuf,
@@ -79,7 +76,7 @@ def _fitting(operand_sbuf: nl.NkiTensor, shape: tuple[int, ...]) -> nl.NkiTensor
 
 
 def clamped(values_sbuf: nl.NkiTensor, least_sbuf: nl.NkiTensor, most_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return int32 values [rows, 1], with those outside [least, most] moved to its ends."""
+    """Return int32 values [rows, 1] clamped to [least, most]."""
     clamped_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     integer_op(clamped_sbuf, values_sbuf, least_sbuf, nl.maximum)
     integer_op(clamped_sbuf, clamped_sbuf, most_sbuf, nl.minimum)
@@ -88,11 +85,11 @@ def clamped(values_sbuf: nl.NkiTensor, least_sbuf: nl.NkiTensor, most_sbuf: nl.N
 
 @dataclass(frozen=True)
 class ElementIndices:
-    """Constants for the index of an element within the rows that a batch spans: int32 [rows, 1].
+    """Constants for the index of an element within the span of rows of a batch: int32 [rows, 1].
 
     Attributes:
         row_start_sbuf: the index of the first element of each row of a batch.
-        penalty_sbuf: ``INDEX_LIMIT``.
+        penalty_sbuf: ``INDEX_LIMIT`` in all rows.
     """
 
     row_start_sbuf: nl.NkiTensor
@@ -104,7 +101,8 @@ class ElementIndices:
         return cls(int32_column(rows, 0, cores * columns), int32_column(rows, INDEX_LIMIT, 0))
 
     def add_position(self, index_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
-        """Replace a flag in ``index_sbuf``, 1 for an invalid column and 0 for a valid one, by the index of the element.
+        """Replace a flag in ``index_sbuf`` (1 for an invalid column, 0 for a valid one) by the index of the element in
+        the span.
 
         If the flag is 1, the index is out of range.
         """
@@ -112,22 +110,30 @@ class ElementIndices:
         self.add_row(index_sbuf, index_sbuf)
 
     def add_column(self, flag_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
-        """Replace flags, 1 for an invalid column and 0 for a valid one, by the indices of elements in their rows."""
+        """Replace a flag in ``flag_sbuf`` (1 for an invalid column, 0 for a valid one) by the column, plus
+        ``INDEX_LIMIT`` if the flag is 1.
+        """
         integer_op(flag_sbuf, flag_sbuf, self.penalty_sbuf, nl.multiply)
         integer_op(flag_sbuf, flag_sbuf, column_sbuf, nl.add)
 
     def add_row(self, index_sbuf: nl.NkiTensor, in_row_sbuf: nl.NkiTensor) -> None:
-        """Compute the indices of elements, [rows, 1], from those in their rows."""
+        """Compute the indices of elements in the span, [rows, 1], from their columns ``in_row_sbuf``."""
         integer_op(index_sbuf, in_row_sbuf, self.row_start_sbuf, nl.add)
 
 
 def row_elements(matrix_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor, batch: Batch) -> nl.NkiTensor:
-    """Return an element of each row of a batch, as an indirect view [rows, 1] to gather from or scatter to."""
+    """Return one element of each row of a batch, as an indirect view [rows, 1] to gather from or scatter to.
+
+    Args:
+        matrix_hbm: the matrix.
+        index_sbuf: the index of each element in the batch's span, int32 [rows, 1].
+        batch: the batch.
+    """
     columns = matrix_hbm.shape[1]
     span_hbm = matrix_hbm.slice(0, batch.first, batch.first + batch.span)
     return span_hbm.reshape((batch.span * columns, 1)).vector_select(0, index_sbuf)
 
 
 def vector_elements(vector_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the elements of a vector at [rows, 1] indices, as an indirect view to gather from."""
+    """Return the elements of a vector at the indices [rows, 1], as an indirect view to gather from."""
     return vector_hbm.reshape((vector_hbm.shape[0], 1)).vector_select(0, index_sbuf)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rows that lie anywhere in a matrix, such as those that are recomputed, as a tile, and their places in a list of rows.
+"""Rows from anywhere in a matrix, gathered into a tile to be recomputed.
 
-:class:`GatheredRows` gathers their elements and scatters their results. :class:`KeptValues` keeps a value of every row
-in HBM, from which those of gathered rows are read later.
+:class:`GatheredRows` gathers the elements of the rows and scatters their results. :class:`KeptValues` keeps a value of
+each row in HBM, from which the values of gathered rows are read later.
 
-Slots are the places in the list of rows that are to be recomputed: slot 128 i + j is row j of tile i.
-:class:`SlotTables` has the constants that slots are computed with, :func:`cut` splits their numbers into
-:class:`Slots`. The list itself is :class:`nkilib.core.rows.recomputation.FlaggedRows`.
+The rows to be recomputed are kept as a list, :class:`nkilib.core.rows.recomputation.FlaggedRows`. A *slot* is a place
+in this list: slot 128 i + j is row j of tile i. :class:`SlotTables` has constants for the computation of slots, and
+:func:`cut` splits slot numbers into :class:`Slots`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeptValues:
     """A value of each row of a core, kept in HBM for the rows that are recomputed.
 
     The values of a partition are contiguous, so that a DMA engine writes them at once; in a vector [N] each value would
-    be a row of its own.
+    take a write of its own.
 
     Attributes:
         values_hbm: the values, [128, batches].
@@ -44,20 +44,20 @@ class KeptValues:
         return cls(nl.ndarray((ROWS_OF_TILE, num_batches), dtype=dtype, buffer=nl.private_hbm, name=name))
 
     def keep(self, values_sbuf: nl.NkiTensor, group: BatchGroup) -> nisa.NkiInstruction:
-        """Store the values of a group of batches, [rows, batches]."""
+        """Store the values of a group of batches, [rows, batches], and return the DMA instruction."""
         return nisa.dma_copy(dst=self.values_hbm[0 : group.rows, group.start : group.end], src=values_sbuf)
 
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """Rows of a tile, each anywhere in a matrix of ``num_rows`` rows. The indices are int32 tiles [rows, 1].
+    """The rows of a tile. They may lie anywhere in a matrix of ``num_rows`` rows. Indices are int32 tiles [rows, 1].
 
     Attributes:
         num_rows: the number of rows of the matrix.
         number_sbuf: the index of each row in the matrix; out of range in a slot without a row.
         readable_sbuf: the same index, but the first row of the core in a slot without a row.
         kept_sbuf: the index of each row in the values of a :class:`KeptValues`.
-        after: the instructions that have to finish before anything is read or written for the rows.
+        after: the instructions that must finish before values of the rows are read or written.
     """
 
     num_rows: int
@@ -73,7 +73,7 @@ class GatheredRows:
 
     @property
     def start(self) -> int:
-        """The number of the first batch: 0, because the rows are a batch by themselves."""
+        """The number of the first batch; always 0."""
         return 0
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
@@ -81,15 +81,19 @@ class GatheredRows:
         return matrix_hbm[:, start:end].vector_select(0, self.readable_sbuf)
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the rows, also those just stored, as a tile [rows, 1]."""
+        """Load the values of the rows from a vector [N] into a new tile [rows, 1]; values that were just stored are
+        included.
+        """
         return self._gathered(vector_hbm, self.readable_sbuf, dtype)
 
     def kept(self, values: KeptValues) -> nl.NkiTensor:
-        """Load the kept values of the rows into a tile [rows, 1]."""
+        """Load the kept values of the rows into a new tile [rows, 1]."""
         return self._gathered(values.values_hbm, self.kept_sbuf, values.values_hbm.dtype)
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [rows, 1] as the values of a vector [N] that belong to the rows, over the earlier values."""
+        """Store a tile [rows, 1] as the values of the rows in a vector [N], over the earlier values; return the DMA
+        instruction.
+        """
         column_hbm = vector_hbm.reshape((self.num_rows, 1))
         store = nisa.dma_copy(
             dst=column_hbm.vector_select(0, self.number_sbuf), src=values_sbuf, oob_mode=nisa.oob_mode.skip
@@ -113,7 +117,7 @@ class SlotTables:
     """Constants for the computation of slots.
 
     Attributes:
-        earlier_sbuf: 1 where row p of a batch comes after row k, bfloat16 [128 k, 128 p].
+        earlier_sbuf: bfloat16 [128 k, 128 p]; 1 where row p of a batch comes after row k, else 0.
         ones_sbuf: ones, bfloat16 [128, 128].
         count_to_sbuf: 0, 1, 2, ... in each partition, float32 [128, 128 or more].
         ordinal_sbuf: 1, 2, 3, ... down the partitions, float32 [128, 1].
@@ -126,7 +130,7 @@ class SlotTables:
 
     @classmethod
     def make(cls, tiles: int) -> SlotTables:
-        """Make the constants for a list of ``tiles`` tiles."""
+        """Return the constants for a list of ``tiles`` tiles."""
         shape = (ROWS_OF_TILE, ROWS_OF_TILE)
         wide = (ROWS_OF_TILE, max(ROWS_OF_TILE, tiles))
         count_to_sbuf = nl.ndarray(wide, dtype=nl.float32, buffer=nl.sbuf)
@@ -144,7 +148,7 @@ class SlotTables:
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of the rows of a group of batches, float32 [rows, batches].
+    """The slot of each row of a group of batches, float32 [rows, batches].
 
     Attributes:
         row_sbuf: the row of the slot in its tile.
@@ -156,7 +160,12 @@ class Slots:
 
 
 def cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> Slots:
-    """Split the number of each slot into row (its low 7 bits) and tile; the tile is -1 where the row's flag is 0."""
+    """Split slot numbers into the row in the tile (the low 7 bits) and the tile.
+
+    Args:
+        slot_sbuf: the slot numbers, float32 [rows, batches].
+        flags_sbuf: 1 for a row that is in the list, else 0; the tile of other rows is -1.
+    """
     bits_sbuf, row_sbuf, tile_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
     low_sbuf = nl.ndarray(bits_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=low_sbuf, data=bits_sbuf, op0=nl.bitwise_and, operand0=ROWS_OF_TILE - 1)

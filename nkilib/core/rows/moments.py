@@ -3,10 +3,10 @@
 
 """Sums over a row besides the sum of exponentials, from which entropies and other scores of the row are computed.
 
-They are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment`,
-:class:`SquareMoment` and :class:`MeanMoment`; :class:`ShiftedEntropy` under shifts in place of maxima.
-:class:`Moments` are those that the options of a launch need. :class:`PieceTerms` sums two of them in one pass, piece by
-piece through PSUM.
+The sums are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment`,
+:class:`SquareMoment` and :class:`MeanMoment`; :class:`ShiftedEntropy` is for sums under shifts instead of maxima.
+:class:`Moments` holds the sums that the options of a launch need. :class:`PieceTerms` computes two sums in one pass,
+in pieces (:mod:`nkilib.core.psum`).
 
 With elements z_j of a row and factors f_j, a chunk k of maximum m_k gives
 
@@ -28,6 +28,10 @@ An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So ele
 raised to a value at which exp is still 0 in float32 (:func:`raise_negligible`). float16 has no such number where the
 maximum is near its lowest number, or the scale is small: there only -inf is raised, and after its exponential is taken
 (:func:`raise_infinite`).
+
+Arguments: ``place`` is the place of a chunk's numbers in tiles of chunks; ``chunks`` is the number of chunks of a row
+that are combined; *distances* are m_k - m, *weights* are exp(m_k - m), both [rows, batches, columns]. Column 0 of a
+tile of chunks gets the combined value of earlier chunks (``restart``).
 """
 
 from __future__ import annotations
@@ -54,14 +58,14 @@ FLOAT16_LOWEST = -65504.0
 def raise_negligible(
     chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float, is_shared: bool = False
 ) -> None:
-    """Raise elements of a chunk with exp(scale * (x - m)) = 0, in place, so that none is -inf.
+    """Raise elements x of a chunk with exp(scale * (x - m)) = 0, in place, so that none is -inf.
 
-    A chunk that is all -inf stays as it is, and so does a chunk of float16, for which :func:`raise_infinite` is meant.
+    A chunk that is all -inf stays as it is. So does a chunk of float16, for which there is :func:`raise_infinite`.
 
     Args:
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
-        scale: the scale, a positive number; for scales of rows, a number that none is below.
+        scale: the scale, a positive number; if rows have scales of their own, a lower bound of them.
         is_shared: whether GpSimd processes half of the elements. This pays where Vector has another chunk to work on
             meanwhile: for bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an
             element.
@@ -71,7 +75,7 @@ def raise_negligible(
 
 
 def lowest_relevant(neg_max_sbuf: nl.NkiTensor, scale: float) -> nl.NkiTensor:
-    """Compute the number that elements below it are raised to, see :func:`raise_negligible`, for -m of any shape."""
+    """Return the number to which :func:`raise_negligible` raises smaller elements, for -m of any shape."""
     lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
         dst=lowest_sbuf,
@@ -85,7 +89,11 @@ def lowest_relevant(neg_max_sbuf: nl.NkiTensor, scale: float) -> nl.NkiTensor:
 
 
 def raise_to(chunk_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor, is_shared: bool = False) -> None:
-    """Raise elements of a chunk, [rows, columns], to the number of each row, [rows, 1], in place."""
+    """Raise elements of a chunk, [rows, columns], in place, to at least the number of their row in ``lowest_sbuf``,
+    [rows, 1].
+
+    ``is_shared`` is explained at :func:`raise_negligible`.
+    """
     columns = chunk_sbuf.shape[1]
     half = columns // 2 if is_shared else 0
     if half > 0:
@@ -102,9 +110,9 @@ def raise_to(chunk_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor, is_shared: boo
 
 
 def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
-    """Raise -inf to the lowest number of float16, in place, after the exponentials are taken.
+    """Raise each -inf to the lowest number of float16, in place, after the exponentials are taken.
 
-    Elements of another type stay as :func:`raise_negligible` has left them.
+    Tiles of other types are left unchanged, because :func:`raise_negligible` has removed their -inf.
     """
     if elements_sbuf.dtype == nl.float16:
         nisa.tensor_scalar(dst=elements_sbuf, data=elements_sbuf, op0=nl.maximum, operand0=FLOAT16_LOWEST)
@@ -112,8 +120,11 @@ def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class FirstMoment:
-    """F (``factors``) and G (``first``) of the module, for a group of batches: of chunks, [rows, batches, columns], and
-    of rows, [rows, batches].
+    """F and G of the module, for a group of batches.
+
+    Attributes:
+        factors_sbuf, first_sbuf: F_k and G_k of chunks, [rows, batches, columns].
+        row_factors_sbuf, row_first_sbuf: F and G of rows, [rows, batches].
     """
 
     factors_sbuf: nl.NkiTensor
@@ -136,7 +147,7 @@ class FirstMoment:
             factors_sbuf: f, [rows, columns], or None for 1; may be overwritten.
             products_sbuf: scratch, float32 [rows, columns]; it is overwritten.
             neg_max_sbuf: -m_k, [rows, 1].
-            place: the place of the chunk in the group.
+            place: the place of the chunk.
         """
         count_sbuf, first_sbuf = place.of(self.factors_sbuf), place.of(self.first_sbuf)
         if factors_sbuf is None:
@@ -162,7 +173,7 @@ class FirstMoment:
         neg_max_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """Compute G_k of one chunk in one pass, for a caller that gets F_k in another way. The arguments are those of
+        """Compute G_k of one chunk in one pass, for a caller that computes F_k itself. The arguments are those of
         :meth:`take`.
         """
         if factors_sbuf is None:
@@ -197,8 +208,9 @@ class FirstMoment:
 
 @dataclass(frozen=True)
 class PieceTerms:
-    """The operands of :meth:`sum` for the pieces of a chunk: bias and -center, float32 [rows, 1], and the scale, a
-    number or float32 [rows, 1]."""
+    """The operands of :meth:`sum`: bias and -center, float32 [rows, 1], and the scale, a number or float32 [rows,
+    1].
+    """
 
     bias_sbuf: nl.NkiTensor
     neg_center_sbuf: nl.NkiTensor
@@ -207,9 +219,14 @@ class PieceTerms:
     def sum(
         self, chunk_sbuf: nl.NkiTensor, pieces: list[PsumPiece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
     ) -> None:
-        """Compute the sums over a chunk of e = exp(scale * x + bias) and of e * (x - center).
+        """Compute two sums over a chunk x: of e = exp(scale * x + bias), and of e * (x - center).
 
         The registers of Scalar and Vector add up the sums of the pieces.
+
+        Args:
+            chunk_sbuf: x, [rows, columns].
+            pieces: the pieces of the chunk.
+            sum_sbuf, entropy_sbuf: tiles [rows, 1] for the first and the second sum.
         """
         for piece in pieces:
             elements_sbuf = piece.of(chunk_sbuf)
@@ -239,7 +256,7 @@ class PieceTerms:
 
 
 def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute the entropies log d - scale * E / d (see the module), [rows, batches]."""
+    """Return the entropies log d - scale * E / d (see the module), [rows, batches]."""
     entropies_sbuf = sums.columns.row_tile()
     nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
     sums.scale.take_product(entropies_sbuf, entropies_sbuf, row_entropy_sbuf)
@@ -255,9 +272,8 @@ class EntropyMoment:
     row_entropy_sbuf: nl.NkiTensor
 
     def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[PsumPiece], place: Place) -> None:
-        """Compute E_k and s_k of one chunk, whose maximum is known and which holds no -inf.
-
-        :func:`raise_negligible` removes each -inf.
+        """Compute E_k and s_k of one chunk. Its maximum must be in the statistics, and no element may be -inf (see
+        :func:`raise_negligible`).
         """
         scale = statistics.scale.of(place.batch)
         terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), scale)
@@ -311,26 +327,26 @@ class EntropyMoment:
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def _of_chunks(self, statistics: Statistics, chunks: int) -> nl.NkiTensor:
-        """Return E_k of all chunks, with 0 for a chunk that is all -inf, whose s_k is 0."""
         sums_sbuf = statistics.columns.in_use(statistics.sums_sbuf, chunks)
         has_elements_sbuf = nl.ndarray(sums_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=has_elements_sbuf, data=sums_sbuf, op0=nl.not_equal, operand0=0.0)
         return selected(statistics.columns.in_use(self.entropy_sbuf, chunks), has_elements_sbuf)
 
     def entropies(self, statistics: Statistics) -> nl.NkiTensor:
-        """Compute the entropies of the rows, log d - scale * E / d (see the module). E is never positive, so nothing
-        cancels.
+        """Return the entropies of the rows, log d - scale * E / d (see the module), [rows, batches].
+
+        E is never positive, so nothing cancels.
         """
         return _entropies(statistics, self.row_entropy_sbuf)
 
 
 @dataclass(frozen=True)
 class ShiftedEntropy:
-    """E of a group of batches under shifts: like ``EntropyMoment``, with the shift of a row in place of every m_k.
+    """E of a group of batches under shifts: like :class:`EntropyMoment`, with the shift of a row in place of every m_k.
 
-    The chunks of a row are therefore added without weights. An element above the shift adds to E, and its excess in log
-    S is subtracted again, where S is the sum of exponentials (:mod:`.shifted`): where S is at most 2^11, that costs the
-    entropy up to 8 units in the last place of 8.
+    The sums of the chunks of a row are therefore added without weights. An element above the shift adds to E, and its
+    excess in log S is subtracted again, where S is the sum of exponentials (:mod:`.shifted`): where S is at most 2^11,
+    that costs the entropy up to 8 units in the last place of 8.
     """
 
     entropy_sbuf: nl.NkiTensor
@@ -344,36 +360,39 @@ class ShiftedEntropy:
     def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[PsumPiece], place: Place) -> None:
         """Compute the sums of e = exp(scale * (x - c)) and of e * (x - c) of one chunk, with c the shift of the row.
 
-        The chunk must hold no -inf; :func:`raise_negligible` removes them.
+        No element of the chunk may be -inf; see :func:`raise_negligible`.
         """
         terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale.of(place.batch))
         terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(self, columns: Columns, chunks: int) -> None:
-        """Compute E (see the module) of the rows."""
+        """Compute E (see the module) of the rows from ``chunks`` chunks."""
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=columns.in_use(self.entropy_sbuf, chunks), axis=2)
 
     def restart(self, columns: Columns, chunks: int) -> None:
-        """Put the sum of ``chunks`` chunks, which fill the columns, into column 0."""
+        """Copy E of each row, from ``chunks`` chunks that fill the columns, to column 0."""
         self.combine(columns, chunks)
         columns.restart(self.entropy_sbuf, self.row_entropy_sbuf)
 
     def entropies(self, sums: ShiftedSums) -> nl.NkiTensor:
-        """Compute the entropies of the rows."""
+        """Return the entropies of the rows, [rows, batches]."""
         return _entropies(sums, self.row_entropy_sbuf)
 
 
 @dataclass(frozen=True)
 class SquareMoment:
-    """The sum of squared exponentials, for log sum p_j^2; of a group of batches.
+    """The sum of squared exponentials of each row of a group of batches, for log sum p_j^2.
 
     With the chunks of the module,
 
         Q_k = sum of exp(2 (z_j - m_k))        Q = sum of exp(2 (m_k - m)) * Q_k
         log sum p_j^2 = log Q - 2 log d
 
-    where p_j = exp(z_j - m) / d. Q and d are at least 1, so neither log loses precision. Tiles have Q_k of chunks,
-    [rows, batches, columns], and Q of rows, [rows, batches].
+    where p_j = exp(z_j - m) / d. Q and d are at least 1, so neither log loses precision.
+
+    Attributes:
+        squares_sbuf: Q_k of chunks, [rows, batches, columns].
+        row_squares_sbuf: Q of rows, [rows, batches].
     """
 
     squares_sbuf: nl.NkiTensor
@@ -397,8 +416,8 @@ class SquareMoment:
         )
 
     def combine(self, statistics: Statistics, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute Q (see :class:`SquareMoment`) of the rows, while the weights exp(m_k - m) are there, over
-        ``terms_sbuf``.
+        """Compute Q (see :class:`SquareMoment`) of the rows, before the weights are overwritten; ``terms_sbuf`` is
+        scratch.
         """
         columns = statistics.columns
         weights_sbuf = columns.in_use(statistics.weights_sbuf, chunks)
@@ -408,7 +427,7 @@ class SquareMoment:
         nisa.tensor_reduce(dst=self.row_squares_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def logs(self, statistics: Statistics) -> nl.NkiTensor:
-        """Compute log sum p^2 = log Q - 2 log d (see :class:`SquareMoment`), [rows, batches]."""
+        """Return log sum p^2 = log Q - 2 log d (see :class:`SquareMoment`), [rows, batches]."""
         logs_sbuf = float32_like(self.row_squares_sbuf)
         nisa.activation(dst=logs_sbuf, op=nl.log, data=self.row_squares_sbuf)
         nisa.scalar_tensor_tensor(
@@ -424,16 +443,16 @@ class SquareMoment:
 
 @dataclass(frozen=True)
 class MeanMoment:
-    """The sum and the number of the elements x of a group of batches.
+    """The sum and the number of the elements x of each row of a group of batches.
 
-    The mean of the elements needs no maximum: their sum is as exact as they are. Where elements may be masked by -inf,
-    the unmasked elements are counted too.
+    The mean of the elements needs no maximum. Where elements may be masked by -inf, the unmasked elements are counted
+    too.
 
     Attributes:
         columns: the layout of the tiles of chunks.
-        num_columns: the number of elements of a row; none is masked where elements are not counted.
+        num_columns: the number of elements of a row.
         sums_sbuf, row_sums_sbuf: the sums of chunks, [rows, batches, columns], and of rows, [rows, batches].
-        counts_sbuf, row_counts_sbuf: the numbers of unmasked elements of chunks and of rows; None where none may be
+        counts_sbuf, row_counts_sbuf: the numbers of unmasked elements of chunks and of rows; None if no element can be
             masked.
     """
 
@@ -447,13 +466,14 @@ class MeanMoment:
     def take(
         self, elements_sbuf: nl.NkiTensor, unmasked_sbuf: nl.NkiTensor | None, scratch_sbuf: nl.NkiTensor, place: Place
     ) -> None:
-        """Compute the sum of the elements of one chunk, on Scalar; on Vector where elements may be masked.
+        """Compute the sum of the elements of one chunk: on Vector if elements may be masked, else on Scalar.
 
         Args:
             elements_sbuf: x, [rows, columns].
-            unmasked_sbuf: 1.0, and 0.0 where an element is -inf, float32 [rows, columns]; None where none may be.
+            unmasked_sbuf: 0.0 where an element is -inf, else 1.0, float32 [rows, columns]; None if no element can be
+                masked.
             scratch_sbuf: scratch of any float type and the same shape; it is overwritten.
-            place: the place of the chunk in the group.
+            place: the place of the chunk.
         """
         if unmasked_sbuf is None:
             nisa.activation(
@@ -477,18 +497,18 @@ class MeanMoment:
         )
 
     def combine(self, chunks: int) -> None:
-        """Compute the sums and counts of the rows."""
+        """Compute the sums and counts of the rows from ``chunks`` chunks."""
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             in_use_sbuf = self.columns.in_use(of_chunks_sbuf, chunks)
             nisa.tensor_reduce(dst=of_rows_sbuf, op=nl.add, data=in_use_sbuf, axis=2)
 
     def restart(self) -> None:
-        """Put the sums and counts of the rows, computed by :meth:`combine`, into column 0, as those of one chunk."""
+        """Copy the sums and counts of the rows, as :meth:`combine` computed them, to column 0."""
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             self.columns.restart(of_chunks_sbuf, of_rows_sbuf)
 
     def means(self, scale: Scale) -> nl.NkiTensor:
-        """Compute ``scale`` times the means, [rows, batches]; NaN for a row whose elements are all masked."""
+        """Return ``scale`` times the mean of each row, [rows, batches]; NaN for a row whose elements are all masked."""
         if self.row_counts_sbuf is None:
             return scale.times(self.row_sums_sbuf, divisor=self.num_columns)
         means_sbuf = float32_like(self.row_sums_sbuf)
@@ -498,11 +518,10 @@ class MeanMoment:
 
     @property
     def of_chunks(self) -> list[nl.NkiTensor]:
-        """Return the tiles of chunks: the sums, and the counts if there are any."""
+        """The tiles of chunks: the sums, and the counts if elements may be masked."""
         return [of_chunks_sbuf for of_chunks_sbuf, _ in self._pairs()]
 
     def _pairs(self) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-        """Return the tiles of sums and counts of chunks, each with the tile that holds those of rows."""
         pairs = [(self.sums_sbuf, self.row_sums_sbuf)]
         if self.counts_sbuf is not None and self.row_counts_sbuf is not None:
             pairs.append((self.counts_sbuf, self.row_counts_sbuf))
@@ -517,10 +536,10 @@ class Moments:
         columns: the layout of the tiles of chunks.
         first: F and G of the module.
         entropy: E of the module.
-        distances_sbuf: m_k - m, finite, [rows, batches, columns].
+        distances_sbuf: the distances m_k - m, finite, [rows, batches, columns].
         terms_sbuf: scratch of the same shape.
         squares: the sums of squared exponentials.
-        mean: the sum of the elements.
+        mean: the sums of the elements.
     """
 
     columns: Columns
@@ -533,7 +552,13 @@ class Moments:
 
     @classmethod
     def make(cls, columns: Columns, with_first: bool, with_entropy: bool) -> Moments | None:
-        """Allocate the tiles; None if there is nothing to gather."""
+        """Allocate the tiles of the wanted sums, and return them; None if neither is wanted.
+
+        Args:
+            columns: the layout of the tiles of chunks.
+            with_first: whether F and G are wanted.
+            with_entropy: whether E is wanted.
+        """
         if not (with_first or with_entropy):
             return None
         first = entropy = None
@@ -549,7 +574,9 @@ class Moments:
         nisa.tensor_scalar(dst=kept_sbuf, data=distances_sbuf, op0=nl.maximum, operand0=FLOAT32_LOWEST)
 
     def combine(self, statistics: Statistics, chunks: int) -> None:
-        """Combine the sums of each row while the weights are there: before ``Statistics.combine_sums``."""
+        """Compute the sums of each row from ``chunks`` chunks. Call it before ``Statistics.combine_sums``, which
+        overwrites the weights.
+        """
         distances_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         terms_sbuf = self.columns.in_use(self.terms_sbuf, chunks)
         if self.first is not None:
@@ -562,7 +589,7 @@ class Moments:
             self.mean.combine(chunks)
 
     def restart(self) -> None:
-        """Put the sums of the chunks so far into column 0."""
+        """Copy the sums of each row, as :meth:`combine` computed them, to column 0."""
         if self.first is not None:
             self.columns.restart(self.first.factors_sbuf, self.first.row_factors_sbuf)
             self.columns.restart(self.first.first_sbuf, self.first.row_first_sbuf)

@@ -3,8 +3,8 @@
 
 """Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
 
-:class:`FlaggedRows` is the list of these rows, with the loop over them; :func:`most_trips` bounds its iterations. The
-parts are next door: :mod:`.gathered` has the places in the list, and the rows of an iteration.
+:class:`FlaggedRows` is the list of these rows, and runs the loop over them; :func:`most_trips` bounds its iterations.
+:mod:`.gathered` has the slots of the list, and the rows of an iteration.
 
 Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
 row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: one operand is 1
@@ -42,12 +42,11 @@ _PIPE = 0
 
 
 def most_trips(rows: int) -> int:
-    """Return the number of iterations of the loop when all of ``rows`` rows of a core are recomputed."""
+    """Return the number of iterations of the loop if all of a core's ``rows`` rows are recomputed."""
     return div_ceil(rows, ROWS_OF_TILE * TILES_PER_TRIP)
 
 
 def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:
-    """Compute data * factor + addend."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=data_sbuf, op0=nl.multiply, operand0=float(factor), op1=nl.add, operand1=addend_sbuf
     )
@@ -65,8 +64,8 @@ class FlaggedRows:
         constants: the constants for the computation of slots.
         count_sbuf: the number of flagged rows so far, float32 [128, 1], the same in each partition.
         integer_count_sbuf: the same number, int32 [1, 1].
-        list_psum: the list, float32 [128 j, 2, tiles i]. For slot 128 i + j it holds the partition of the row in its
-            batch plus one, or 0 in a slot without a row, and then the batch.
+        list_psum: the list, float32 [128 j, 2, tiles i]. For slot 128 i + j, [j, 0, i] is the partition of the row in
+            its batch plus one, or 0 in a slot without a row; [j, 1, i] is the number of the batch.
         added: the numbers of the batches whose rows are in the list.
     """
 
@@ -83,7 +82,7 @@ class FlaggedRows:
 
     @classmethod
     def make(cls, num_rows: int, cores: int, core: int, rows_per_batch: int, num_batches: int) -> FlaggedRows:
-        """Make an empty list for a core with ``num_batches`` batches, at least one and at most ``BATCHES_MAX``."""
+        """Return an empty list for a core with ``num_batches`` batches, from 1 to ``BATCHES_MAX``."""
         tiles = most_trips(num_batches * rows_per_batch) * TILES_PER_TRIP
         count_sbuf = nl.ndarray((ROWS_OF_TILE, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=count_sbuf, value=0.0)
@@ -106,22 +105,33 @@ class FlaggedRows:
 
     @property
     def psum_bytes(self) -> int:
-        """The bytes of a partition of PSUM that the list, a whole bank, and the tiles that compute it may take."""
+        """The bytes of a partition of PSUM for the list, which takes a whole bank, and for the tiles that compute
+        it.
+        """
         return nl.tile_size.psum_bank_fmax_bytes + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
-        """Add the rows of a group of batches whose flag is 1; the flags, float32 [rows, batches], are 1 or 0."""
+        """Add the flagged rows of a group of batches to the list.
+
+        Args:
+            flags_sbuf: 1 for a flagged row, else 0, float32 [rows, batches].
+            group: the batches.
+        """
         self.put(self.counted(flags_sbuf), group)
 
     def put(self, slots: Slots, group: BatchGroup) -> None:
-        """Put the counted rows of a group of batches into the list."""
+        """Write the flagged rows of a group of batches into the list, at the slots that :meth:`counted` returned."""
         for batch in range(group.batches):
             self._list(slots, batch, group)
 
     def counted(self, flags_sbuf: nl.NkiTensor) -> Slots:
-        """Count the rows whose flag is 1, and return the slots of all rows; flags, float32 [rows, batches], are 1 or 0.
+        """Count the flagged rows of a group of batches, and return the slots of all its rows.
 
-        A triangular matrix gives the prefix sums of the flags within a batch, a scan those of whole batches.
+        A triangular matrix gives the prefix sums of the flags within a batch, a scan gives the sums over earlier
+        batches.
+
+        Args:
+            flags_sbuf: 1 for a flagged row, else 0, float32 [rows, batches].
         """
         rows, batches = flags_sbuf.shape
         shape = (ROWS_OF_TILE, batches)
@@ -147,7 +157,6 @@ class FlaggedRows:
         return cut(slot_sbuf, flags_sbuf)
 
     def _list(self, slots: Slots, batch: int, group: BatchGroup) -> None:
-        """Put the flagged rows of a batch of the group into the list."""
         tile_sbuf, row_sbuf = slots.tile_sbuf[:, batch : batch + 1], slots.row_sbuf[:, batch : batch + 1]
         rows, number = group.rows, group.start + batch
         to_row_sbuf = nl.ndarray((rows, ROWS_OF_TILE), dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -169,7 +178,7 @@ class FlaggedRows:
     def exchanged_count(self) -> nl.NkiTensor | None:
         """Return the number of rows that the other core has flagged, int32 [1, 1]; None on one core.
 
-        Both cores call it once, after all their rows are counted. It is a transfer: other work may follow before
+        Both cores call it once, after all their rows are counted. The transfer overlaps with work before
         :meth:`recompute`.
         """
         if self.cores == 1:
@@ -190,13 +199,14 @@ class FlaggedRows:
         others_sbuf: nl.NkiTensor | None,
         after: list[nisa.NkiInstruction],
     ) -> None:
-        """Call ``compute`` with the rows of each iteration, equally often on all cores.
+        """Run the loop over the flagged rows: call ``compute`` with the rows of an iteration. All cores run the same
+        number of iterations.
 
         Args:
             compute: a function of the tiles of an iteration. It is traced once, as the body of a loop, and writes its
                 results by :meth:`GatheredRows.stored` alone.
             others_sbuf: the result of :meth:`exchanged_count`.
-            after: the instructions that have to finish before rows are read or written.
+            after: the instructions that must finish before values of the rows are read or written.
         """
         tiles = self._tiles(others_sbuf)
         list_sbuf = nl.ndarray(self.list_psum.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -210,7 +220,6 @@ class FlaggedRows:
         nl.fori_loop(0, tiles, recompute_rows, step=TILES_PER_TRIP)
 
     def _tiles(self, others_sbuf: nl.NkiTensor | None) -> nisa.VirtualRegister:
-        """Return the number of tiles that the core with the most rows needs."""
         count_sbuf = self.integer_count_sbuf
         if others_sbuf is not None:
             integer_op(count_sbuf, count_sbuf, others_sbuf, nl.maximum)
@@ -221,7 +230,8 @@ class FlaggedRows:
         return tiles
 
     def _gathered(self, slot_sbuf: nl.NkiTensor, after: list[nisa.NkiInstruction]) -> GatheredRows:
-        """Compute the indices of the rows of a tile: (batch * rows_per_batch + partition) * cores + core.
+        """Return the rows of a tile of the list. A row has the index (batch * rows_per_batch + partition) * cores +
+        core.
 
         Empty slots hold zeros.
         """

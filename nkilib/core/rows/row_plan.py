@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How rows are divided over partitions, instructions and batches.
+"""The division of rows over partitions, instructions and batches.
 
-A long row lies on several partitions, and a partition holds several short rows; an instruction processes a piece
-(:class:`RowPiece`). A plan (:class:`RowPlan`) holds for all rows of one length. A batch (:class:`RowBatch`) has the
-rows of a core that are processed together, and loads and stores them. :func:`batches_of_core` makes the batches.
+A long row lies on several partitions, and a partition holds several short rows. A *piece* (:class:`RowPiece`) is what
+one instruction processes. A plan (:class:`RowPlan`) holds for all rows of one length. A *batch* (:class:`RowBatch`) has
+the rows of a core that are processed together, and loads and stores them. :func:`batches_of_core` makes the batches.
 :func:`row_plan` makes the plan of rows that stay in SBUF between two passes over them, so that HBM is read once and
-written once, from the bytes that a loop keeps on chip (:class:`Streams`).
+written once. It needs the bytes that a loop keeps on chip (:class:`Streams`). :func:`kept_plan` makes a plan in which
+the exponentials of a row stay on chip as well.
 
-What may affect the rounding of a row depends on the length of a row, the types and the caller's sizes only. The number
-of rows per partition is decided where the number of rows is known, because it does not affect any bit.
+The rounding of a row may depend on the row's length, the types and the sizes that the caller sets, but on nothing
+else. The number of rows per partition affects no bit, so it is decided where the number of rows is known.
 
-The numbers of the partitions of a row come to a line, side by side (:func:`on_line`), and back (:func:`off_line`,
-:func:`column_of`).
-GpSimd shares the maxima of rows with Vector (:func:`halved`).
+The values of several partitions are moved to a *line*, side by side in one partition (:func:`on_line`), and back
+(:func:`off_line`, :func:`column_of`). GpSimd shares the maxima of rows with Vector (:func:`halved`).
 
-A row of C elements lies on F partitions, 1 to 128: its parts are W = floor(C / F) columns wide, and the last one has
-the rest as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
+A row of C elements lies on F partitions, 1 to 128. Its *part* on a partition is W = floor(C / F) columns wide; the last
+part has the remaining columns too, its *tail*. The other parts have the same number of padding columns instead, which
+change no maximum and no sum.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class RowPiece:
     Attributes:
         first, end: the first row of each partition, and the last one plus one.
         start, stop: the first column of each partition, and the last one plus one.
-        column: the column of the piece in the statistics, if rows have several pieces.
+        column: the column for the values of the piece in the statistics, if rows have several pieces.
     """
 
     first: int
@@ -114,17 +115,17 @@ class Streams:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The plan of rows of one length and type; C, F and W are those of the module.
+    """The plan of rows of one length and type; C, F and W are defined in the module.
 
     Attributes:
         row_size: C, the number of elements of a row.
         parts: F, the number of partitions of a row.
-        width: W, the number of columns that every part has.
-        piece_size: the maximum number of elements of a piece.
-        rows_of_piece: the maximum number of rows of a piece; 1 if a row has several pieces.
+        width: W, the number of columns of a part without the tail.
+        piece_size: the maximum number of elements of a piece in a partition.
+        rows_of_piece: the maximum number of rows of a piece in a partition; 1 if a row has several pieces.
         rows_each: the maximum number of rows per partition.
         batches_on_chip: the number of batches that have tiles.
-        kept_pieces: the number of pieces that have tiles for values that are kept beside the rows; 0 if none are.
+        kept_pieces: the number of pieces that have tiles for values that are kept beside the rows; 0 if none are kept.
     """
 
     row_size: int
@@ -138,9 +139,7 @@ class RowPlan:
 
     @property
     def tail(self) -> int:
-        """The number of columns that only the last part of a row has, because the parts cannot divide the row
-        evenly.
-        """
+        """The number of columns of the last part of a row beyond W: the remainder of C / F."""
         return self.row_size - self.parts * self.width
 
     @property
@@ -155,7 +154,7 @@ class RowPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one piece has all elements of a row, so that there are no statistics to combine."""
+        """Whether one piece has all elements of a row, so that nothing has to be combined."""
         return self.parts == 1 and self.pieces_per_row == 1
 
     @property
@@ -183,9 +182,6 @@ class RowPlan:
 
 
 def _parts(row_size: int, fitting: int) -> int:
-    """Return the number of partitions that a row is spread over, each with at most ``fitting`` elements: the fewest
-    possible, or a few more if they divide the row's length evenly.
-    """
     least = div_ceil(row_size, fitting)
     if least == 1:
         return 1
@@ -200,8 +196,8 @@ def _parts(row_size: int, fitting: int) -> int:
 
 
 def largest_row(streams: Streams) -> int:
-    """Return the length of the longest row that stays on chip. Such a row is the only batch on chip, so that its
-    transfers overlap with no computation.
+    """Return the length of the longest row that stays on chip. Only one batch of such rows is on chip, so its transfers
+    do not overlap with computation.
     """
     on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
@@ -216,7 +212,7 @@ def row_plan(
     piece_bytes: int | None = None,
     least_parts: int | None = None,
 ) -> RowPlan:
-    """Divide rows of ``row_size`` elements, for loops that keep ``streams`` on chip.
+    """Return the plan of rows of ``row_size`` elements.
 
     Args:
         function: the name of the kernel, for messages.
@@ -225,10 +221,11 @@ def row_plan(
         chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
         most_pieces: the maximum number of pieces of a batch of whole rows.
         piece_bytes: the bytes of a piece; None means the default for rows of that length.
-        least_parts: the fewest partitions that a row of so many elements is spread over; None means as few as fit.
+        least_parts: the fewest partitions per row, or one partition per element if a row is shorter; None means as few
+            as fit.
 
     Raises:
-        AssertionError: if a row does not fit on chip.
+        AssertionError: a row does not fit on chip.
     """
     require(
         row_size <= largest_row(streams),
@@ -260,8 +257,10 @@ def row_plan(
 
 
 def _spread_piece(columns: int) -> int:
-    """Return the number of elements of a piece where few rows are spread over partitions, each of which has ``columns``
-    columns of a row.
+    """Return the number of elements of a piece if few rows are spread over many partitions.
+
+    Args:
+        columns: the number of columns of a row in each partition.
     """
     return div_ceil(columns, max(1, min(_MOST_SPREAD_PIECES, columns // _LEAST_SPREAD_PIECE)))
 
@@ -269,17 +268,17 @@ def _spread_piece(columns: int) -> int:
 def kept_plan(
     row_size: int, streams: Streams, chunk_size: int | None, least_parts: int | None = None
 ) -> RowPlan | None:
-    """Divide rows of ``row_size`` elements into pieces whose exponentials stay on chip until the row's sum is known.
+    """Return a plan in which the exponentials of a row stay on chip until the row's sum is known.
 
     Args:
         row_size: C, the number of elements of a row.
-        streams: the bytes that the loop keeps in a partition; ``scratch`` without the values that are kept.
+        streams: the bytes that the loop keeps in a partition; ``scratch`` does not include the exponentials.
         chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
             The number of partitions of a row does not depend on it.
         least_parts: the fewest partitions of a row, as for :func:`row_plan`.
 
     Returns:
-        The plan, or None if there is none that fits: the kept values of a row, and several batches.
+        The plan, or None if no plan fits the exponentials of a row and several batches.
     """
     fastest = _fastest_kept_plan(row_size, streams, least_parts)
     if fastest is None or chunk_size is None:
@@ -301,8 +300,8 @@ def _fastest_kept_plan(row_size: int, streams: Streams, least_parts: int | None)
 
 
 def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> RowPlan | None:
-    """Return a plan that spreads a row over ``parts`` partitions in pieces of ``piece_size`` elements; None if it does
-    not fit.
+    """Return a plan with ``parts`` partitions per row and pieces of ``piece_size`` elements; None if it does not
+    fit.
     """
     width = row_size // parts
     columns = row_size - (parts - 1) * width
@@ -318,9 +317,6 @@ def _kept_on(row_size: int, parts: int, streams: Streams, piece_size: int) -> Ro
 
 
 def _kept_sizes(columns: int, streams: Streams) -> list[int]:
-    """Return the numbers of elements of a piece to try, the largest first, for rows with ``columns`` columns in a
-    partition.
-    """
     if columns * streams.element <= _LARGEST_KEPT_ROW_BYTES:
         return [columns]
     fewest = div_ceil(columns, _LARGEST_KEPT_PIECE)
@@ -329,8 +325,7 @@ def _kept_sizes(columns: int, streams: Streams) -> list[int]:
 
 @dataclass(frozen=True)
 class _Transfer:
-    """The columns of a piece that one transfer moves: the columns of every part of a row, or those that only its last
-    part has.
+    """The columns of a piece that one transfer moves: columns that all parts of a row have, or columns of the tail.
 
     Attributes:
         piece: the piece of a batch.
@@ -344,14 +339,11 @@ class _Transfer:
     is_tail: bool
 
     def on_all_partitions(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the transfer's columns in the tile of the piece, on all partitions, whether they have data there or
-        padding.
-        """
         return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
 
     def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
-        """Return the elements of the tile of the piece that the transfer reads or writes: for a tail, only the last
-        partition of each row.
+        """Return the elements of the piece's tile that the transfer reads or writes: of a tail, only the last partition
+        of each row.
         """
         columns_sbuf = self.on_all_partitions(piece_sbuf)
         if not self.is_tail:
@@ -378,9 +370,9 @@ class RowBatch:
     Attributes:
         plan: the plan of the rows.
         matrix: the index of the matrix that the rows belong to.
-        first: the index of the batch's first row in the matrix; its other rows follow.
-        lines: the number of rows if each takes one or more partitions; if a partition holds several rows, the number of
-            partitions.
+        first: the index of the first row in the matrix; the rows are consecutive.
+        lines: the number of rows if a row has one or more partitions; the number of partitions if a partition has
+            several rows.
         rows_each: the number of rows per partition.
     """
 
@@ -402,23 +394,26 @@ class RowBatch:
 
     @property
     def start(self) -> int:
-        """The number of the first batch of the rows: 0, because their results are stored by themselves."""
+        """The number of the first batch of the rows; always 0."""
         return 0
 
     @property
     def as_rows(self) -> Batch:
-        """The rows of the batch with one number per row in a partition, if a partition holds at most one row."""
+        """The rows as a :class:`Batch`, with one value per partition; for batches with at most one row per
+        partition.
+        """
         return Batch(self.first, self.lines, 1)
 
     @property
     def as_line(self) -> RowBatch:
-        """The rows of the batch with their numbers side by side in one partition, as a batch of one line."""
+        """The rows as a batch whose values lie on one line: all rows in one partition."""
         return RowBatch(replace(self.plan, parts=1), self.matrix, self.first, 1, self.lines * self.rows_each)
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the elements of a vector [N] that belong to the rows, as a tile [partitions, rows per partition].
+        """Load the elements of the rows from a vector [N] into a new tile [partitions, rows per partition], and return
+        the tile.
 
-        Each partition of a row that lies on several gets the element of the row.
+        All partitions of a row get the row's element.
         """
         values_sbuf = nl.ndarray((self.partitions, self.rows_each), dtype=dtype, buffer=nl.sbuf)
         of_rows_hbm = self._of_rows(vector_hbm)
@@ -428,7 +423,9 @@ class RowBatch:
         return values_sbuf
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [lines, rows per partition] as the elements of a vector [N] that belong to the rows."""
+        """Store a tile [lines, rows per partition] as the elements of the rows in a vector [N]; return the DMA
+        instruction.
+        """
         return nisa.dma_copy(dst=self._of_rows(vector_hbm), src=values_sbuf)
 
     def _of_rows(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
@@ -444,13 +441,20 @@ class RowBatch:
         return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
     def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: RowPiece) -> nl.NkiTensor:
-        """Return the part of a scratch buffer [128, size] for a piece, as a view [partitions, rows, columns]."""
+        """Return the first elements of a scratch buffer [128, size], as a view [partitions, rows, columns] for a
+        piece.
+        """
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
     def load(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
-        """Load a piece of rows from a matrix into ``piece_sbuf``, [partitions, rows, columns]. Columns for which a
-        partition has no data, because its part of a row is shorter, get the value ``padding``.
+        """Load a piece of the rows of a matrix.
+
+        Args:
+            matrix_hbm: the matrix, [rows, C].
+            piece: the piece.
+            piece_sbuf: the tile for it, [partitions, rows, columns].
+            padding: the value for the padding columns of partitions without a tail.
         """
         for transfer in self._transfers(piece):
             if transfer.is_tail:
@@ -458,7 +462,7 @@ class RowBatch:
             nisa.dma_copy(dst=transfer.on_chip(piece_sbuf, self.plan), src=transfer.in_hbm(matrix_hbm, self))
 
     def store(self, matrix_hbm: nl.NkiTensor, piece: RowPiece, piece_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
-        """Store a piece of rows from [partitions, rows, columns] into a matrix; return the DMA instructions."""
+        """Store a piece of the rows, [partitions, rows, columns], into a matrix; return the DMA instructions."""
         return [
             nisa.dma_copy(dst=transfer.in_hbm(matrix_hbm, self), src=transfer.on_chip(piece_sbuf, self.plan))
             for transfer in self._transfers(piece)
@@ -492,11 +496,18 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int, least_batches: 
 def batches_of_core(
     plan: RowPlan, matrices: int, rows: int, cores: int, core: int, least_batches: int = _LEAST_BATCHES
 ) -> list[RowBatch]:
-    """Return the batches of a core, which processes a consecutive share of the rows of ``matrices`` matrices.
+    """Return the batches of a core, which processes a consecutive share of the rows of each matrix.
 
-    Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions. Rows
-    that are enough for ``least_batches`` batches of a piece each are divided into as many; 1 makes a single batch of
-    rows that a few partitions less hold evenly.
+    Batches with full partitions come first. The last ones have fewer rows per partition, then fewer partitions.
+
+    Args:
+        plan: the plan of the rows.
+        matrices: the number of matrices.
+        rows: the number of rows of a matrix.
+        cores: the number of cores of the launch.
+        core: the number of this core.
+        least_batches: the number of batches into which rows are divided, if each of these batches has at least a piece.
+            1 makes a single batch of rows that fit evenly on a few partitions less.
     """
     batches = []
     share = div_ceil(rows, cores)
@@ -510,16 +521,19 @@ def batches_of_core(
 
 
 def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
-    side.
-    """
+    """Return the transpose [1, partitions] of a tile [partitions, 1], in PSUM."""
     line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=column_sbuf.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=line_psum, data=column_sbuf)
     return line_psum
 
 
 def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
-    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
+    """Return the values of a line, [1, rows], on the partitions of their rows, [rows * parts, 1] in PSUM.
+
+    Args:
+        line_sbuf: the line, float32.
+        parts: the number of partitions of a row.
+    """
     rows = line_sbuf.shape[1]
     spread_sbuf = nl.ndarray((1, rows, parts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
@@ -527,14 +541,14 @@ def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
 
 
 def column_of(line_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Transpose float32 values of one partition, [1, partitions], to [partitions, 1] in PSUM."""
+    """Return the transpose [partitions, 1] of a float32 tile [1, partitions], in PSUM."""
     column_psum = nl.ndarray((line_sbuf.shape[1], 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=column_psum, data=line_sbuf)
     return column_psum
 
 
 def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns]; see
+    """Return the maxima of pairs of elements of [partitions, rows, columns], with half the columns; see
     :func:`nkilib.core.rows.statistics.halve`.
     """
     partitions, rows, columns = x_sbuf.shape

@@ -3,10 +3,11 @@
 
 """Memory of kernels in SBUF: ring buffers of tiles, the division of a partition between them, and scratch.
 
-- ring buffers: :func:`ring_of` allocates the tiles of one, :class:`Ring` hands them out round-robin, and
-  :class:`TileRing` by the number of a chunk;
-- the division of a partition: a kernel states its needs for any chunk size as an :class:`SbufPlan`, and a
-  :class:`DividedSbuf` has the chunk buffers and the scratch for chunks of one size;
+- ring buffers: :func:`ring_of` allocates tiles, :class:`Ring` returns them round-robin, :class:`TileRing` by the number
+  of a chunk;
+- the division of a partition: a kernel states its needs for any chunk size as an :class:`SbufPlan`;
+  :meth:`SbufPlan.divided` makes a :class:`DividedSbuf` of it for one chunk size, which allocates the chunk buffers and
+  the scratch;
 - :class:`Scratch`: the float32 tiles and the constants of the elementwise and the row-wise kernels;
 - :func:`dtype_bytes`, :func:`element_bytes`: the sizes of elements.
 """
@@ -34,12 +35,12 @@ def dtype_bytes(dtype: nl.DType) -> int:
 
 
 def element_bytes(*dtypes: nl.DType) -> int:
-    """Return the bytes of one element of each type, added up."""
+    """Return the sum of the sizes in bytes of one element of each type."""
     return sum(dtype_bytes(dtype) for dtype in dtypes)
 
 
 def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-    """Allocate ``count`` tiles [128, columns]."""
+    """Return ``count`` new tiles [128, columns]."""
     return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
 
@@ -50,7 +51,7 @@ class Ring:
     The body of a device loop is traced once, so every iteration has to start at the same tile: :meth:`restart`.
 
     Attributes:
-        tiles: the tiles in their order.
+        tiles: the tiles in the order of use.
     """
 
     tiles: list[nl.NkiTensor]
@@ -58,7 +59,7 @@ class Ring:
 
     @classmethod
     def of_sbuf(cls, count: int, shape: tuple[int, ...], dtype: nl.DType) -> Ring:
-        """Allocate the tiles of a ring in SBUF."""
+        """Return a ring of ``count`` new tiles in SBUF."""
         return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)])
 
     def next_tile(self) -> nl.NkiTensor:
@@ -67,35 +68,37 @@ class Ring:
         return self.tiles[(self._taken - 1) % len(self.tiles)]
 
     def next_shaped(self, shape: tuple[int, ...]) -> nl.NkiTensor:
-        """Return the next tile of a ring of tiles [128, columns], as a view of a shape [partitions, ...]."""
+        """Return the next tile [128, columns] of the ring as a view of ``shape``, whose first dimension is
+        partitions.
+        """
         return self.next_tile()[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
     def restart(self) -> None:
-        """Make the first tile the next one."""
+        """Let :meth:`next_tile` return the first tile next."""
         self._taken = 0
 
 
 @dataclass(frozen=True)
 class TileRing:
-    """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""
+    """A ring buffer of tiles of a chunk's size, for successive chunks; empty if a kernel needs no such tiles."""
 
     tiles_sbuf: list[nl.NkiTensor]
 
     def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile for chunk number ``load`` of the core, in the shape of another tile of that chunk."""
+        """Return the tile for chunk number ``load`` of the core, cut to the shape of ``like_sbuf``."""
         rows, columns = like_sbuf.shape
         return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
 
 
 @dataclass(frozen=True)
 class DividedSbuf:
-    """A plan for chunks of one size.
+    """An :class:`SbufPlan` for one chunk size.
 
     Attributes:
         rows, chunk_size, dtype: the shape and type of a chunk.
-        turns: the number of tiles in a ring buffer of scratch.
-        chunk_buffers: the number of chunk buffers: all that fit, but at most one for each load. With two or more, loads
-            and stores run in parallel with the computation.
+        turns: the number of tiles of a scratch ring buffer.
+        chunk_buffers: the number of chunk buffers: as many as fit, but at most one for each load. With two or more,
+            loads and stores run in parallel with the computation.
     """
 
     rows: int
@@ -107,17 +110,18 @@ class DividedSbuf:
     def taken_bytes(self, plan: SbufPlan) -> int:
         """Return the bytes of a partition that the chunk buffers and the scratch rings take.
 
-        ``plan`` is the :class:`SbufPlan` from which :meth:`SbufPlan.divided` made this object.
+        Args:
+            plan: the plan that was divided.
         """
         scratch = self.turns * plan.num_scratch * FLOAT32_BYTES
         return self.chunk_size * (self.chunk_buffers * dtype_bytes(self.dtype) + scratch)
 
     def buffers(self) -> list[nl.NkiTensor]:
-        """Allocate the chunk buffers."""
+        """Return new tiles for the chunk buffers."""
         return self._tiles(self.chunk_buffers, self.dtype)
 
     def ring(self, is_needed: bool) -> TileRing:
-        """Allocate the ring buffer of one of the plan's scratch tiles; an empty ring if it is not needed."""
+        """Return a new ring buffer of scratch tiles; an empty one if it is not needed."""
         return TileRing(self._tiles(self.turns if is_needed else 0, nl.float32))
 
     def _tiles(self, count: int, dtype: nl.DType) -> list[nl.NkiTensor]:
@@ -130,8 +134,8 @@ class SbufPlan:
     """The needs of a kernel in a partition of SBUF, for any chunk size.
 
     Attributes:
-        small_bytes: the bytes set aside for small tiles, with room for alignment.
-        num_scratch: the number of float32 tiles of a chunk's size that a chunk needs besides its buffer.
+        small_bytes: the bytes for small tiles, with room for alignment.
+        num_scratch: the number of float32 scratch tiles of a chunk's size per chunk.
     """
 
     small_bytes: int
@@ -139,18 +143,22 @@ class SbufPlan:
 
     @property
     def bytes_that_fit(self) -> int:
-        """The bytes of a partition that chunk buffers and scratch may take."""
+        """The bytes of a partition for chunk buffers and scratch."""
         return usable_sbuf_bytes() - self.small_bytes
 
     def largest_chunk(self, dtype: nl.DType) -> int:
-        """Return the columns of the largest chunk whose buffer and scratch fit together."""
+        """Return the largest number of columns of a chunk whose buffer and scratch fit a partition."""
         return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * FLOAT32_BYTES)
 
     def divided(
         self, rows: int, chunk_size: int, dtype: nl.DType, loads: int, most_buffers: int = MAX_CHUNK_BUFFERS
     ) -> DividedSbuf:
-        """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them, with at most
-        ``most_buffers`` chunk buffers.
+        """Return the plan for one chunk size.
+
+        Args:
+            rows, chunk_size, dtype: the shape and type of a chunk.
+            loads: the number of chunks that the core loads.
+            most_buffers: the largest number of chunk buffers.
         """
         scratch_bytes = self.num_scratch * chunk_size * FLOAT32_BYTES
         chunk_bytes = chunk_size * dtype_bytes(dtype)
@@ -162,12 +170,11 @@ class SbufPlan:
 
 @dataclass
 class Scratch:
-    """The scratch of elementwise and row-wise kernels: a ring buffer of float32 tiles for pieces, and constants for
-    instructions that take a number from a tile.
+    """The scratch of elementwise and row-wise kernels, which work on *pieces*, some columns at a time.
 
     Attributes:
-        tiles_sbuf: the tiles, float32 [128, columns of a piece].
-        constants_sbuf: by number, a float32 tile [128, 1] with that number in each partition.
+        tiles_sbuf: a ring buffer of tiles for pieces, float32 [128, columns of a piece].
+        constants_sbuf: for each number that an instruction takes from a tile, a float32 tile [128, 1] of that number.
         taken: the number of tiles taken so far.
     """
 
@@ -177,12 +184,12 @@ class Scratch:
 
     @classmethod
     def make(cls, tiles_of_piece: int, columns: int) -> Scratch:
-        """Allocate the ring for pieces that take ``tiles_of_piece`` tiles each."""
+        """Return new scratch for pieces that take ``tiles_of_piece`` tiles each."""
         return cls(ring_of(PIECES_AT_A_TIME * tiles_of_piece, columns, nl.float32))
 
     @property
     def tiles_of_piece(self) -> int:
-        """The largest number of tiles that a piece takes."""
+        """The number of tiles that a piece may take."""
         return len(self.tiles_sbuf) // PIECES_AT_A_TIME
 
     @property
@@ -192,13 +199,13 @@ class Scratch:
         return columns
 
     def next(self, rows: int, columns: int) -> nl.NkiTensor:
-        """Return the tile that was taken longest ago."""
+        """Return the tile that was taken longest ago, cut to [rows, columns]."""
         tile_sbuf = self.tiles_sbuf[self.taken % len(self.tiles_sbuf)]
         self.taken += 1
         return tile_sbuf[0:rows, 0:columns]
 
     def constant(self, number: float, rows: int) -> nl.NkiTensor:
-        """Return a tile [rows, 1] of a number. Each number is written once."""
+        """Return a tile [rows, 1] that holds ``number``. A number is written only once."""
         if number not in self.constants_sbuf:
             constant_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=constant_sbuf, value=number)

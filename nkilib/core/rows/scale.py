@@ -3,8 +3,9 @@
 
 """The scale of z = scale * x: one number (:class:`ConstantScale`), or a number for each row (:class:`RowScale`).
 
-As a number it is a constant of the compiled kernel. The scales of rows are tiles, operands of the same instructions, so
-that no value compiles anew.
+A number is a constant of the compiled kernel. The scales of rows are tiles, operands of the same instructions, so that
+other values need no compilation. The methods ``take_...`` and ``multiply`` write to ``dst_sbuf``, which may be the same
+tile as ``values_sbuf``.
 """
 
 from __future__ import annotations
@@ -35,26 +36,29 @@ class ConstantScale:
 
     @property
     def least(self) -> float:
-        """A number that no scale is below."""
+        """A lower bound of the scales."""
         return self.number
 
     @property
     def most(self) -> float:
-        """A number that no scale is above."""
+        """An upper bound of the scales."""
         return self.number
 
     def of(self, batch: int, rows: int | None = None) -> float | nl.NkiTensor:
-        """Return the scale of the first rows of a batch (None: all), as an operand of an instruction on a tile [rows,
-        columns].
+        """Return the scale of a batch, as an operand of an instruction on a tile [rows, columns].
+
+        Args:
+            batch: the number of the batch in the group.
+            rows: the number of rows of the operand; None means all rows of the batch.
         """
         return self.number
 
     def part(self, start: int, end: int, rows: int | None = None) -> ConstantScale:
-        """Return the scale of the first rows (None: all) of a range of batches."""
+        """Return the scale of batches ``start`` to ``end`` of the group, for the first ``rows`` rows (None: all)."""
         return self
 
     def by(self, factor: float) -> ConstantScale:
-        """Return the scale times a factor, of any sign."""
+        """Return the scale times a factor, which may be negative."""
         return ConstantScale(self.number * factor)
 
     def squared(self) -> ConstantScale:
@@ -62,21 +66,21 @@ class ConstantScale:
         return ConstantScale(self.number * self.number)
 
     def times(self, values_sbuf: nl.NkiTensor, factor: float = 1.0, divisor: float = 1.0) -> nl.NkiTensor:
-        """Compute scale * factor / divisor * values, float32 [rows, batches] or [rows, batches, columns]."""
+        """Return scale * factor / divisor * values in a new tile, float32 [rows, batches] or [rows, batches,
+        columns].
+        """
         return scaled(values_sbuf, self.number * factor / divisor)
 
     def quotients(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Compute values / scale, float32 [rows, batches]."""
+        """Return values / scale in a new tile, float32 [rows, batches]."""
         return scaled(values_sbuf, 1.0 / self.number)
 
     def multiply(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> None:
-        """Compute scale * values into ``dst_sbuf``, [rows, batches]; it may be the values."""
+        """Compute scale * values into ``dst_sbuf``, [rows, batches]."""
         nisa.tensor_scalar(dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=self.number)
 
     def take_difference(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, subtracted_sbuf: nl.NkiTensor) -> None:
-        """Compute scale * values - subtracted into ``dst_sbuf``, [rows, batches] or [rows, batches, columns]; it may
-        be the values.
-        """
+        """Compute scale * values - subtracted into ``dst_sbuf``, [rows, batches] or [rows, batches, columns]."""
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
             data=values_sbuf,
@@ -87,7 +91,7 @@ class ConstantScale:
         )
 
     def take_sum(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, addend: float | nl.NkiTensor) -> None:
-        """Compute scale * values + addend into ``dst_sbuf``, [rows, batches]; it may be the values or the addend."""
+        """Compute scale * values + addend into ``dst_sbuf``, [rows, batches], which may also be the addend."""
         if isinstance(addend, float):
             nisa.tensor_scalar(
                 dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=self.number, op1=nl.add, operand1=addend
@@ -98,7 +102,7 @@ class ConstantScale:
         )
 
     def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
-        """Compute scale * values into ``dst_sbuf``, [rows, batches]; it may be the values.
+        """Compute scale * values into ``dst_sbuf``, [rows, batches], with infinities in place of large values.
 
         A value whose magnitude, before scaling, is at least ``limit`` becomes infinite with its sign. ``limit`` must
         be a power of two, so that the factor 2^128 / limit, which makes such values overflow, is exact.
@@ -117,7 +121,7 @@ class ConstantScale:
         """Do nothing, because a constant scale is never NaN; see :meth:`RowScale.add_nan`."""
 
     def take_product(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor) -> None:
-        """Compute scale * values * factors into ``dst_sbuf``, all [rows, batches]; it may be the values."""
+        """Compute scale * values * factors into ``dst_sbuf``, all [rows, batches]."""
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
             data=values_sbuf,
@@ -128,7 +132,7 @@ class ConstantScale:
         )
 
     def take_exponentials(self, chunks_sbuf: nl.NkiTensor) -> None:
-        """Replace numbers of chunks, [rows, batches, columns], by exp(scale * number)."""
+        """Compute exp(scale * number) in place, for a tile [rows, batches, columns]."""
         nisa.activation(dst=chunks_sbuf, op=nl.exp, data=chunks_sbuf, scale=self.number)
 
 
@@ -137,11 +141,12 @@ ONE = ConstantScale()
 
 @dataclass(frozen=True)
 class RowScale:
-    """A positive scale for each row of a group of batches; the methods are those of :class:`ConstantScale`.
+    """A positive scale for each row of a group of batches, with the same methods as :class:`ConstantScale`.
 
     Attributes:
-        rows_sbuf: the scales, float32 [rows, batches]. A scale may be NaN: then every scaled element of the row is NaN.
-        least, most: numbers that no scale is below, or above, except NaN.
+        rows_sbuf: the scales, float32 [rows, batches]. A scale may be NaN, which makes every scaled element of the row
+            NaN.
+        least, most: a lower and an upper bound of the scales that are not NaN.
     """
 
     rows_sbuf: nl.NkiTensor
@@ -150,34 +155,30 @@ class RowScale:
 
     @property
     def is_one(self) -> bool:
-        """Whether the scales are known to be 1: always False, because they are not known when a kernel is traced."""
+        """Whether all scales are known to be 1; always False, because scales are not known when a kernel is traced."""
         return False
 
     def of(self, batch: int, rows: int | None = None) -> float | nl.NkiTensor:
-        """Return the scales of the first rows of a batch (None: all), [rows, 1], as an operand of an instruction."""
+        """Return the scales of the first ``rows`` rows (None: all) of batch number ``batch``, [rows, 1]."""
         return self.rows_sbuf[0 : self.rows_sbuf.shape[0] if rows is None else rows, batch : batch + 1]
 
     def part(self, start: int, end: int, rows: int | None = None) -> RowScale:
-        """Return the scales of the first rows (None: all) of a range of batches."""
         last = self.rows_sbuf.shape[0] if rows is None else rows
         return RowScale(self.rows_sbuf[0:last, start:end], self.least, self.most)
 
     def by(self, factor: float) -> RowScale:
-        """Compute the scales times a factor, of any sign; ``least`` and ``most`` are then limits of the magnitudes."""
+        """Return the scales times a factor, which may be negative; ``least`` and ``most`` then bound the magnitudes."""
         return RowScale(scaled(self.rows_sbuf, factor), self.least * abs(factor), self.most * abs(factor))
 
     def squared(self) -> RowScale:
-        """Compute the squares of the scales."""
         return RowScale(product(self.rows_sbuf, self.rows_sbuf), self.least * self.least, self.most * self.most)
 
     def _like(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scales in the shape of values, [rows, batches] or [rows, batches, columns]."""
         if len(values_sbuf.shape) == 2:
             return self.rows_sbuf
         return self.rows_sbuf.expand_dim(2).broadcast(2, values_sbuf.shape[2])
 
     def times(self, values_sbuf: nl.NkiTensor, factor: float = 1.0, divisor: float = 1.0) -> nl.NkiTensor:
-        """Compute scale * factor / divisor * values, float32 [rows, batches] or [rows, batches, columns]."""
         product_sbuf = float32_like(values_sbuf)
         nisa.scalar_tensor_tensor(
             dst=product_sbuf,
@@ -190,26 +191,19 @@ class RowScale:
         return product_sbuf
 
     def quotients(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Compute values / scale, float32 [rows, batches]."""
         quotients_sbuf = float32_like(values_sbuf)
         nisa.reciprocal(dst=quotients_sbuf, data=self.rows_sbuf)
         return product(quotients_sbuf, values_sbuf)
 
     def multiply(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> None:
-        """Compute scale * values into ``dst_sbuf``, [rows, batches] or [rows, batches, columns]; it may be the
-        values.
-        """
+        """Compute scale * values into ``dst_sbuf``, [rows, batches] or [rows, batches, columns]."""
         nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=self._like(values_sbuf), op=nl.multiply)
 
     def take_difference(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, subtracted_sbuf: nl.NkiTensor) -> None:
-        """Compute scale * values - subtracted into ``dst_sbuf``, [rows, batches] or [rows, batches, columns]; it may
-        be the values.
-        """
         self.multiply(dst_sbuf, values_sbuf)
         nisa.tensor_tensor(dst=dst_sbuf, data1=dst_sbuf, data2=subtracted_sbuf, op=nl.subtract)
 
     def take_sum(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, addend: float | nl.NkiTensor) -> None:
-        """Compute scale * values + addend into ``dst_sbuf``, [rows, batches]; it may be the values or the addend."""
         product_sbuf = product(values_sbuf, self.rows_sbuf)
         if isinstance(addend, float):
             nisa.tensor_scalar(dst=dst_sbuf, data=product_sbuf, op0=nl.add, operand0=addend)
@@ -217,11 +211,9 @@ class RowScale:
             nisa.tensor_tensor(dst=dst_sbuf, data1=product_sbuf, data2=addend, op=nl.add)
 
     def take_limited(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, limit: float) -> None:
-        """Compute scale * values into ``dst_sbuf``, [rows, batches]; it may be the values.
+        """Compute scale * values into ``dst_sbuf``, [rows, batches], with infinities in place of large values.
 
-        A value whose magnitude, before scaling, is at least ``limit`` becomes infinite with its sign (NaN if the scale
-        is NaN). ``limit`` must be a power of two, so that the factor 2^128 / limit, which makes such values overflow,
-        is exact.
+        See :meth:`ConstantScale.take_limited`. The result is NaN where the scale is NaN.
         """
         factor = OVERFLOW / limit
         nisa.scalar_tensor_tensor(
@@ -234,18 +226,18 @@ class RowScale:
         )
 
     def add_nan(self, values_sbuf: nl.NkiTensor) -> None:
-        """Add NaN to the values, [rows, batches], of each row whose scale is NaN: a maximum may have dropped it."""
+        """Add NaN to the values, [rows, batches], of each row whose scale is NaN, because a maximum may have dropped
+        the NaN.
+        """
         nisa.scalar_tensor_tensor(
             dst=values_sbuf, data=self.rows_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=values_sbuf
         )
 
     def take_product(self, dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor) -> None:
-        """Compute scale * values * factors into ``dst_sbuf``, all [rows, batches]; it may be the values."""
         nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=factors_sbuf, op=nl.multiply)
         self.multiply(dst_sbuf, dst_sbuf)
 
     def take_exponentials(self, chunks_sbuf: nl.NkiTensor) -> None:
-        """Replace numbers of chunks, [rows, batches, columns], by exp(scale * number)."""
         self.multiply(chunks_sbuf, chunks_sbuf)
         nisa.activation(dst=chunks_sbuf, op=nl.exp, data=chunks_sbuf)
 

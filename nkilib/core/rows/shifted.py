@@ -9,11 +9,12 @@ For a shift c and the maximum m of a row x,
 
 whatever c is. Here c is the larger of the maximum of the row's first chunk and of one element that is known already,
 so that the sum S of exp(x - c) over a row of finite elements is at least 1. If m is larger than c, S is up to
-exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. Beyond it, and where an
-infinity or a NaN comes in, the row has to be recomputed under its maximum: :func:`doubtful` says which rows.
+exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. A row with a larger S, or with
+an infinity or a NaN, has to be recomputed under its maximum: :func:`doubtful` flags such rows.
 
 :class:`ShiftedSums` has the shifts and the sums of a group of batches. The tiles hold -c, which is the ``bias``
-of an activation, clamped to the finite float32 range.
+of an activation, clamped to the finite float32 range. Where z = scale * x, exponentials are those of z, and shifts
+those of x.
 
 Largest accepted sum: rounding x - c costs an element above c half a unit of the last place of x - c, relative to its
 exponential; log S is rounded to half a unit of its last place. With S at most 2^23, log S and every x - c are below 16,
@@ -41,12 +42,19 @@ SUM_MAX_BESIDE_ENTROPY = 2.0**11
 
 
 def sum_max(dtype: nl.DType) -> float:
-    """Return the largest sum under a shift that adds at most 2^-21 to the error of its log, for ``dtype``."""
+    """Return the largest accepted sum S for elements of ``dtype``: log S is off by at most 2^-21 more than under the
+    maximum.
+    """
     return _SUM_MAX_OF_BFLOAT16 if dtype == nl.bfloat16 else _SUM_MAX_OF_OTHERS
 
 
 def doubtful(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
-    """Return 1.0 where a sum is outside [``SUM_MIN``, ``most``] or NaN, else 0.0: float32, shaped like the sums."""
+    """Return 1.0 where a row has to be recomputed, else 0.0: float32, shaped like the sums.
+
+    Args:
+        sums_sbuf: the sums S. A sum outside [``SUM_MIN``, ``most``], or NaN, is flagged.
+        most: the largest accepted sum.
+    """
     trusted_sbuf, doubtful_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
     # A NaN equals nothing, itself included.
     nisa.tensor_scalar(
@@ -62,12 +70,13 @@ class ShiftedSums:
 
     Attributes:
         columns: the layout of the tiles of chunks.
-        scale: the positive scale of z = scale * x: exponentials are those of z, and shifts those of x.
-        bias_sbuf: scale * -c of rows, [rows, batches]; the same tile as -c without a scale.
+        scale: the positive scale of z = scale * x.
+        bias_sbuf: scale * -c of rows, [rows, batches]; the same tile as -c if the scale is 1.
         sums_sbuf: the sums of chunks, [rows, batches, columns].
         exact_neg_max_sbuf: minus the maximum of a first chunk, in the type of the chunk, [rows, 1].
-        row_neg_max_sbuf, row_sum_sbuf, log_sum_sbuf: -c, S and log S of rows, [rows, batches]; -c stands where
-            ``nkilib.core.rows.statistics.Statistics`` has minus the maximum.
+        row_neg_max_sbuf: -c of rows, [rows, batches]; the name is that of minus the maximum in
+            ``nkilib.core.rows.statistics.Statistics``.
+        row_sum_sbuf, log_sum_sbuf: S and log S of rows, [rows, batches].
     """
 
     columns: Columns
@@ -81,7 +90,7 @@ class ShiftedSums:
 
     @classmethod
     def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE) -> ShiftedSums:
-        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
+        """Return new tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
         row_neg_max_sbuf = columns.row_tile()
         return cls(
             columns,
@@ -103,13 +112,13 @@ class ShiftedSums:
         return self.bias_sbuf[:, batch : batch + 1]
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values times the scale; the tile itself where there is no scale."""
+        """Return the values times the scale; the tile itself if the scale is 1."""
         return values_sbuf if self.scale.is_one else self.scale.times(values_sbuf)
 
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
         """Compute -c, minus the shift of each row of a batch, before the first chunk is summed.
 
-        The shift is the largest of the first chunk and one more element that is already known.
+        The shift is the maximum of the first chunk and one more element that is already known.
 
         Args:
             chunk_sbuf: the first chunk, or a part of it, [rows, columns].
@@ -131,7 +140,9 @@ class ShiftedSums:
             nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale.of(batch))
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Compute exp(scale * (x - c)) of one chunk, and the sum. The exponentials may be written over the chunk."""
+        """Compute exp(scale * (x - c)) of one chunk into ``exponentials_sbuf``, which may be the chunk, and record its
+        sum.
+        """
         nisa.activation(
             dst=exponentials_sbuf,
             op=nl.exp,
@@ -144,16 +155,14 @@ class ShiftedSums:
         )
 
     def combine_sums(self, chunks: int) -> None:
-        """Compute S, the sums of the rows, after ``chunks`` chunks of each."""
+        """Compute the sums S of the rows from ``chunks`` chunks of each row."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.columns.in_use(self.sums_sbuf, chunks), axis=2)
 
     def restart(self, chunks: int) -> None:
-        """Put the sum of ``chunks`` chunks, which fill the columns, into column 0."""
+        """Copy the sum of ``chunks`` chunks, which fill the columns, to column 0."""
         self.combine_sums(chunks)
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_logs(self) -> None:
-        """Compute log S, the logarithms of the sums. Scalar loads another activation table for it, and exp's again for
-        the next chunk.
-        """
+        """Compute log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

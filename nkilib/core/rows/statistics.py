@@ -3,10 +3,11 @@
 
 """The statistics of the softmax of a row, its maximum and its sum of exponentials, gathered chunk by chunk.
 
-:class:`Statistics` has the pairs of all chunks and combines them for each row. :class:`Columns` and :class:`Place` say
-where the number of a chunk stands in its tiles; other values that are gathered chunk by chunk stand alike. With
-:class:`MaximumFolds`, GpSimd shortens chunks before Vector takes their maxima, by :func:`halve`, as far as a
-:class:`Folding` says.
+:class:`Statistics` holds the pairs of all chunks and combines them for each row. :class:`Columns` is the layout of
+*tiles of chunks*, [rows, batches, columns], which hold a number for each chunk of each row; :class:`Place` is the place
+of a chunk in them. Other values that are gathered chunk by chunk use the same layout. With :class:`MaximumFolds`,
+GpSimd shortens (*folds*) chunks before Vector takes their maxima: :func:`halve` halves them, and :class:`Folding` says
+how often.
 
 For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
 of m_k,
@@ -14,12 +15,11 @@ of m_k,
     d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m),
 
 so that chunks are independent of each other (Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). The pairs
-(m_k, s_k) of all chunks of a group of batches are kept in two tiles ``[rows, batches, columns]``, and one instruction
-combines those of the whole group. So no computation of shape [P, 1] separates a chunk from the next one, and few logs
-are taken.
+(m_k, s_k) of all chunks of a group of batches are kept in two tiles of chunks, and one instruction combines the pairs
+of the whole group. So no computation of shape [P, 1] separates a chunk from the next one, and few logs are taken.
 
 A batch of more than ``STATISTICS_COLUMNS`` chunks is alone in its group; whenever its columns are full, they are
-combined into column 0.
+combined into column 0 (``restart``).
 
 The tiles hold -m_k, which is the ``bias`` of an activation. It is clamped to the finite float32 range: a chunk that is
 all -inf then gives exp(-inf - lowest) = 0, not NaN from inf - inf.
@@ -48,29 +48,29 @@ FOLDED_COLUMNS_MIN = 1024
 
 
 def most_batches_of_group(num_chunks: int) -> int:
-    """Return how many batches with ``num_chunks`` chunks per row can share the columns of the statistics."""
+    """Return how many batches can share the columns of the statistics, if a row has ``num_chunks`` chunks."""
     return max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // num_chunks))
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a chunk's number in a tile of chunks: the batch in the group, and the column."""
+    """The place of a chunk in tiles of chunks: the number of the batch in the group, and the column."""
 
     batch: int
     column: int
 
     def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return this place of a tile [rows, batches, columns], as a view [rows, 1]."""
+        """Return this place of a tile of chunks, as a view [rows, 1]."""
         return tile_sbuf[:, self.batch, self.column : self.column + 1]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The layout of the tiles in which a group of batches keeps a number for each chunk.
+    """The layout of the tiles of chunks of a group of batches.
 
     Attributes:
         rows, batches: the number of rows of a batch, and the number of batches of the group.
-        count: the number of columns, at least two where a row has more chunks than columns.
+        count: the number of columns; at least two if a row has more chunks than columns.
     """
 
     rows: int
@@ -79,19 +79,19 @@ class Columns:
 
     @classmethod
     def of_group(cls, group: BatchGroup, num_chunks: int) -> Columns:
-        """Return the layout for a group whose rows have ``num_chunks`` chunks."""
+        """Return the layout for a group of batches whose rows have ``num_chunks`` chunks."""
         return cls(group.rows, group.batches, min(num_chunks, STATISTICS_COLUMNS))
 
     def tile(self) -> nl.NkiTensor:
-        """Allocate a float32 number for each chunk: [rows, batches, count]."""
+        """Return a new tile of chunks, float32 [rows, batches, count]."""
         return nl.ndarray((self.rows, self.batches, self.count), dtype=nl.float32, buffer=nl.sbuf)
 
     def row_tile(self, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Allocate a number for each row: [rows, batches]."""
+        """Return a new tile with a number for each row, [rows, batches]."""
         return nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
 
     def place(self, batch: int, chunk: int) -> Place:
-        """Return the place of chunk number ``chunk`` of the rows of a batch."""
+        """Return the place of chunk number ``chunk`` of the rows of batch number ``batch``."""
         return Place(batch, self._column(chunk))
 
     def _column(self, chunk: int) -> int:
@@ -102,15 +102,17 @@ class Columns:
         return 0 if chunk == 0 else 1 + (chunk - 1) % (self.count - 1)
 
     def in_use(self, tile_sbuf: nl.NkiTensor, chunks: int) -> nl.NkiTensor:
-        """Return the columns of a tile that are written after ``chunks`` chunks of each row."""
+        """Return the columns of a tile of chunks that hold values after ``chunks`` chunks of each row, [rows, batches,
+        columns in use].
+        """
         return tile_sbuf[:, :, 0 : 1 + self._column(chunks - 1)]
 
     def are_full(self, chunk: int) -> bool:
-        """Tell whether earlier chunks have to be combined into column 0 before chunk number ``chunk`` gets a column."""
+        """Return whether the earlier chunks have to be combined into column 0 before chunk number ``chunk``."""
         return chunk >= self.count and self._column(chunk) == 1
 
     def restart(self, tile_sbuf: nl.NkiTensor, row_sbuf: nl.NkiTensor) -> None:
-        """Copy the combined value of each row, [rows, batches], into column 0 of a tile."""
+        """Copy the combined value of each row, [rows, batches], to column 0 of a tile of chunks."""
         nisa.tensor_copy(dst=tile_sbuf[:, :, 0], src=row_sbuf)
 
 
@@ -121,9 +123,9 @@ class Statistics:
 
     Attributes:
         columns: the layout of the tiles of chunks.
-        scale: the positive scale of z = scale * x, of all rows or of each.
+        scale: the positive scale of z = scale * x.
         neg_max_sbuf: -m_k, in units of x, [rows, batches, columns].
-        bias_sbuf: scale * -m_k; the same tile without a scale.
+        bias_sbuf: scale * -m_k, of the same shape; the same tile if the scale is 1.
         sums_sbuf, weights_sbuf: s_k and exp(scale * (m_k - m)), of the same shape.
         exact_neg_max_sbuf: -m_k of one chunk, not clamped, in the type of the chunk, [rows, 1].
         row_neg_max_sbuf: -m, in units of x, [rows, batches].
@@ -143,9 +145,9 @@ class Statistics:
 
     @classmethod
     def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE, is_whole: bool = False) -> Statistics:
-        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x.
+        """Return new tiles for chunks x of ``dtype``, where z = ``scale`` * x.
 
-        With ``is_whole`` a chunk is a row, so that m = m_k and d = s_k: the tiles of rows are those of chunks, and
+        If ``is_whole``, a chunk is a row, so that m = m_k and d = s_k: the tiles of rows are the tiles of chunks, and
         nothing is left to combine.
         """
         neg_max_sbuf, sums_sbuf = columns.tile(), columns.tile()
@@ -163,7 +165,7 @@ class Statistics:
         )
 
     def take_maximum(self, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Compute -m_k of one chunk, exactly and clamped."""
+        """Record -m_k of one chunk, not clamped (``exact_neg_max_sbuf``) and clamped."""
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
@@ -177,7 +179,13 @@ class Statistics:
             )
 
     def take_maxima(self, rows_sbuf: nl.NkiTensor, first: int, end: int, column: int) -> None:
-        """Compute -m_k of a chunk of batches ``first`` to ``end``, [rows, batches, columns], exactly and clamped."""
+        """Record -m_k, clamped, of one chunk of several batches.
+
+        Args:
+            rows_sbuf: the chunk of the batches, [rows, batches, columns].
+            first, end: the number of the first batch in the group, and that of the last batch plus 1.
+            column: the column of the chunk in tiles of chunks.
+        """
         exact_sbuf = nl.ndarray(rows_sbuf.shape[0:2], dtype=self.exact_neg_max_sbuf.dtype, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=exact_sbuf, op=nl.maximum, data=rows_sbuf, axis=2, negate=True)
         neg_max_sbuf = self.neg_max_sbuf[:, first:end, column]
@@ -186,7 +194,9 @@ class Statistics:
             self.scale.part(first, end).multiply(self.bias_sbuf[:, first:end, column], neg_max_sbuf)
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Compute s_k of one chunk, whose maximum is known. The exponentials may be written over the chunk."""
+        """Record s_k of one chunk, whose maximum is recorded, and write its exponentials to ``exponentials_sbuf``,
+        which may be the chunk.
+        """
         nisa.activation(
             dst=exponentials_sbuf,
             op=nl.exp,
@@ -199,18 +209,18 @@ class Statistics:
         )
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values times the scale; the tile itself where there is no scale."""
+        """Return the values times the scale; the tile itself if the scale is 1."""
         return values_sbuf if self.scale.is_one else self.scale.times(values_sbuf)
 
     def restart(self) -> None:
-        """Put -m and d (see the module) of the chunks so far into column 0."""
+        """Copy -m and d (see the module) of each row's earlier chunks to column 0."""
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_distances(self, chunks: int) -> nl.NkiTensor:
-        """Compute -m = min of -m_k, and the distances m_k - m, which are returned and overwrite the weights.
+        """Compute -m of each row, and return the distances m_k - m, which overwrite the weights.
 
-        It needs no sums: issued right after the last of ``chunks`` chunks of a row, it keeps no engine waiting.
+        The distances need no sums, so that no engine waits if this is called right after the last of ``chunks`` chunks.
         """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         distances_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
@@ -224,7 +234,7 @@ class Statistics:
         return distances_sbuf
 
     def take_weights(self, chunks: int) -> None:
-        """Compute the weights exp(scale * (m_k - m)) from the distances m_k - m."""
+        """Replace the distances m_k - m by the weights exp(scale * (m_k - m))."""
         self.scale.take_exponentials(self.columns.in_use(self.weights_sbuf, chunks))
 
     def combine_sums(self, chunks: int) -> None:
@@ -238,18 +248,17 @@ class Statistics:
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=weights_sbuf, axis=2)
 
     def take_logs(self) -> None:
-        """Compute log d, the logarithms of the rows' sums. Scalar loads another activation table for it, and exp's
-        again for the next chunk.
-        """
+        """Compute log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
 
 
 def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
-    """Compute the maximum of each pair of elements of rows, [..., columns], into [..., half the columns], on GpSimd.
+    """Compute the maximum of pairs of elements of rows, [..., columns], into ``dst_sbuf``, [..., half the columns], on
+    GpSimd.
 
     Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact in
-    the type of its elements, so no bit depends on the order of the comparisons, and a NaN stays a NaN. Of an odd number
-    of columns, the middle one is in both halves.
+    the type of its elements, so no bit depends on the order of the comparisons, and a NaN stays a NaN. If the number of
+    columns is odd, the middle one is in both halves.
     """
     columns, half = x_sbuf.shape[-1], dst_sbuf.shape[-1]
     axis = len(x_sbuf.shape) - 1
@@ -264,33 +273,41 @@ def halve(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class Folding:
-    """How much of the maxima of chunks GpSimd takes over from Vector.
+    """How much of the maxima of chunks GpSimd computes in place of Vector.
 
     Attributes:
-        halvings: how often the folded part of a chunk is halved.
-        share: the folded part of a chunk. 1.0 folds all of every chunk but the first one, at which Vector has nothing
-            else to do.
+        halvings: the number of times that the folded part of a chunk is halved.
+        share: the share of a chunk's columns that is folded. 1.0 folds all of every chunk but the first one, at which
+            Vector has nothing else to do.
     """
 
     halvings: int
     share: float = 1.0
 
     def columns(self, columns: int) -> int:
-        """Return how many columns of a chunk are folded."""
+        """Return how many of a chunk's ``columns`` columns are folded."""
         return int(columns * self.share)
 
     def bytes_beside(self, chunk_size: int, element_bytes: int) -> int:
-        """Return the bytes of a partition that the folds of chunks take."""
+        """Return the bytes of a partition that the tiles of :class:`MaximumFolds` take."""
         half, folded = self._tiles(chunk_size)
         return (half + _FOLDED_CHUNKS * folded) * element_bytes
 
     def fits(self, plan: SbufPlan, sbuf: DividedSbuf) -> bool:
-        """Tell whether chunks of a divided plan are long enough to be folded, and leave room for the folds."""
+        """Return whether chunks are long enough to be folded, and the tiles of :class:`MaximumFolds` fit beside the
+        chunks.
+
+        Args:
+            plan: the needs of the kernel.
+            sbuf: the plan for one chunk size, made of ``plan``.
+        """
         needed_bytes = self.bytes_beside(sbuf.chunk_size, dtype_bytes(sbuf.dtype))
         return sbuf.chunk_size >= FOLDED_COLUMNS_MIN and needed_bytes <= plan.bytes_that_fit - sbuf.taken_bytes(plan)
 
     def _tiles(self, chunk_size: int) -> tuple[int, int]:
-        """Return the columns of the tile of the results of every fold except the last, and of a tile of the last."""
+        """Return the columns of the two tiles of :class:`MaximumFolds`, ``halves_sbuf`` (0 for none) and one of
+        ``folded_sbuf``.
+        """
         half, folded = (div_ceil(self.columns(chunk_size), 2**times) for times in (1, self.halvings))
         return (half if self.halvings > 1 else 0), folded + 1
 
@@ -303,9 +320,9 @@ class MaximumFolds:
 
     Attributes:
         folding: how much is folded.
-        halves_sbuf: the result of every fold except the last, in the type of the chunks, [rows, half a chunk]; None
+        halves_sbuf: the result of each halving except the last, in the type of the chunks, [rows, half a chunk]; None
             for a single halving.
-        folded_sbuf: the results of the last fold, and one more column; a ring buffer over the chunks.
+        folded_sbuf: a ring buffer of the results of the last halving, which have one more column.
     """
 
     folding: Folding
@@ -314,8 +331,8 @@ class MaximumFolds:
 
     @classmethod
     def make(cls, plan: SbufPlan, sbuf: DividedSbuf, folding: Folding | None) -> MaximumFolds | None:
-        """Allocate the tiles for the chunks of a divided plan; None if the chunks are short or leave no room, or if
-        there is no ``folding``.
+        """Return new tiles for the chunks of a plan. Return None if there is no ``folding``, or if it does not fit
+        (:meth:`Folding.fits`).
         """
         if folding is None or not folding.fits(plan, sbuf):
             return None
@@ -326,9 +343,10 @@ class MaximumFolds:
         return cls(folding, halves_sbuf, folded_sbuf)
 
     def folded(self, load: int, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Fold chunk number ``load`` and return a tile [rows, columns], which holds the largest value of each row.
+        """Fold chunk number ``load`` and return a shorter tile [rows, columns] that has the same maximum in each row.
 
-        If GpSimd folds a part of the chunk, Vector takes the maximum of the others meanwhile.
+        If GpSimd folds a part of the chunk, Vector takes the maximum of the rest meanwhile. A short chunk is returned
+        as it is.
         """
         rows, columns = chunk_sbuf.shape
         left = self.folding.columns(columns)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chunks of a matrix, loaded ahead of the computation, and a loop that begins the next piece before it finishes the
-current one.
+"""Chunks of a matrix, loaded ahead of the computation, and a loop over pieces that begins the next piece before it
+finishes the current one.
 
-A :class:`Stream` loads the chunks (:class:`Chunk`) of a core in their order. :func:`run_overlapped` is the loop; it
-takes the pieces of a :class:`PieceStream`, which need not be chunks, and the two steps of :class:`Overlapped`.
+A :class:`Stream` loads the chunks (:class:`Chunk`) of a core in their order. :func:`run_overlapped` is the loop. It
+takes *pieces* (parts of chunks, or whole chunks) from a :class:`PieceStream`, and does the two steps of
+:class:`Overlapped` for each piece. A *visit* is the processing of one loaded chunk.
 
 Each queue and each engine runs its instructions in the order of issue. If a piece were finished before the next one is
 begun, an engine that has nothing to do with the end of this piece would still wait for it.
@@ -27,12 +28,14 @@ Begun = TypeVar("Begun")
 
 
 def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
-    """Return the number of chunks of a row of ``columns`` columns, whose first chunk has a size of its own."""
+    """Return the number of chunks of a row of ``columns`` columns. The first chunk has ``first_size`` columns, the
+    others ``chunk_size``.
+    """
     return 1 + div_ceil(max(0, columns - first_size), chunk_size)
 
 
 def loads_in_flight(buffers: int) -> int:
-    """Return how many chunks are loaded at a time.
+    """Return how many chunks are loaded at a time, given the number of buffers.
 
     With three or more buffers, one is left to the previous chunk, which is still computed on or stored: a load that
     waits for this buffer would hold up the later instructions of its queue.
@@ -73,10 +76,10 @@ class Stream(Generic[Rows]):
 
     Attributes:
         matrix_hbm: the matrix, [N, columns].
-        batches: the batches of the core, in the order of its visits; a batch may be visited more than once.
-        buffers_sbuf: one or more tiles [rows, columns of a chunk].
+        batches: the batches of the core in the order of processing; a batch may occur more than once.
+        buffers_sbuf: the tiles of the ring buffer, [rows, columns of a chunk].
         chunk_size: the columns of a chunk; the first and the last chunk of a row may have fewer.
-        first_size: the columns of the first chunk of a row, if the row has as many.
+        first_size: the columns of the first chunk of a row, or more than the row has.
         num_chunks: the number of chunks of a row.
     """
 
@@ -95,7 +98,7 @@ class Stream(Generic[Rows]):
         buffers_sbuf: list[nl.NkiTensor],
         is_first_halved: bool = False,
     ) -> Stream[Rows]:
-        """Make a stream whose chunks have the columns of a buffer.
+        """Return a stream whose chunks have as many columns as a buffer.
 
         Args:
             matrix_hbm, batches, buffers_sbuf: see the attributes.
@@ -113,7 +116,7 @@ class Stream(Generic[Rows]):
         return len(self.batches) * self.num_chunks
 
     def chunk(self, load: int) -> Chunk[Rows]:
-        """Return chunk number ``load`` of the core, counted over all batches."""
+        """Return chunk number ``load`` of the core."""
         visit, number = divmod(load, self.num_chunks)
         end = self.first_size + number * self.chunk_size
         start = max(0, end - self.chunk_size)
@@ -144,30 +147,28 @@ class Stream(Generic[Rows]):
 
 
 class PieceStream(Protocol[Placed]):
-    """The pieces that a core processes, in their order. Each visit, such as that of a loaded chunk, has some of
-    them.
-    """
+    """A protocol: the pieces that a core processes, in their order, some in each visit."""
 
     @property
     def visits(self) -> int:
         """The number of visits."""
 
     def pieces(self, visit: int) -> list[Placed]:
-        """Return the pieces of a visit, and issue the loads of later ones."""
+        """Return the pieces of a visit, and issue the loads of later pieces."""
 
 
 class Overlapped(Protocol[Placed_contra, Begun]):
-    """The work on a piece, in two steps, between which other engines may work."""
+    """A protocol: the work on a piece in two steps. The engines may work on other pieces in between."""
 
     def begin(self, placed: Placed_contra) -> Begun:
-        """Issue the first step, such as differences that other engines take."""
+        """Issue the first step, and return its result."""
 
     def finish(self, placed: Placed_contra, begun: Begun) -> None:
-        """Issue the second step, which needs the result of the first."""
+        """Issue the second step, which gets the result of the first."""
 
 
 def run_overlapped(stream: PieceStream[Placed], work: Overlapped[Placed, Begun]) -> None:
-    """Process all pieces: finish each piece after the next one has begun, and the last one at the end."""
+    """Process all pieces of a stream: finish a piece after the next one has begun, and the last piece at the end."""
     ready: tuple[Placed, Begun] | None = None
     for visit in range(stream.visits):
         for placed in stream.pieces(visit):

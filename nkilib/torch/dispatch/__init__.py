@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The description of operators, their registration with PyTorch and their launch, independent of any loss.
-
-Nothing here knows a loss. Its modules:
+"""The description of operators, their registration with PyTorch and their launch, independent of any loss:
 
 - ``devices``: the devices on which operators run, and the way in which they are registered for the native one;
 - ``operator``: the description of an operator;
@@ -16,6 +14,6 @@ For public functions:
 
 - ``checks``: the checks of tensors, the broadcasting of their shapes, and the dtype of autocast;
 - ``uncompiled``: errors and warnings under torch.compile;
-- ``layout``: the rows of kernels in PyTorch's shapes;
+- ``layout``: the conversion of PyTorch's tensors to the rows that kernels read;
 - ``dtensors``: this rank's part of DTensors.
 """

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivative of an operator, by another operator or its own results: registered with PyTorch, or applied in place.
+"""The derivative of an operator, by another operator or by its own results.
 
-- :func:`overwritten_input`: the input that a backward writes a gradient over;
+- :func:`overwritten_input`: a guard for an input over which a backward writes a gradient;
 - :func:`refuse_second`, :func:`refuse_graph` and :class:`OnceDifferentiable` raise errors for derivatives of gradients;
 - :class:`Derivative`: a backward operator as the derivative of a forward one, also in place;
-- :func:`register_formula` is the registration that both of the following use;
 - :func:`differentiate` registers a :class:`Derivative`;
-- :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss.
+- :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss;
+- :func:`register_formula` is the registration that both use.
+
+A gradient is *requested* if the backward computes it; the option ``grad_<input>_wanted`` or another one requests it.
 """
 
 from __future__ import annotations
@@ -31,14 +33,11 @@ _Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
 
 
 def _differentiated(gradient: str) -> str:
-    """Return the name of the input that ``gradient``, a name ``grad_<input>``, belongs to."""
     return gradient.removeprefix("grad_")
 
 
 def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
-    """Return the record that guards an input's memory, over which ``backward`` writes a gradient, against a second
-    backward.
-    """
+    """Return a guard against a second backward, for an input over which ``backward`` writes a gradient."""
     return ReusedMemory(
         backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
     )
@@ -47,7 +46,7 @@ def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
 def refuse_second(backward: Operator) -> NoReturn:
     """Raise the error for a derivative of a gradient that ``backward`` computed.
 
-    The message names :attr:`Operator.instead`, a function of PyTorch with derivatives of every order.
+    The message recommends :attr:`Operator.instead`, a function of PyTorch with derivatives of every order.
     """
     raise NotImplementedError(
         f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
@@ -55,20 +54,19 @@ def refuse_second(backward: Operator) -> NoReturn:
 
 
 def refuse_graph(backward: Operator) -> None:
-    """Raise if autograd is asked to record this backward, by ``create_graph=True``.
+    """Raise an error if autograd is asked to record this backward, by ``create_graph=True``.
 
-    It records no graph, so autograd would take the returned gradient for a constant.
+    The backward records no graph, so autograd would take the returned gradient for a constant.
     """
     if torch.is_grad_enabled():
         refuse_second(backward)
 
 
 class OnceDifferentiable(torch.autograd.Function):
-    """An identity function through which a tensor goes whose gradient PyTorch's operators compute.
+    """The identity for a tensor whose gradient PyTorch's operators compute, with an error for its second derivative.
 
-    Differentiating that gradient again with respect to the tensor raises an error, because the result would lack terms.
-
-    The arguments of ``apply`` are the operator that errors name, and the tensor.
+    The second derivative with respect to the tensor would lack terms. The arguments of ``apply`` are the operator, for
+    the message, and the tensor.
     """
 
     @staticmethod
@@ -92,9 +90,9 @@ class Derivative:
             forward without such an input ``grad_<result>`` is a constant for autograd.
         others: a function that computes the gradients of further inputs.
         adding: an operator that replaces ``backward`` if the forward has a certain optional input: it adds one of the
-            gradients to that input instead of returning it.
-        options: a function that takes the call of the forward and returns, by name, the options of the backward that
-            differ from those of the forward.
+            gradients to that input instead of returning the gradient.
+        options: a function from the call of the forward to the options of the backward that differ from those of the
+            forward, by name.
     """
 
     forward: Operator
@@ -118,23 +116,19 @@ class Derivative:
 
     @cached_property
     def upstream_names(self) -> Mapping[str, str]:
-        """The names ``grad_<result>`` of the upstream gradients that the backward takes, by the name of the forward's
-        result.
-        """
+        """The names ``grad_<result>`` of the backward's upstream gradients, by the name of the forward's result."""
         taken = {operand.name for operand in self.backward.inputs}
         return {name: f"grad_{name}" for name in self.results if f"grad_{name}" in taken}
 
     @cached_property
     def _requests(self) -> Mapping[str, str]:
-        """The names of the backward's options that request a gradient, by the name of the forward's input that it
-        belongs to.
-        """
+        """The backward's options that request gradients, by the name of the forward's input."""
         return {_differentiated(output.name): output.request for output in self.backward.outputs}
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """Return the results of the forward, differentiable.
 
-        With ``inplace``, the backward writes the gradient of the first input over that input.
+        If ``inplace``, the backward writes the gradient of the first input over that input.
         """
         if inplace:
             function: Callable[..., Any] = _InPlace.apply
@@ -145,8 +139,7 @@ class Derivative:
         return self.forward.op(first.device)(*tensors, **options)
 
     def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
-        """Save in ``ctx`` the tensors and options that the backward takes, and tell autograd which results are
-        constants.
+        """Save in ``ctx`` the tensors and options for the backward, and tell autograd which results are constants.
 
         Args:
             ctx: autograd's context.
@@ -167,9 +160,14 @@ class Derivative:
     def mark_constants(self, ctx: Any, call: Call, results: Mapping[str, Tensor], needed: Mapping[str, bool]) -> None:
         """Tell autograd which results of the forward have no derivative in this call.
 
-        Those are results without an upstream gradient in the backward, results that the call does not return, and
-        results that depend on no input that needs a gradient. The arguments are those of :meth:`save`, with ``results``
-        by name.
+        These are results without an upstream gradient in the backward, results that the call does not return, and
+        results that depend on no input that needs a gradient.
+
+        Args:
+            ctx: autograd's context.
+            call: the call of the forward.
+            results: the results of the forward by name.
+            needed: for each input of the forward, whether it needs a gradient.
         """
         constants = []
         for output in self.forward.outputs:
@@ -182,10 +180,12 @@ class Derivative:
         ctx.set_materialize_grads(False)
 
     def upstream(self, call: Call, grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Return the upstream gradients that the backward takes, by the names ``grad_<result>`` of its inputs.
+        """Return the upstream gradients for the backward, by the names ``grad_<result>`` of its inputs.
 
-        ``grads`` has them by the names of the forward's results. A compiled graph passes zeros for a missing gradient,
-        of length 0 for a result that does not exist.
+        Args:
+            call: the call of the forward.
+            grads: the gradients by the names of the forward's results. A compiled graph passes zeros for a missing
+                gradient, of length 0 for a result that does not exist.
         """
         gradients = {output.name: grads.get(output.name) for output in self.forward.outputs if output.is_given(call)}
         names = self.upstream_names
@@ -194,8 +194,8 @@ class Derivative:
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
         """Return, by name, whether each input of the forward needs a gradient.
 
-        ``needs`` has the answers in the order of the inputs, without trailing inputs that are None, which the
-        dispatcher omits.
+        Args:
+            needs: the answers in the order of the inputs. The dispatcher omits trailing inputs that are None.
         """
         names = self.forward.input_names
         return {**dict.fromkeys(names, False), **dict(zip(names, needs, strict=False))}
@@ -207,15 +207,15 @@ class Derivative:
         needs: Sequence[bool],
         overwritten: ReusedMemory | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the forward's inputs, None for those that are not needed.
+        """Return the gradients of the forward's inputs; None for gradients that are not needed.
 
-        Saved tensors are unpacked only once: ``torch.utils.checkpoint`` provides them only once.
+        Saved tensors are unpacked only once, because ``torch.utils.checkpoint`` provides them only once.
 
         Args:
             ctx: the context of the forward.
             grads: the upstream gradients.
             needs: for each input, whether its gradient is needed.
-            overwritten: the memory of the first input, if its gradient is to be written over it.
+            overwritten: the guard of the first input if its gradient is written over it, else None.
         """
         if overwritten is not None:
             overwritten.check()
@@ -234,7 +234,7 @@ class Derivative:
     def of_kernel(
         self, call: Call, written: Mapping[str, Tensor | None], needed: Mapping[str, bool], inplace: bool = False
     ) -> dict[str, Tensor]:
-        """Return the gradients of the forward's inputs by name, with a launch if one is needed.
+        """Return the gradients of the forward's inputs by name; launch the kernel only if a gradient is needed.
 
         Args:
             call: the call of the backward, with upstream gradients.
@@ -255,8 +255,8 @@ class Derivative:
     ) -> tuple[Operator, Call]:
         """Return the operator to run, and its call.
 
-        It is ``adding`` if the gradient that ``adding`` adds is needed and the call has the tensor to which it is
-        added; else ``backward``.
+        The operator is ``adding`` if the gradient that it adds is needed, and the call has the tensor to add to; else
+        ``backward``.
         """
         if self.adding is None or not any(
             written[name] is not None and needed[_differentiated(result)] for name, result in self.adding.writes.items()
@@ -272,10 +272,14 @@ class Derivative:
         backward: Operator | None = None,
         requests: Mapping[str, bool] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the results of ``backward``, which by default is the attribute of that name.
+        """Return the results of the backward operator.
 
-        It is called with those tensors and options of ``call`` that it takes, and with ``requests`` of gradients;
-        missing upstream gradients are zeros.
+        Args:
+            call: a call with the tensors and options for the operator; further ones are ignored. Missing upstream
+                gradients are zeros.
+            inplace: whether the operator writes its first gradient over the first input.
+            backward: the operator; by default :attr:`backward`.
+            requests: the options that request gradients, by name.
         """
         backward = backward or self.backward
         tensors = []
@@ -320,14 +324,14 @@ class _InPlace(torch.autograd.Function):
 def register_formula(
     operator: Operator, setup: Callable[[Any, Call, Any], None], gradients: Callable[..., Sequence[Tensor | None]]
 ) -> None:
-    """Register the derivative of an operator in every namespace that has the operator.
+    """Register the derivative of an operator, in each namespace that has the operator.
 
     Args:
         operator: an operator that writes to none of its inputs.
-        setup: a function that saves the tensors for the backward; it takes autograd's context, the call and the
-            returned values.
-        gradients: a function that returns the gradients of the inputs from the context and the gradients of the
-            results.
+        setup: a function that saves the tensors for the backward; its arguments are autograd's context, the call and
+            the returned values.
+        gradients: a function that returns the gradients of the inputs; its arguments are the context and the gradients
+            of the results.
     """
 
     def setup_by_keyword(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -356,9 +360,10 @@ def differentiate(
     adding: Operator | None = None,
     options: Callable[[Call], Mapping[str, Any]] | None = None,
 ) -> Derivative:
-    """Register ``backward`` as the derivative of ``forward``, and an error as the derivative of ``backward``.
+    """Register ``backward`` as the derivative of ``forward``, and an error as the derivative of ``backward``; return
+    the derivative.
 
-    Both are registered in every namespace that has these operators; see :class:`Derivative` for the arguments.
+    Both are registered in each namespace that has these operators; see :class:`Derivative` for the arguments.
     """
     derivative = Derivative(forward, backward, others, adding, options)
 
@@ -377,9 +382,8 @@ def differentiate_by_results(operator: Operator) -> None:
     """Register the derivative of an operator whose first result is a scalar, and whose other results are its gradients
     ``grad_<input>``.
 
-    The backward multiplies the gradients in place and returns them, so a second backward raises the error of
-    :class:`ReusedMemory`, in PyTorch's words, whichever gradients it is asked for. Gradients that are not needed are
-    not multiplied.
+    The backward multiplies the gradients that are needed by the upstream gradient, in place, and returns them.
+    Therefore a second backward raises the error of :class:`ReusedMemory`.
     """
     names = [_differentiated(output.name) for output in operator.outputs[1:]]
 

@@ -3,13 +3,14 @@
 
 """The checks that public functions share, of tensors by their Python types, dtypes, devices and shapes.
 
-- :class:`Caller`: the function that messages name; :func:`counterpart`: what they recommend instead;
+- :class:`Caller`: the function that messages name; :func:`counterpart`: the function that messages recommend instead;
 - :func:`check_tensors`, :func:`check_plain`, :func:`check_devices`: the tensors of a call; :func:`check_loss` runs all;
 - :func:`check_tile_dtype`, :func:`check_float_dtype`, :func:`check_constant`, :func:`check_same_shape`: one tensor;
 - :func:`check_inplace`: the memory over which a gradient is written;
 - :func:`broadcast_shape`: the common shape of tensors; :func:`autocast_dtype`: the dtype of products under autocast.
 
-Values are never read. For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
+A check raises an error if an argument is not accepted. Values are never read. For an input that PyTorch's function
+rejects too, the error has the same type as PyTorch's. ``caller`` is the function that error messages name.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class Caller(NamedTuple):
-    """The function that checks its arguments, as its messages name it.
+    """The public function that checks its arguments, in the words of its messages.
 
     Attributes:
         function: the name of the function.
         input: the name of its first argument.
         noun: a word for the content of the first argument, such as ``"logits"``.
-        instead: the recommendation of messages where this one cannot be used, as the object of "use":
-            :func:`counterpart` of the name, or another function of PyTorch.
+        instead: the function that messages recommend where this one cannot be used: the result of :func:`counterpart`,
+            or another function of PyTorch.
     """
 
     function: str
@@ -55,7 +56,8 @@ class Caller(NamedTuple):
 
 
 def counterpart(name: str) -> str:
-    """Return PyTorch's function of that name, or, if there is none, a phrase for the formula in operations of PyTorch.
+    """Return the name of PyTorch's function ``name``; if there is none, a phrase for the formula in operations of
+    PyTorch.
 
     Both can follow "use" in a message.
     """
@@ -78,11 +80,11 @@ _MOST_TYPES: Final = 32
 
 
 def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
-    """Reject arguments that are not tensors, and tensors without strides; those in ``optional`` may be None.
+    """Check that arguments are tensors with strides; those whose names are in ``optional`` may be None.
 
     Raises:
         TypeError: an argument is not a tensor.
-        NotImplementedError: a sparse, mkldnn or nested tensor.
+        NotImplementedError: a tensor is sparse, mkldnn or nested.
     """
     for name, value in tensors.items():
         if not (isinstance(value, Tensor) or (name in optional and value is None)):
@@ -103,10 +105,10 @@ def is_lazy(value: object) -> bool:
 
 
 def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
-    """Reject a tensor that requires grad but has no derivative: its gradient would be missing silently.
+    """Check that a tensor without a derivative does not require grad: its gradient would be missing silently.
 
     Raises:
-        RuntimeError: if the check fails.
+        RuntimeError: the tensor requires grad.
     """
     if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
@@ -117,9 +119,6 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
 
 @lru_cache(maxsize=_MOST_TYPES)
 def _distributed_kinds(tensor: type) -> tuple[str, ...]:
-    """Return the names of the classes of ``torch.distributed``, such as DTensor, that a class of tensors inherits
-    from.
-    """
     return tuple(kind.__name__ for kind in tensor.__mro__ if kind.__module__.startswith("torch.distributed"))
 
 
@@ -136,10 +135,10 @@ def _check_not_sharded(caller: Caller, name: str, tensor: Tensor) -> None:
 
 
 def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
-    """Reject sharded tensors, and derivatives by torch.func and in forward mode, which the operators do not have.
+    """Check that no tensor is sharded, and that no derivative by torch.func or in forward mode is asked for.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: a tensor is sharded, or has a tangent, or belongs to a transform of torch.func.
     """
     if torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
         return
@@ -160,10 +159,10 @@ def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
 
 
 def check_devices(caller: Caller, input: Tensor, others: Mapping[str, Tensor | None]) -> None:
-    """Reject devices on which no kernel runs, and tensors on another device than ``input``.
+    """Check that kernels run on the device of ``input``, and that the other tensors are on the same device.
 
     Raises:
-        NotImplementedError: an unsupported device.
+        NotImplementedError: no kernel runs on the device.
         RuntimeError: devices differ.
     """
     check_device(caller, input.device, caller.instead)
@@ -176,11 +175,11 @@ def check_devices(caller: Caller, input: Tensor, others: Mapping[str, Tensor | N
 
 
 def check_tile_dtype(caller: Caller, input: Tensor) -> None:
-    """Reject dtypes of the first argument that tiles of kernels cannot hold.
+    """Check that the first argument is bfloat16, float16 or float32, the dtypes of kernel tiles.
 
     Raises:
-        NotImplementedError: it is not floating.
-        TypeError: a floating dtype other than bfloat16, float16 and float32.
+        NotImplementedError: the dtype is not floating.
+        TypeError: the dtype is another floating one.
     """
     if input.dtype in TILE_DTYPES:
         return
@@ -195,10 +194,10 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Reject a floating tensor, the argument ``name``, whose dtype the hardware does not have, such as float64.
+    """Check that the argument ``name``, a floating tensor, is bfloat16, float16 or float32.
 
     Raises:
-        TypeError: if the check fails.
+        TypeError: the dtype is another one, such as float64.
     """
     if tensor.dtype not in TILE_DTYPES:
         raise TypeError(
@@ -208,7 +207,7 @@ def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype in which autocast computes products on a device; None where it is off."""
+    """Return the dtype in which autocast computes products on a device; None if autocast is off."""
     kind = device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
@@ -218,7 +217,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 def _leaves(input: Tensor) -> list[Tensor]:
     """Return the autograd leaves whose memory the input uses: the input itself, or the tensors of which it is a view.
 
-    A view of a tensor that is not differentiated may be a leaf itself.
+    A view of a tensor that is not differentiated may itself be a leaf.
     """
     if input.is_leaf or input._base is None:
         return [input] if input.is_leaf else []
@@ -241,15 +240,15 @@ def check_inplace(
     is_kept: bool = True,
     needs: str = "dense, in the shape and type in which the loss is computed",
 ) -> None:
-    """Reject ``inplace=True`` where a gradient must not or cannot be written over the input.
+    """Check for ``inplace=True`` that a gradient can be written over the input.
 
     Args:
         caller: the function that error messages name.
         input: the tensor that will be overwritten.
         others: the other tensors of the call, by name.
         aligned: see :func:`~nkilib.torch.dispatch.memory.overlapping`.
-        is_kept: whether the kernel gets the memory of the input, not a copy of it.
-        needs: the form of the input with which the kernel gets its memory, in words that follow the name of the input.
+        is_kept: whether the kernel gets the memory of the input, not a copy.
+        needs: the condition under which the kernel gets the memory, in words that follow the name of the input.
 
     Raises:
         RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;
@@ -279,10 +278,10 @@ def check_inplace(
 
 
 def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:
-    """Reject the argument ``name`` if its shape is not that of ``input``, where PyTorch would broadcast and warn.
+    """Check that the argument ``name`` has the shape of ``input``; PyTorch would broadcast and warn.
 
     Raises:
-        ValueError: if the check fails.
+        ValueError: the shapes differ.
     """
     if tensor.shape != input.shape:
         raise ValueError(
@@ -292,8 +291,7 @@ def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -
 
 
 def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optional: Collection[str] = ()) -> None:
-    """Run the checks that precede those of shapes, for a loss whose tensors must be on one device; the input is the
-    first tensor.
+    """Run all checks of this module that do not depend on shapes, for a loss whose first tensor is the input.
 
     Raises:
         TypeError, ValueError, RuntimeError, NotImplementedError: see the checks above.
@@ -307,7 +305,7 @@ def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optio
 
 
 def broadcast_shape(caller: Caller, shapes: Mapping[str, torch.Size]) -> torch.Size:
-    """Return the shape to which tensors of these shapes broadcast, as ``torch.broadcast_shapes`` does.
+    """Return the shape to which tensors broadcast, as ``torch.broadcast_shapes`` does.
 
     Args:
         caller: the function that error messages name.

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The devices on which the operators run, and the registration of operators for the native one.
+"""The devices on which the operators run, and the registration of operators for the native device.
 
-- :class:`OperatorDevice`: a kind of device; :data:`CPU`, :data:`NEURON` and :data:`NATIVE` are all of them;
+- :class:`OperatorDevice`: a kind of device; :data:`CPU`, :data:`NEURON` and :data:`NATIVE` are all kinds;
 - :func:`check_device`, :func:`check_simulator`, :func:`check_neuron`, :func:`check_native`: errors for tensors on
   other devices;
-- :class:`Registrar`: how operators are registered for the native device; :data:`registrar` is the one in use, which
-  :func:`chosen_registrar` returned.
+- :class:`Registrar`: the way in which operators are registered for the native device; :data:`registrar` is the one in
+  use, which :func:`chosen_registrar` returned.
 
-Operators are registered for the native device of torch-neuronx by its own ``nki_op``, as
-``torch.ops.nkilib_neuron.<name>``, or by ``torch.library``, whose ``torch.ops.nkilib.<name>`` serves every other device
-too. It is decided once, when this module is imported, from the environment variable ``NKILIB_TORCH_OPS``:
+The *native device* is that of torch-neuronx for the device type ``neuron``. Operators are registered for it by its own
+decorator ``nki_op``, as ``torch.ops.nkilib_neuron.<name>``, or by ``torch.library``, whose
+``torch.ops.nkilib.<name>`` serves all other devices too. The environment variable ``NKILIB_TORCH_OPS`` decides, once,
+when this module is imported:
 
-- ``auto``, the default (also for an empty value): ``nki_op`` where the native torch-neuronx is loaded and kernels run
-  on the real NKI. Where ``nki_op`` is missing there, or rejects an operator, ``torch.library`` is used, with one
-  warning;
+- ``auto``, the default (also for an empty value): ``nki_op`` if the native torch-neuronx is loaded and kernels run
+  on the real NKI. If ``nki_op`` is missing then, or rejects an operator, ``torch.library`` is used, with one warning;
 - ``nki_op``: ``nki_op``, or an error;
 - ``library``: always ``torch.library``.
 
@@ -46,9 +46,8 @@ class _NoNkiOpError(Exception):
 
 
 def warn_of_library(reason: str) -> None:
-    """Warn that the operators of ``torch.library`` are used on a native Neuron device, for the given reason.
-
-    ``python -m nkilib doctor`` reports it too.
+    """Warn that ``torch.library`` serves the native device, for the given reason. ``python -m nkilib doctor``
+    reports it too.
     """
     warnings.warn(
         f"nkilib.torch: {reason}. Its operators on the device neuron are those of torch.library, which torch.compile "
@@ -63,7 +62,7 @@ class Registrar:
     """The way in which operators are registered for the native device.
 
     Attributes:
-        nki_op: the decorator of torch-neuronx; None: ``torch.library`` serves the device.
+        nki_op: the decorator of torch-neuronx; None if ``torch.library`` serves the device.
         reason: the reason for this choice, a clause for messages without a full stop.
         must: whether an error is raised if ``nki_op`` rejects an operator.
         definitions: the definitions that ``nki_op`` made, by the name without a namespace; a registration lasts as long
@@ -81,15 +80,15 @@ class Registrar:
         return "library" if self.nki_op is None else "nki_op"
 
     def serves(self, device: torch.device, name: str) -> bool:
-        """Return whether ``nki_op`` has registered the operator ``name``, and ``device`` is the native one."""
+        """Return whether ``device`` is the native one, and ``nki_op`` has registered the operator ``name``."""
         return device.type == NATIVE_DEVICE and name in self.definitions
 
     def give_up(self, rejected: str, error: Exception) -> None:
         """Use ``torch.library`` for all operators from now on, because ``nki_op`` rejected one, and warn.
 
         Args:
-            rejected: the operator that ``nki_op`` rejected.
-            error: the error that it raised.
+            rejected: the name of the operator that ``nki_op`` rejected.
+            error: the error that ``nki_op`` raised.
 
         Raises:
             RuntimeError: ``NKILIB_TORCH_OPS=nki_op`` requires ``nki_op``.
@@ -160,8 +159,8 @@ SUPPORTED_DEVICES: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
 
 
 def unsupported_device(caller: object, device: torch.device, instead: str) -> NotImplementedError:
-    """Return the error for tensors on ``device``, where no kernel runs; ``instead`` is what its message recommends
-    there.
+    """Return the error for tensors on ``device``, where no kernel runs. Its message recommends the function
+    ``instead``.
     """
     return NotImplementedError(
         f"{caller}: tensors must be on cpu (simulated), {NATIVE_DEVICE} (the native device of torch-neuronx) or xla "
@@ -170,7 +169,7 @@ def unsupported_device(caller: object, device: torch.device, instead: str) -> No
 
 
 def check_device(caller: object, device: torch.device, instead: str) -> None:
-    """Reject a device for which no operator has an implementation.
+    """Check that operators have an implementation for a device. The message recommends the function ``instead``.
 
     Raises:
         NotImplementedError: the device is not supported.
@@ -180,7 +179,7 @@ def check_device(caller: object, device: torch.device, instead: str) -> None:
 
 
 def check_simulator(caller: str, device: torch.device, instead: str) -> None:
-    """Reject CPU tensors where kernels run on the real NKI.
+    """Check that kernels run on the simulator, which CPU tensors need. The message recommends the function ``instead``.
 
     Raises:
         NotImplementedError: nkilib chose the real NKI when it was imported.
@@ -193,7 +192,7 @@ def check_simulator(caller: str, device: torch.device, instead: str) -> None:
 
 
 def check_neuron(caller: str, device: torch.device, instead: str) -> None:
-    """Reject tensors on a device where the kernels cannot be launched.
+    """Check that kernels can be launched on a Neuron device. The message recommends the function ``instead``.
 
     Raises:
         NotImplementedError: the device is not a Neuron device, or the real NKI is not installed.
@@ -207,10 +206,10 @@ def check_neuron(caller: str, device: torch.device, instead: str) -> None:
 
 
 def check_native(caller: str, device: torch.device, elsewhere: str) -> None:
-    """Reject tensors on any device but the native one; ``elsewhere`` is the operator namespace for other devices.
+    """Check that tensors are on the native device. ``elsewhere`` is the operator namespace for other devices.
 
     Raises:
-        NotImplementedError: another device.
+        NotImplementedError: the device is another one.
     """
     if device.type != NATIVE_DEVICE:
         raise NotImplementedError(
@@ -223,8 +222,8 @@ class OperatorDevice:
     """A kind of device for which operators have an implementation.
 
     Attributes:
-        check: a function that rejects a device on which kernels cannot be launched; it takes the caller's name, the
-            device, and the recommended replacement.
+        check: a function that raises an error for a device on which kernels cannot be launched; its arguments are the
+            caller's name, the device, and the recommended replacement.
         may_read_values: whether values may be read, so that values out of range can be rejected.
         declares_writes: whether the framework knows, in a traced graph, which memory a kernel writes over.
     """

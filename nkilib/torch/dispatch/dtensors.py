@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensors: this rank's part of each, and the ranks that hold the rest of a row.
+"""DTensors: this rank's part of each tensor, and the ranks that hold the other classes of its rows.
 
 - :func:`dtensor`: whether an argument is a DTensor;
 - :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
@@ -10,7 +10,8 @@
   columns, with sizes from :func:`chunk_sizes`;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
 
-The results that are computed from the parts are plain tensors, for the rows of this rank. Nothing is communicated here.
+The results that are computed from the parts are plain tensors, for the rows of this rank. This module communicates
+nothing. ``caller`` is the function that error messages name.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class LocalPart:
         input: the first argument.
         target: the second argument.
         others: further arguments by name.
-        spread: the ranks over which rows are spread; None if this rank has whole rows.
-        has_all_rows: whether no other rank has rows that this rank lacks.
+        spread: the ranks over which the columns of a row are spread; None if this rank has whole rows.
+        has_all_rows: whether this rank has the rows of all ranks.
     """
 
     input: Tensor
@@ -76,12 +77,12 @@ class LocalPart:
     has_all_rows: bool
 
     def call(self, of_rows: Callable[..., Any], of_parts: Callable[..., Any], **options: Any) -> Any:
-        """Call ``of_rows`` for whole rows, or ``of_parts`` for parts of rows, with these tensors.
+        """Call a loss function with these tensors, and return its result.
 
         Args:
-            of_rows: a function that takes input and target by position, and the others by name.
-            of_parts: a function that also takes the ``group`` of the ranks that share the rows, and the ``shard_sizes``
-                of these ranks.
+            of_rows: the function for whole rows; it takes input and target by position, and the others by name.
+            of_parts: the function for parts of rows; it also takes the ``group`` of the ranks that share the rows, and
+                the ``shard_sizes`` of these ranks.
             options: the options of both functions.
         """
         if self.spread is None:
@@ -93,16 +94,16 @@ class LocalPart:
 def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
     """Return how many of ``length`` elements each rank has, if ``torch.chunk`` or ``Shard`` divides them.
 
-    First come equal sizes, then a smaller one, then 0.
+    The first ranks have equal sizes, the next one may have fewer elements, and the last ones may have none.
     """
     most = -(-length // ranks)
     return tuple(min(most, max(length - rank * most, 0)) for rank in range(ranks))
 
 
 def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Reject a mesh whose ranks do not ascend along ``mesh_dim``, the dimension that shards the rows.
+    """Check that the ranks of a mesh ascend along ``mesh_dim``, over whose ranks the columns are spread.
 
-    A process group sorts its ranks, so the columns of such a mesh would be permuted.
+    A process group sorts its ranks, so the columns of another mesh would be permuted.
     """
     if torch.compiler.is_compiling():
         return
@@ -115,8 +116,8 @@ def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
 
 
 def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
-    """Return the ranks over which dimension ``axis`` of ``input`` is spread, which are those along ``mesh_dim`` of its
-    mesh.
+    """Return the ranks over which dimension ``axis`` of ``input`` is spread: the ranks along dimension ``mesh_dim`` of
+    its mesh.
     """
     mesh = input.device_mesh
     _check_order(caller, mesh, mesh_dim)
@@ -124,8 +125,8 @@ def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Sprea
 
 
 def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
-    """Return the error for a DTensor, the argument ``name``, whose placements no rule supports; ``wanted`` names the
-    supported placements.
+    """Return the error for a DTensor, the argument ``name``, with unsupported placements; ``wanted`` names supported
+    ones.
     """
     return NotImplementedError(
         f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
@@ -134,10 +135,10 @@ def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> Not
 
 
 def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
-    """Return which dimension of a DTensor is sharded along each dimension of its mesh, without mesh dimensions that
-    shard none.
+    """Return a mapping from each mesh dimension that shards a DTensor to the dimension of the DTensor that it shards.
 
-    The error for other placements names the argument ``name``.
+    Raises:
+        NotImplementedError: another placement; the message names the argument ``name``.
     """
     from torch.distributed.tensor import Shard
 
@@ -152,9 +153,9 @@ def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
 
 
 def _without_axis(shards: Mapping[int, int], axis: int) -> dict[int, int]:
-    """Return the result of :func:`shards_of` for a tensor that has the same dimensions except ``axis``.
+    """Return the result of :func:`shards_of` for a tensor that lacks the dimension ``axis``.
 
-    ``shards`` is that result for the tensor with ``axis``. A mesh dimension that shards ``axis`` is left out, and the
+    ``shards`` is the result for the tensor with ``axis``. A mesh dimension that shards ``axis`` is left out, and the
     dimensions after ``axis`` have numbers smaller by 1.
     """
     return {at: sharded - (sharded > axis) for at, sharded in shards.items() if sharded != axis}
@@ -173,8 +174,11 @@ def _placed_alike(caller: Caller, target: DTensor, mesh: DeviceMesh, expected: M
 
 
 def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | None:
-    """Return the argument ``name`` as a plain tensor, if it is a DTensor that is equal on every rank; a plain tensor or
+    """Return the argument ``name`` as a plain tensor, if it is a DTensor that is equal on all ranks. A plain tensor or
     None is returned unchanged.
+
+    Raises:
+        NotImplementedError: the DTensor is sharded, or requires grad.
     """
     placed = dtensor(tensor)
     if placed is None:
@@ -193,7 +197,7 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Reject a plain target that covers the rows of all ranks, where it must have only those of ``local``, this rank's
+    """Check that a plain target does not cover the rows of all ranks; it must have the rows of ``local``, this rank's
     part of ``input``.
 
     The message is clearer than that of the shape check.
@@ -210,10 +214,10 @@ def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, a
 
 
 def check_member(caller: Caller, mesh: DeviceMesh) -> None:
-    """Reject a mesh that does not contain this process.
+    """Check that this process is in the mesh.
 
     Raises:
-        ValueError: if the check fails.
+        ValueError: the process is not in the mesh.
     """
     if not torch.compiler.is_compiling() and mesh.get_coordinate() is None:
         raise ValueError(f"{caller}: this process must be in the mesh of {caller.input}, {mesh}, and is not")
@@ -223,9 +227,8 @@ def _report_overwriting(local: Tensor, whole: DTensor) -> None:
     """Let autograd count the backward's write over ``local``, this rank's tensor of the DTensor ``whole``, as a change
     of ``whole``.
 
-    Code that saved ``whole`` then gets PyTorch's error for a tensor changed in place.
-
-    A DTensor does not track changes to the memory of its local tensor.
+    Code that saved ``whole`` then gets PyTorch's error for a tensor changed in place. A DTensor does not track changes
+    to the memory of its local tensor.
     """
     overwritten: list[Tensor] = [whole]
 
@@ -241,10 +244,10 @@ def local_part(
 ) -> LocalPart:
     """Return this rank's part of the arguments of a loss.
 
-    For each dimension of the mesh of ``input``: if it is replicated, this rank has it all; a shard of the rows is this
-    rank's part; a shard of ``dim`` makes the ranks of that mesh dimension a group. A ``target`` that is a DTensor must
-    be placed as the rows are; a plain target belongs to this rank's rows. All other tensors must be replicated, or
-    plain.
+    A dimension of the mesh may replicate ``input``, shard its rows, or shard ``dim``. This rank's part has the rows of
+    this rank's shard. If a mesh dimension shards ``dim``, its ranks are a group that shares each row. A ``target`` that
+    is a DTensor must have the placements of the rows; a plain target belongs to this rank's rows. All other tensors
+    must be replicated, or plain.
 
     Args:
         caller: the function that error messages name.

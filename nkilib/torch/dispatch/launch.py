@@ -8,7 +8,8 @@
 - :func:`implementation`: :func:`run` as a function that PyTorch registers;
 - :func:`as_returned`, :func:`as_tuple`: results as an operator returns them, and back.
 
-Values are never read, except by an operator's own checks on the CPU.
+``overwrites`` selects the in-place variant of an operator, which writes its first output over its first input. Values
+are never read, except by an operator's own checks on the CPU.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
 def as_returned(results: Sequence[Any]) -> Any:
-    """Return a sequence of results in the form in which an operator returns them: one result by itself, several as a
-    tuple, and None for none.
+    """Return a sequence of results as an operator returns them: one result alone, several as a tuple, and None for
+    none.
     """
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
 def as_tuple(returned: Any) -> tuple[Any, ...]:
-    """Return the results of an operator as a tuple, the reverse of :func:`as_returned`."""
+    """Return the results of an operator as a tuple; the reverse of :func:`as_returned`."""
     return () if returned is None else returned if isinstance(returned, tuple) else (returned,)
 
 
 def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
-    """Reject tensors that the operator, or with ``overwrites`` its in-place variant, does not take.
+    """Check that the operator accepts the tensors of a call.
 
     Raises:
-        TypeError: another number of dimensions, or another dtype.
+        TypeError: a tensor has another number of dimensions, or another dtype.
         ValueError: a tensor that is written to is not contiguous.
     """
     name = operator.qualified(overwrites)
@@ -65,16 +66,14 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
 
 
 def _is_empty(operator: Operator, call: Call) -> bool:
-    """Return whether a required input has no elements, so that no kernel can be launched."""
     tensors = [call.tensors[name] for name in operator.required]
     return any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
 
 
 def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
-    """Return the keyword arguments of the kernel: dense tensors detached from autograd, and the options that the kernel
-    has.
+    """Return the keyword arguments of the kernel: dense tensors detached from autograd, and the kernel's options.
 
-    An option that requests an output is not passed if the kernel has no such result.
+    An option that requests an output is left out if the kernel has no such result.
     """
     keywords = {name: call.options[name] for name in operator.kernel_options}
     if operator.arguments is not None:
@@ -99,9 +98,9 @@ def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) ->
 
 
 def _write_over(target: Tensor, result: Tensor, place: OperatorDevice) -> None:
-    """Copy ``result`` to ``target``, unless an in-place kernel has already written it there.
+    """Copy ``result`` to ``target``, unless the kernel has already written it there.
 
-    A framework may return another tensor object for the same memory: copying it would read and write all logits once
+    A framework may return another tensor object for the same memory; a copy would then read and write all logits once
     more for nothing. A framework without in-place writes, such as XLA, returns other memory.
     """
     is_known_to_framework = place.declares_writes and is_traced(target)
@@ -120,8 +119,9 @@ def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor
 
 
 def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
-    """Launch the operator's kernel for a call, on as many cores as the environment says, and return the operator's
-    results.
+    """Launch the operator's kernel for a call, and return the operator's results.
+
+    :mod:`nkilib.base.lnc` sets the number of cores.
     """
     launch = library_launch(operator.qualified(overwrites), operator.kernel())
     keywords = _kernel_keywords(operator, call)
@@ -136,8 +136,14 @@ def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites:
 
 
 def run(operator: Operator, place: OperatorDevice, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    """Run ``operator``, or with ``overwrites`` its in-place variant, on a device of the kind ``place``, and return the
-    results.
+    """Run an operator or its in-place variant, and return the results as an operator returns them.
+
+    Args:
+        operator: the description of the operator.
+        place: the kind of device.
+        overwrites: whether to run the in-place variant.
+        args: the inputs in order.
+        options: the options by name.
     """
     call = operator.call(args, options)
     check_inputs(operator, call, overwrites)
@@ -150,16 +156,17 @@ def run(operator: Operator, place: OperatorDevice, overwrites: bool, /, *args: T
 
 
 def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    """Return uninitialised results with the shapes and dtypes of :func:`run`'s, for tracing; no kernel is launched."""
+    """Return uninitialised results with the shapes and dtypes of the results of :func:`run`, for tracing. No kernel is
+    launched.
+    """
     call = operator.call(args, options)
     check_inputs(operator, call, overwrites)
     return as_returned([output.new(call) for output in operator.returned(overwrites)])
 
 
 def implementation(name: str, operators: Mapping[str, Operator], place: OperatorDevice, overwrites: bool) -> Any:
-    """Return the function that PyTorch registers for the operator ``name``, or its in-place variant, on devices of the
-    kind ``place``.
+    """Return the function that PyTorch registers for the operator ``name`` on devices of the kind ``place``.
 
-    It looks the name up in ``operators`` at every call, so a later description takes effect.
+    The function looks the name up in ``operators`` at every call, so a later description takes effect.
     """
     return lambda *args, **options: run(operators[name], place, overwrites, *args, **options)

@@ -4,7 +4,7 @@
 """The conversion between PyTorch's tensors and the tensors that kernels read, which have no gaps in memory.
 
 - :func:`as_rows`: rows along one dimension; :func:`axis_of`, :func:`row_length`, :func:`rows_shape` and
-  :func:`is_view_as_rows` tell about them;
+  :func:`is_view_as_rows` describe the rows;
 - :func:`stored_order`: the dimensions in memory order; :class:`AlongAxis`: the same for an operator along one
   dimension;
 - :func:`unviewed`: a result that PyTorch does not treat as a view.
@@ -26,8 +26,8 @@ _UNSAFE_VIEW: Final = torch.ops.aten._unsafe_view.default
 
 
 def axis_of(tensor: Tensor, dim: int) -> int:
-    """Return the dimension along which rows run, for ``dim`` 1 or -1, counted from the front; it is 0 for a tensor of
-    one dimension.
+    """Return the dimension along which rows run, counted from the front, for ``dim`` 1 or -1; 0 if there is only one
+    dimension.
     """
     return dim % tensor.dim() if tensor.dim() > 1 else 0
 
@@ -59,25 +59,23 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 
 
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
-    """Return whether :func:`as_rows` would return a view of the tensor, not a copy; it is decided from shape and
-    strides.
-    """
+    """Return whether :func:`as_rows` would return a view of the tensor, not a copy."""
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
 
 
 def unviewed(view: Tensor) -> Tensor:
-    """Return a view as a tensor that PyTorch does not treat as one, with the same memory and strides.
+    """Return a tensor with the memory and strides of ``view`` that PyTorch does not treat as a view.
 
     In-place arithmetic, ``detach_()`` and ``requires_grad_()`` then work as on the result of one of PyTorch's own
-    operators. It does not share its version counter with the tensor of which it was a view, so that tensor must have no
-    other use: if a backward keeps it, its memory could change without an error. Then a copy is needed instead.
+    operators. The result does not share its version counter with the tensor that ``view`` is a view of. If a backward
+    keeps that tensor, its memory could change without an error: copy ``view`` instead.
     """
     tensor: Tensor = _UNSAFE_VIEW(view, view.shape)
     return tensor
 
 
 def stored_order(tensor: Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a dense tensor in memory order; the original order if it is not dense.
+    """Return the dimensions of a dense tensor in memory order, outermost first; the original order if it is not dense.
 
     Elementwise functions pass tensors to their kernels in this order: ``tensor.permute(order)`` is contiguous, so
     nothing is copied.
@@ -97,11 +95,11 @@ def stored_order(tensor: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class AlongAxis:
-    """The dimensions of a tensor in memory order, for an operator that works along one of them.
+    """The dimensions of a tensor in memory order, for an operator that works along one dimension.
 
     Attributes:
         order: the dimensions, outermost in memory first.
-        shape: the extents of these dimensions, in that order.
+        shape: the sizes of these dimensions, in the same order.
         dim: the dimension along which the operator works, as numbered in the tensor.
     """
 
@@ -111,15 +109,13 @@ class AlongAxis:
 
     @classmethod
     def of(cls, tensor: Tensor, dim: int) -> AlongAxis:
-        """Return the memory order of a tensor of one or more dimensions, for an operator along ``dim``, counted from
-        the front.
-        """
+        """Return the memory order of a tensor of one or more dimensions. ``dim`` is counted from the front."""
         order = stored_order(tensor)
         return cls(order, tuple(tensor.shape[axis] for axis in order), dim)
 
     @property
     def axis(self) -> int:
-        """The position of the dimension :attr:`dim` in the views that :meth:`stored` returns."""
+        """The number of the operator's dimension in the views that :meth:`stored` returns."""
         return self.order.index(self.dim) if self._fits else 1
 
     @property
@@ -127,10 +123,11 @@ class AlongAxis:
         return len(self.order) <= KERNEL_DIMENSIONS
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """Return a view whose dimensions are in memory order, of the tensor or of another one of its shape and strides.
+        """Return a view whose dimensions are in memory order, of the tensor or of another one with the same shape and
+        strides.
 
-        If there are more dimensions than kernels take, those before :attr:`dim` are merged into one, and those after
-        it.
+        If there are more dimensions than kernels take, those before :attr:`dim` are merged into one, and so are those
+        after :attr:`dim`.
         """
         permuted = tensor.permute(self.order)
         if self._fits:
@@ -139,5 +136,5 @@ class AlongAxis:
         return permuted.reshape(prod(self.shape[:axis]), self.shape[axis], prod(self.shape[axis + 1 :]))
 
     def restored(self, result: Tensor) -> Tensor:
-        """Return a result in the shape and the memory layout of the original tensor."""
+        """Return a result of the operator in the shape and the memory layout of the original tensor."""
         return result.reshape(self.shape).permute([self.order.index(axis) for axis in range(len(self.order))])

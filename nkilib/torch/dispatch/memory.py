@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The memory of tensors: where it is, whether tensors share it, and whether a backward has written over it.
+"""The memory of tensors: its address, whether tensors share it, and whether a backward has written over it.
 
 - :func:`is_traced`, :func:`address`: whether a tensor has memory now, and where;
 - :func:`overlapping`: the name of a tensor that shares memory with one that will be overwritten;
 - :class:`ReusedMemory`: memory that a forward saves and over which its backward writes gradients.
 
-Values are never read: everything is decided from addresses, strides, shapes and versions.
+This module reads no values, only addresses, strides, shapes and versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return whether a tensor stands for another one while a graph is traced: it is fake, functional or the compiler's.
+    """Return whether a tensor is a stand-in while a graph is traced: fake, functional or a tensor of the compiler.
 
     At run time the real tensor may have another layout.
     """
@@ -32,7 +32,9 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def address(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's first element; None if it has no memory, as in XLA and in a traced graph."""
+    """Return the address of a tensor's first element; None if the tensor has no memory, as in XLA and in a traced
+    graph.
+    """
     if is_traced(tensor):
         return None
     try:
@@ -42,22 +44,20 @@ def address(tensor: Tensor) -> int | None:
 
 
 def _weakly(tensor: Tensor) -> StorageWeakRef:
-    """Return a weak reference to a tensor's storage, which does not keep the memory alive; references to one storage
-    are equal.
-    """
+    # References to the same storage are equal.
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 class ReusedMemory:
     """Memory that a forward saves and over which its backward writes gradients, so that only one backward is possible.
 
-    PyTorch raises for saved tensors that were changed in place, but not under saved-tensor hooks, which may return the
-    changed memory. So the backward itself remembers that it has written, and compares versions.
+    PyTorch raises an error for saved tensors that were changed in place, but not under saved-tensor hooks, which may
+    return the changed memory. So this object records the backward's write, and compares versions.
 
     Args:
-        operator: the operator of the backward, which error messages name.
+        operator: the name of the backward's operator, for error messages.
         remedy: the way to get another backward, for error messages.
-        tensor: the tensor that has the memory, if other code may write to it too, so that its version must be compared.
+        tensor: the tensor whose version is compared; None if no other code can write to the memory.
 
     Attributes:
         is_spent: whether a backward has written gradients over the memory.
@@ -69,14 +69,14 @@ class ReusedMemory:
         self._saved = None if tensor is None else (_weakly(tensor), tensor._version)
 
     def check(self, unpacked: Tensor | None = None) -> None:
-        """Reject a backward of memory that no longer holds what the forward saved.
+        """Check that the memory still holds what the forward saved.
 
         Args:
             unpacked: the tensor as the backward gets it; None before saved tensors are unpacked. If a hook has returned
                 other memory, that is a copy of what the forward saved.
 
         Raises:
-            RuntimeError: if the check fails.
+            RuntimeError: a backward or other code has written over the memory.
         """
         if self.is_spent:
             self._refuse("a backward has written gradients over it")
@@ -93,8 +93,8 @@ class ReusedMemory:
 
 
 def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, end: int) -> bool:
-    """Return whether any byte of any element of a tensor lies in the range of addresses from ``start`` to ``end``,
-    which is not included.
+    """Return whether an element of a tensor overlaps the range of addresses from ``start`` to ``end``, which is not
+    included.
 
     Args:
         steps: the number of elements of each dimension and their distance in bytes, largest distance first.
@@ -112,8 +112,8 @@ def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, e
 
 
 def _start(tensor: Tensor) -> tuple[object, int]:
-    """Return where a tensor's first element is: its device and address; for a tensor without an address, its storage
-    and the byte offset in that.
+    """Return the device and the address of a tensor's first element; if it has no address, its storage and the
+    offset in bytes.
     """
     start = address(tensor)
     if start is not None:
@@ -122,7 +122,7 @@ def _start(tensor: Tensor) -> tuple[object, int]:
 
 
 def _share_memory(dense: Tensor, other: Tensor) -> bool:
-    """Return whether any element of ``other`` lies in the memory of ``dense``, a tensor without gaps."""
+    """Return whether an element of ``other`` lies in the memory of ``dense``, a tensor without gaps."""
     (memory, start), (other_memory, at) = _start(dense), _start(other)
     if memory != other_memory or not dense.numel() or not other.numel():
         return False
@@ -139,15 +139,13 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 
 
 def overlapping(written: Tensor, others: Mapping[str, Tensor | None], aligned: Collection[str] = ()) -> str | None:
-    """Return the name of a tensor that shares memory with a tensor that will be overwritten; None if there is none.
-
-    It is decided from addresses, strides and shapes alone.
+    """Return the name of a tensor that shares memory with a tensor that will be overwritten; None if no tensor does.
 
     Args:
         written: the tensor that will be overwritten, without gaps in memory.
         others: other tensors by name.
         aligned: the names of tensors that may be ``written`` itself, the same memory element by element, because
-            kernels read an element of them only before they write that element of ``written``.
+            kernels read an element of such a tensor only before they write that element of ``written``.
     """
     for name, other in others.items():
         if other is None or not _share_memory(written, other):

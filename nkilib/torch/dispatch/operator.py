@@ -3,9 +3,13 @@
 
 """The description of a PyTorch operator as data: an :class:`Operator` of :class:`Input` and :class:`Output`.
 
-The other modules derive its schema, registration, launch and derivative from it. :class:`Call` has the arguments of one
-call, from which functions such as :func:`per_row` and :func:`as_first` compute shapes, dtypes and arguments of the
-kernel. :data:`TILE_DTYPES` and :data:`FLOAT_DTYPES` are the dtypes that kernels take.
+The schema, the registration, the launch and the derivative of an operator are made from its description. :class:`Call`
+has the arguments of one call, from which functions such as :func:`per_row` and :func:`as_first` compute shapes, dtypes
+and arguments of the kernel. :data:`TILE_DTYPES` and :data:`FLOAT_DTYPES` are the dtypes that kernels take.
+
+An operator may have an *in-place variant*, which writes its first output over its first input; the argument
+``overwrites`` selects this variant. An option may *request* an output; without the request, an empty tensor is
+returned.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class Call:
         object.__setattr__(self, "first", next(iter(self.tensors.values())))
 
     def tensor(self, name: str) -> Tensor:
-        """Return an input that is not None.
+        """Return the input ``name``, which must not be None.
 
         Raises:
             KeyError: the input is optional, and was not given.
@@ -68,13 +72,11 @@ class Call:
         return tensor
 
     def group(self, kind: type[Group]) -> Group:
-        """Return an instance of the dataclass ``kind`` that is filled with those options of the call that are its
-        fields.
-        """
+        """Return an instance of the dataclass ``kind``, filled with the options of the call that are its fields."""
         return options_from(kind, self.options)
 
     def replaced(self, tensors: Mapping[str, Tensor | None], **options: Any) -> Call:
-        """Return a copy of the call, in which these tensors and options replace those of the same name or are added."""
+        """Return a copy of the call with these tensors and options added; they replace those of the same name."""
         return Call({**self.tensors, **tensors}, {**self.options, **options})
 
 
@@ -82,12 +84,12 @@ Shape = tuple[int, ...]
 
 
 def per_row(call: Call) -> Shape:
-    """Return [rows], the shape of a result that has one number for each row of the call's first input."""
+    """Return [rows], the shape of an output with one number for each row of the call's first input."""
     return (call.first.shape[0],)
 
 
 def as_first(call: Call) -> Shape:
-    """Return the shape of the call's first input."""
+    """Return the shape of the call's first input, for an output of the same shape."""
     return tuple(call.first.shape)
 
 
@@ -97,12 +99,13 @@ class Input:
 
     Attributes:
         name: the name of the argument.
-        keyword: the name of the kernel's argument; None for ``<name>_hbm``.
-        is_optional: whether it may be None.
-        dimensions: the number of dimensions it must have; None for any number.
-        dtypes: the accepted dtypes; empty for all.
-        saved: for an input of a backward, a function that returns the tensor that autograd saves for it, from the call
-            of the forward and its results by name. None for the input or result of the same name.
+        keyword: the name of the kernel's argument; None means ``<name>_hbm``.
+        is_optional: whether the argument may be None.
+        dimensions: the required number of dimensions; None means any number.
+        dtypes: the accepted dtypes; empty means all.
+        saved: for an input of a backward, a function that returns the tensor that autograd saves for it; its arguments
+            are the call of the forward and the forward's results by name. None means the input or result of the same
+            name.
         is_for_backward: whether this input of a forward is not passed to its kernel, because only the backward writes
             to it.
     """
@@ -120,7 +123,7 @@ class Input:
 
     @cached_property
     def of_kernel(self) -> str:
-        """The name that the kernel's argument for this input has: :attr:`keyword`, or ``<name>_hbm``."""
+        """The name of the kernel's argument for this input: :attr:`keyword`, or ``<name>_hbm``."""
         return self.keyword or f"{self.name}_hbm"
 
 
@@ -130,16 +133,15 @@ class Output:
 
     Attributes:
         name: the name of the result.
-        dtype: the dtype, or a function that returns it for a call; None for that of the first input.
+        dtype: the dtype, or a function that returns it for a call; None means the dtype of the first input.
         shape: a function that returns the shape for a call.
-        exists: a function that returns whether a call that requests the output has it; otherwise it is empty. None:
-            always.
-        fill: the value it holds if a required input has no elements, so that no kernel runs.
-        computed: a function that computes it from the call and the kernel's results by name, if the kernel does not
-            return it itself.
-        depends_on: the inputs with respect to which it has a derivative; None for all.
-        requested_by: the option that requests it; None for ``with_<name>``, if there is one. An output that is not
-            requested is empty, [0].
+        exists: a function that returns whether a call that requests the output has it; otherwise an empty tensor is
+            returned. None means always.
+        fill: the value of the output if a required input has no elements, so that no kernel runs.
+        computed: a function that computes the output, if the kernel does not return it; its arguments are the call and
+            the kernel's results by name.
+        depends_on: the inputs with respect to which the output has a derivative; None means all.
+        requested_by: the option that requests the output; None means ``with_<name>``, if there is such an option.
     """
 
     name: str
@@ -163,17 +165,17 @@ class Output:
         return self.requested_by or f"with_{self.name}"
 
     def is_given(self, call: Call) -> bool:
-        """Return whether the call returns the output; if it does not, an empty tensor stands in its place."""
+        """Return whether the call returns the output; if not, an empty tensor stands in its place."""
         return bool(call.options.get(self.request, True)) and (self.exists is None or self.exists(call))
 
     def dtype_of(self, call: Call) -> torch.dtype:
-        """Return the dtype that the output has in a call."""
+        """Return the dtype of the output in a call."""
         dtype = call.first.dtype if self.dtype is None else self.dtype
         return dtype if isinstance(dtype, torch.dtype) else dtype(call)
 
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
-        """Return a tensor of the output's shape, dtype and device in a call: filled with ``fill``, or uninitialised if
-        that is None.
+        """Return a tensor of the output's shape, dtype and device in a call: filled with ``fill``, or uninitialised
+        for None.
         """
         shape = self.shape(call) if self.is_given(call) else (0,)
         dtype = self.dtype_of(call)
@@ -194,17 +196,16 @@ class Operator:
             ``kernel(...)`` or ``kernel[cores](...)`` with the inputs and options by name.
         options: dataclasses whose fields are the operator's keyword arguments.
         without: fields of these dataclasses that are not keyword arguments.
-        results: the names of the kernel's results, in order; empty for those of the outputs.
+        results: the names of the kernel's results, in order; empty if they are the names of the outputs.
         on_request: for each result that the kernel returns only on request, the name of the kernel's argument that
             requests it.
         arguments: a function that returns further keyword arguments of the kernel, or replacements of inputs and
             options: tiling, dtype, prepared tensors. It must not read values.
-        may_overwrite: whether there is an in-place variant ``<name>_``, which writes the first output over the first
-            input instead of returning it. The kernel's argument ``inplace`` selects the variant.
+        may_overwrite: whether there is an in-place variant ``<name>_``. The kernel's argument ``inplace`` selects it.
         writes: the inputs that the kernel always writes to, and for each the name of the kernel's result that is the
             new value.
-        check_values: a function that raises if values are out of range. For the CPU only: elsewhere reading values
-            would wait for the device.
+        check_values: a function that raises an error if values are out of range. It is called on the CPU only:
+            elsewhere reading values would wait for the device.
         instead: the PyTorch function that messages recommend where this operator cannot be used.
     """
 
@@ -234,14 +235,10 @@ class Operator:
 
     @cached_property
     def _absent(self) -> Mapping[str, None]:
-        """A dict with None for every input, in the order of the schema: the inputs of a call that passes none."""
         return dict.fromkeys(self.input_names)
 
     @cached_property
     def _defaults(self) -> Mapping[str, Any]:
-        """The defaults of the options by name, in the order of the schema; ``dataclasses.MISSING`` where there is
-        none.
-        """
         return {option.name: option.default for option in self.keywords}
 
     @cached_property
@@ -261,29 +258,31 @@ class Operator:
 
     @cached_property
     def kernel_inputs(self) -> Mapping[str, str]:
-        """The name of the kernel's argument for each input that the kernel gets, by the name of the input."""
+        """The names of the kernel's arguments for inputs, by the name of the input; inputs for the backward only are
+        left out.
+        """
         return {operand.name: operand.of_kernel for operand in self.inputs if not operand.is_for_backward}
 
     @cached_property
     def kernel_results(self) -> Sequence[str]:
-        """The names of the results that the kernel returns, in order: :attr:`results`, or those of the outputs."""
+        """The names of the results that the kernel returns, in order: :attr:`results`, or the names of the outputs."""
         return self.results or [output.name for output in self.outputs]
 
     @cached_property
     def kernel_options(self) -> tuple[str, ...]:
         """The names of the options that the kernel takes.
 
-        Those are all options, except requests of outputs that are computed from the kernel's results.
+        These are all options, except those that request outputs which are computed from the kernel's results.
         """
         computed = {output.request for output in self.outputs if output.name not in self.kernel_results}
         return tuple(name for name in self.option_names if name not in computed)
 
     def unqualified(self, overwrites: bool = False) -> str:
-        """Return the operator's name without a namespace; with ``overwrites``, that of its in-place variant."""
+        """Return the name of the operator, or of its in-place variant, without a namespace."""
         return f"{self.name}_" if overwrites else self.name
 
     def qualified(self, overwrites: bool = False) -> str:
-        """Return the operator's name, or that of its in-place variant, with the namespace of ``torch.library``."""
+        """Return the name of the operator, or of its in-place variant, with the namespace of ``torch.library``."""
         return self._qualified[overwrites]
 
     @cached_property
@@ -291,27 +290,29 @@ class Operator:
         return f"{NAMESPACE}::{self.unqualified()}", f"{NAMESPACE}::{self.unqualified(True)}"
 
     def qualified_natively(self, overwrites: bool = False) -> str:
-        """Return the operator's name, or that of its in-place variant, with the namespace of ``nki_op``."""
+        """Return the name of the operator, or of its in-place variant, with the namespace of ``nki_op``."""
         return f"{NATIVE_NAMESPACE}::{self.unqualified(overwrites)}"
 
     def op(self, device: torch.device, overwrites: bool = False) -> Any:
         """Return the function of ``torch.ops`` that calls the operator, or its in-place variant, for tensors on a
         device.
 
-        It is that of ``nki_op``'s namespace if ``nki_op`` serves the device, else that of ``torch.library``'s.
+        It is in the namespace of ``nki_op`` if that serves the device, else in the namespace of ``torch.library``.
         """
         name = self.unqualified(overwrites)
         namespace = NATIVE_NAMESPACE if registrar.serves(device, name) else NAMESPACE
         return getattr(getattr(torch.ops, namespace), name)
 
     def written(self, overwrites: bool = False) -> Mapping[str, str]:
-        """Return the inputs that the operator, or its in-place variant, writes to, and the name of the result that is
-        written to each.
+        """Return the inputs that the operator, or its in-place variant, writes to: by the name of the input, the name
+        of the result that is written.
         """
         return {self.inputs[0].name: self.outputs[0].name} if overwrites else self.writes
 
     def returned(self, overwrites: bool = False) -> Sequence[Output]:
-        """Return the outputs that the operator returns; its in-place variant does not return the first one."""
+        """Return the outputs that the operator, or its in-place variant, returns. The variant does not return the
+        first one.
+        """
         return self.outputs[1:] if overwrites else self.outputs
 
     def schema(self, overwrites: bool = False) -> str:
@@ -331,7 +332,7 @@ class Operator:
         return f"({', '.join([*arguments, *options])}) -> {results if results == 'Tensor' else f'({results})'}"
 
     def call(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
-        """Return the arguments by name, with defaults for those not given.
+        """Return the arguments of a call by name, with defaults for missing ones.
 
         Args:
             args: the inputs in order, followed by options.
@@ -342,14 +343,9 @@ class Operator:
         return Call(tensors, {**self._defaults, **positional, **keywords})
 
     def keywords_from(self, *groups: Dataclass) -> dict[str, Any]:
-        """Return the operator's keyword arguments from instances of dataclasses, which may have further fields.
-
-        From here to the kernel, options are the items of a mapping, by the names of these fields.
-        """
+        """Return the operator's keyword arguments from instances of dataclasses, which may have further fields."""
         return self.taken(values_of(*groups))
 
     def taken(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the given options, by name, that the operator has. Others are dropped, and missing ones are
-        not added.
-        """
+        """Return the entries of ``options`` that are options of the operator. Missing options are not added."""
         return {name: options[name] for name in self.option_names if name in options}

@@ -4,7 +4,7 @@
 """PyTorch operators made from their descriptions by :func:`register`.
 
 :data:`OPERATORS` holds the descriptions, and :data:`DEFINITIONS` the objects that PyTorch made from them.
-:func:`typed_function` is a function with the signature of an operator (:func:`operator_signature`).
+:func:`typed_function` makes a function with the signature of an operator (:func:`operator_signature`).
 
 ``torch.ops.nkilib.<name>``, registered with ``torch.library``, has a schema, shapes, and one implementation for each
 device:
@@ -67,7 +67,7 @@ def _options(operator: Operator) -> Iterator[Parameter]:
 
 
 def operator_signature(operator: Operator, overwrites: bool) -> Signature:
-    """Return the Python signature of an operator: inputs, then options; ``overwrites`` selects its in-place variant.
+    """Return the Python signature of an operator, or of its in-place variant: inputs, then options.
 
     A parameter has its default only if all later ones have one too, as Python requires.
     """
@@ -80,8 +80,8 @@ def operator_signature(operator: Operator, overwrites: bool) -> Signature:
 
 
 def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``body`` with the signature of an operator: positional arguments with types, as in published code for
-    ``nki_op``.
+    """Return a function that calls ``body``, with the signature of an operator: positional arguments with types, as in
+    published code for ``nki_op``.
 
     Args:
         operator: the description of the operator.
@@ -115,10 +115,9 @@ DEFINITIONS: Final[dict[str, Any]] = {}
 
 
 def _define(name: str, overwrites: bool) -> None:
-    """Define the operator ``name``, or with ``overwrites`` its in-place variant, with an implementation for every
-    device.
+    """Define the operator ``name``, or its in-place variant, with ``torch.library``, for all devices.
 
-    On a device that no kernel supports, that implementation raises NotImplementedError.
+    On a device that no kernel supports, the implementation raises NotImplementedError.
     """
     operator = OPERATORS[name]
     qualified = operator.qualified(overwrites)
@@ -147,9 +146,8 @@ def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
 def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
     """Register an operator and its in-place variant, if it has one, with torch-neuronx's ``nki_op``.
 
-    The call has the form that all published code agrees on: a name, ``mutates_args``, and a typed function.
-
-    A function that overwrites an input does not return it: a returned buffer would be copied.
+    The call has the form that all published code agrees on: a name, ``mutates_args``, and a typed function. A function
+    that overwrites an input does not return it, because a returned buffer would be copied.
     """
     definitions = {}
     for overwrites in (False, True) if operator.may_overwrite else (False,):
@@ -160,11 +158,11 @@ def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
 
 
 def _functionalized(name: str) -> Callable[..., Any]:
-    """Return the in-place variant of the operator ``name`` for tensors without memory, such as XLA's: it runs the
-    ordinary operator and makes the first output the new value of the first input.
+    """Return the in-place variant of the operator ``name`` for tensors without memory, such as XLA's.
 
-    PyTorch functionalizes its own operators before XLA sees them, but rejects a custom operator that mutates, unless
-    such a function is registered for it.
+    It runs the ordinary operator and makes the first output the new value of the first input. PyTorch functionalizes
+    its own operators before XLA sees them, but rejects a custom operator that mutates unless such a function is
+    registered.
     """
 
     def overwrite(first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:
@@ -176,7 +174,7 @@ def _functionalized(name: str) -> Callable[..., Any]:
 
 
 def register(operator: Operator) -> Operator:
-    """Register ``torch.ops.nkilib.<name>`` from a description, and ``<name>_`` if it can overwrite an input.
+    """Register ``torch.ops.nkilib.<name>`` from a description, and ``<name>_`` if there is an in-place variant.
 
     Both are registered with ``nki_op`` too, if that serves the native device.
 

@@ -21,8 +21,9 @@ _REASON: Final = (
 
 @torch.compiler.disable(reason=_REASON)  # type: ignore[no-untyped-call, untyped-decorator]
 def refuse_inplace(caller: str) -> NoReturn:
-    """Raise the error for ``inplace=True`` under torch.compile. With ``fullgraph=True`` the compiler itself raises one,
-    which contains the same reason.
+    """Raise the error for ``inplace=True`` under torch.compile.
+
+    With ``fullgraph=True`` the compiler itself raises an error with the same reason.
 
     Raises:
         RuntimeError: always.
@@ -32,5 +33,5 @@ def refuse_inplace(caller: str) -> NoReturn:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def warn(message: str) -> None:
-    """Warn while a graph is compiled, and so once for the graph: the graph itself cannot warn."""
+    """Show a warning while a graph is compiled, once for the graph, because the graph itself cannot warn."""
     warnings.warn(message, UserWarning, stacklevel=2)

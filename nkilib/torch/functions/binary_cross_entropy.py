@@ -3,9 +3,10 @@
 
 """Binary cross-entropy, each function with its module:
 
-- ``binary_cross_entropy``, ``BCELoss``: of probabilities;
-- ``binary_cross_entropy_with_logits``, ``BCEWithLogitsLoss``: of logits;
-- ``multilabel_soft_margin_loss``, ``MultiLabelSoftMarginLoss``: of logits, the mean over the classes of each row.
+- ``binary_cross_entropy``, ``BCELoss``: the loss of probabilities;
+- ``binary_cross_entropy_with_logits``, ``BCEWithLogitsLoss``: the loss of logits;
+- ``multilabel_soft_margin_loss``, ``MultiLabelSoftMarginLoss``: the loss of logits, averaged over the
+  classes of each row.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 
 def _check_probabilities(call: Call) -> None:
-    """Reject tensors of a call that hold NaN or values outside of [0, 1], as PyTorch does."""
     for name in ("input", "target"):
         tensor = call.tensor(name)
         if tensor.numel() > 0 and not bool(((tensor >= 0.0) & (tensor <= 1.0)).all()):
@@ -50,10 +50,10 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
 
 
 def _check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Reject a target whose shape is not the input's, where PyTorch does not broadcast.
+    """Check that the target has the input's shape, because PyTorch does not broadcast here.
 
     Raises:
-        ValueError: if the check fails.
+        ValueError: the shapes differ.
     """
     if input.shape != target.shape:
         raise ValueError(
@@ -62,19 +62,19 @@ def _check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Return whether input and target have one dtype, or may differ for this check.
+    """Return whether input and target have acceptable dtypes for PyTorch, which requires one dtype.
 
-    They may under autocast, where PyTorch casts both, and if one has a dtype that is rejected later.
+    They may differ under autocast, where PyTorch casts both, and if a later check rejects one of them.
     """
     are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
     return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
 
 
 def _check_expands(caller: Caller, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Reject the argument ``name`` if it is a tensor that does not broadcast to ``shape``.
+    """Check that the argument ``name``, if it is a tensor, broadcasts to ``shape``.
 
     Raises:
-        RuntimeError: if the check fails, as in PyTorch.
+        RuntimeError: it does not broadcast, as in PyTorch.
     """
     if tensor is None:
         return
@@ -265,8 +265,9 @@ _SOFT_MARGIN_LOSS: Final = rowwise_loss(
 
 
 def _row_weights(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return the weights with the classes, dimension ``axis`` of ``shape``, last: [1, C] if all rows have the same
-    weights, else expanded to all rows.
+    """Return the weights with the classes, dimension ``axis`` of ``shape``, last.
+
+    The result is [1, C] if all rows have the same weights, else it is expanded to all rows.
     """
     if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
         return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
@@ -337,8 +338,8 @@ class MultiLabelSoftMarginLoss(WeightedLossModule):
     :func:`multilabel_soft_margin_loss`, computed by the kernels.
 
     Call the module with ``(input, target)``: logits [..., C], and targets between 0 and 1 of a shape that broadcasts
-    with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape without C. The
-    weight is a buffer: it moves with the module to a device or dtype, and is in the state dict.
+    with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape without C.
+    The weight is a buffer: it moves with the module to a device or dtype, and is in the state dict.
 
     Args:
         weight: a factor for each class, [C], or a tensor of a shape that broadcasts with the input's; None means 1.

@@ -67,7 +67,7 @@ def _finite_margin(margin: Any) -> float:
 
 
 def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
-    """Check ``p`` and ``weight`` as PyTorch does when its module is created.
+    """Check ``p`` and ``weight`` as PyTorch's module does when it is created.
 
     Raises:
         ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.
@@ -79,7 +79,6 @@ def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
 
 
 def _check_multi_margin(input: Tensor, target: Tensor, p: Any, weight: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = MULTI_MARGIN
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))

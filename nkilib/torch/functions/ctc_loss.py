@@ -26,10 +26,10 @@ Lengths: TypeAlias = Tensor | Sequence[int]
 
 
 def _check_lengths(call: Call) -> None:
-    """Reject lengths that are out of range, as PyTorch does.
+    """Check that lengths are in range, as PyTorch does.
 
     Raises:
-        RuntimeError: if the check fails.
+        RuntimeError: a length is out of range.
     """
     targets = call.tensors["targets"]
     longest = {"input_lengths": call.first.shape[0], "target_lengths": 0 if targets is None else targets.shape[1]}
@@ -87,9 +87,6 @@ _DERIVATIVE: Final = indexed_loss(
 
 
 def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
-    """Return both lengths with their names, once it is checked that both are tensors or both are numbers, as PyTorch
-    requires.
-    """
     if isinstance(input_lengths, Tensor) != isinstance(target_lengths, Tensor):
         raise TypeError(
             f"{CTC_LOSS}: input_lengths and target_lengths must be two tensors or two sequences of int, got "
@@ -103,8 +100,9 @@ def _is_integral(length: object) -> bool:
 
 
 def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
-    """Return the lengths, the argument ``name``, as a tensor on the device of the log-probabilities; they may be passed
-    on the CPU, as in PyTorch.
+    """Return the lengths, the argument ``name``, as a tensor on the device of the log-probabilities.
+
+    As in PyTorch, lengths may be passed on the CPU.
     """
     if isinstance(lengths, Tensor):
         if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
@@ -118,7 +116,6 @@ def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
 def _check(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: Any, reduction: Any
 ) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = CTC_LOSS
     check_reduction(caller, reduction)
     tensors = {caller.input: log_probs, "targets": targets}
@@ -151,14 +148,12 @@ def _check(
 
 
 def _longest(lengths: Lengths, total: int, possible: int) -> int:
-    """Return the length of the longest target, to which shorter ones are padded.
+    """Return the length of the longest target, to which shorter targets are padded.
 
     Args:
-        lengths: the target lengths; values of a tensor on a device are not read.
+        lengths: the target lengths. Values of a tensor on a device are not read.
         total: the number of concatenated targets.
         possible: the greatest length that can have an alignment, which is returned if the values may not be read.
-
-    If the values of the lengths may not be read, it is the greatest length that can have an alignment.
 
     Raises:
         RuntimeError: the lengths are known, and do not add up to the number of targets.
@@ -182,7 +177,7 @@ def _longest(lengths: Lengths, total: int, possible: int) -> int:
 def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
     """Return concatenated targets as a padded tensor, [N, S], which is the form that the kernel takes.
 
-    It uses tensor operations only, because the values of lengths on a device are not read.
+    Only tensor operations are used, because the values of lengths on a device are not read.
     """
     total = targets.shape[0]
     longest = _longest(lengths, total, min(total, steps))

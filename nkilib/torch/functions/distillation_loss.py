@@ -3,8 +3,8 @@
 
 """``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both.
 
-:func:`checked_beta`, :func:`checked_numbers`, :func:`check_labels` and :func:`reduced_divergence` check the options and
-labels of such a divergence and reduce it, also for ``linear_distillation_loss``.
+``linear_distillation_loss`` also uses :func:`checked_beta`, :func:`checked_numbers` and :func:`check_labels`, which
+check options and labels, and :func:`reduced_divergence`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _INT32 = 2**31
 
 
 def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
-    """Return ``beta`` as a number or, if it is None, the one that ``direction`` stands for: 0 for KL(teacher ||
-    student), 1 for KL(student || teacher).
+    """Return the number ``beta``; if it is None, 0 for the direction KL(teacher || student), 1 for KL(student ||
+    teacher).
 
     A beta between 0 and 1 is the weight of the teacher in the mixture.
 
@@ -82,7 +82,7 @@ def checked_numbers(caller: Caller, temperature: Any, ignore_index: Any) -> tupl
 
 
 def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ...]) -> None:
-    """Reject labels that are not one integer for each position.
+    """Check that labels, unless None, are one integer for each position.
 
     Raises:
         TypeError: another dtype.
@@ -102,9 +102,9 @@ def reduced_divergence(loss: Tensor, positions: tuple[int, ...], counts: Tensor 
     """Return the divergences of the positions, reduced as the caller asks.
 
     Args:
-        loss: [N], 0 at ignored positions.
+        loss: the divergences, [N], 0 at ignored positions.
         positions: the shape of the positions.
-        counts: bool [N], whether each position is valid; None: all are.
+        counts: whether each position is valid, bool [N]; None if all are.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` over the first dimension, ``"sum"`` or
             ``"none"``.
     """
@@ -129,7 +129,6 @@ _SAVED: Final = ("moment", "student_shift", "student_sum", "teacher_shift", "tea
 
 
 def _check_temperatures(call: Call) -> None:
-    """Reject temperatures of a call, if it has a tensor of them, that are out of range."""
     check_temperatures(DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
 
 
@@ -162,7 +161,6 @@ _DERIVATIVE: Final = differentiate(_FORWARD, _BACKWARD)
 
 
 def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
-    """Reject tensors or a reduction that the kernels of :func:`distillation_loss` cannot compute."""
     caller = DISTILLATION
     tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
     checks.check_tensors(caller, tensors, optional=("labels",))
@@ -210,8 +208,9 @@ def distillation_loss(
         student_logits: [..., V], bfloat16, float16 or float32.
         teacher_logits: logits of the same shape, in one of these types. The teacher gets no gradient.
         labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
-        temperature: T, from 1e-3 to 1e6. A number is a constant of the compiled kernel. A tensor has one for all
-            positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
+        temperature: T, from 1e-3 to 1e6. A number is a constant of the compiled kernel. A tensor has one temperature
+            for all positions or one per position, and other values need no compilation: see
+            :func:`nkilib.torch.cross_entropy`.
         direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1, the weight of P in the mixture M; None: the divergence that ``direction`` names.
         ignore_index: an int32.

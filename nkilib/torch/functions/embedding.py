@@ -38,10 +38,10 @@ _COSINE_LOSS: Final = rowwise_loss(
 
 
 def _check_cosine_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
-    """Reject numbers of dimensions that PyTorch rejects too, and rows of different lengths.
+    """Check that the numbers of dimensions fit, as PyTorch does, and that rows have the same length.
 
     Raises:
-        RuntimeError: if the check fails.
+        RuntimeError: the shapes do not fit.
     """
     caller, dims = _COSINE_LOSS.caller, target.dim() + 1
     if dims > 2:
@@ -196,8 +196,8 @@ class HingeEmbeddingLoss(LossModule):
     computed by the kernels.
 
     Call the module with ``(input, target)``: distances of any shape, and 1 (similar) or -1 (dissimilar) for each, of a
-    shape that broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
-    shape. The module keeps its options, and has neither parameters nor buffers.
+    shape that broadcasts with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the
+    broadcast shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         margin: the distance from which on a pair with target -1 has no loss, a finite number.
@@ -226,10 +226,10 @@ MARGIN_RANKING_LOSS: Final = elementwise_loss(
 
 
 def _check_dimensions(caller: Caller, tensors: Mapping[str, Tensor]) -> None:
-    """Reject tensors with different numbers of dimensions.
+    """Check that all tensors have the same number of dimensions.
 
     Raises:
-        RuntimeError: if the check fails, as in PyTorch.
+        RuntimeError: the numbers differ, as in PyTorch.
     """
     if len({tensor.dim() for tensor in tensors.values()}) > 1:
         sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
@@ -258,10 +258,10 @@ def margin_ranking_loss(
 
     Args:
         input1, input2: bfloat16, float16, float32 or integers, of the same number of dimensions; their shapes
-            broadcast.
-        target: 1 where input1 should be the larger one, -1 where input2 should be; bfloat16, float16, float32 or
-            integers, of the same number of dimensions, and its shape broadcasts with those of the inputs. Each of the
-            three may require grad.
+            broadcast. Both may require grad.
+        target: 1 where input1 should be larger, -1 where input2 should be larger; bfloat16, float16, float32 or
+            integers, of the same number of dimensions, and its shape broadcasts with those of the inputs. It may
+            require grad.
         margin: the margin, a finite number.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
@@ -334,7 +334,6 @@ def _check_triplet_margin(caller: object, margin: float) -> None:
 
 
 def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
-    """Return margin, p and eps as Python numbers, once they and ``swap`` are checked."""
     caller = _TRIPLET_LOSS.caller
     margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
     check_flags(caller, swap=swap)
@@ -347,13 +346,17 @@ def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[
 
 
 def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
-    """Reject tensors of which two have rows of one element and the third has longer rows, of ``columns`` elements.
+    """Check for tensors of which two have rows of one element and the third has rows of ``columns`` elements.
 
-    PyTorch would take the distance of the two without repeating their element. ``lengths`` has the row length of each
-    tensor.
+    PyTorch would take the distance of these two without repeating their element.
+
+    Args:
+        lengths: the row length of each tensor.
+        columns: the row length of the broadcast shape.
+        swap: whether the distance of positive and negative counts too.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: there are such tensors.
     """
     from nkilib.experimental.loss.rowwise.triplet_distances import pairs_of  # loading it takes long
 

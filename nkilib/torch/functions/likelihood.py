@@ -3,10 +3,11 @@
 
 """Losses from log-likelihoods, each with its module:
 
-- ``nll_loss``, ``NLLLoss``: of classes, from log-probabilities;
-- ``gaussian_nll_loss``, ``GaussianNLLLoss``: the loss of numbers, from mean and variance;
-- ``poisson_nll_loss``, ``PoissonNLLLoss``: of counts, from a rate;
-- ``kl_div``, ``KLDivLoss``: of distributions, the Kullback-Leibler divergence.
+- ``nll_loss``, ``NLLLoss``: the negative log-likelihood of classes, from log-probabilities;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: the negative log-likelihood of numbers, from mean and
+  variance;
+- ``poisson_nll_loss``, ``PoissonNLLLoss``: the negative log-likelihood of counts, from a rate;
+- ``kl_div``, ``KLDivLoss``: the Kullback-Leibler divergence of distributions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ def _classes(call: Call) -> int:
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices of a call that are out of range, on the CPU."""
     check_range(str(NLL_LOSS), call.tensor("target").reshape(-1), call.options["ignore_index"], _classes(call))
 
 
@@ -65,7 +65,6 @@ _NLL_DERIVATIVE: Final = indexed_loss(
 
 
 def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = NLL_LOSS
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
@@ -174,7 +173,6 @@ _NEGATIVE_VARIANCE: Final = "gaussian_nll_loss: var has negative entry/entries; 
 
 
 def _check_variances(call: Call) -> None:
-    """Reject negative variances, as PyTorch does."""
     if bool((call.tensor("var") < 0).any()):
         raise ValueError(_NEGATIVE_VARIANCE)
 
@@ -195,8 +193,8 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 
     Raises:
         TypeError: the value is not a number.
-        ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
-            :func:`finite_number`.
+        ValueError: the value is not finite, or less than 2^-64, the least argument for which NKI documents the
+            logarithm.
     """
     number = finite_number(caller, name, value)
     if number < LEAST_ARGUMENT_OF_LOG:
@@ -210,8 +208,8 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 def _variances(input: Tensor, var: Any) -> Any:
     """Return the argument ``var`` as a tensor with as many dimensions as the input, if PyTorch accepts it.
 
-    A float, and a tensor of a shape that PyTorch expands, are converted; other types are returned unchanged and
-    rejected later.
+    A float, and a tensor of a shape that PyTorch expands, are converted. Other arguments are returned unchanged; later
+    checks reject them.
     """
     if isinstance(var, float):
         if var < 0.0:
@@ -287,14 +285,14 @@ class GaussianNLLLoss(LossModule):
     """Negative log-likelihood of normal distributions as a module, in place of ``torch.nn.GaussianNLLLoss``:
     :func:`gaussian_nll_loss`, computed by the kernels.
 
-    Call the module with ``(input, target, var)``: means of any shape, targets of a shape that broadcasts with it, and
-    variances of the shape of the input, of that shape without the last dimension or with extent 1 in one dimension, or
-    a number. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
-    its options, and has neither parameters nor buffers.
+    Call the module with ``(input, target, var)``: means of any shape, targets of a shape that broadcasts with the
+    input's, and variances of the shape of the input, of that shape without the last dimension or with extent 1 in one
+    dimension, or a number. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
+    module keeps its options, and has neither parameters nor buffers.
 
     Args:
         full: add the constant ``log(2 pi) / 2`` to each loss.
-        eps: the least variance that is computed with, at least 2^-64.
+        eps: the lower bound of the variances in the computation, at least 2^-64.
         reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
@@ -378,8 +376,8 @@ class PoissonNLLLoss(LossModule):
     :func:`poisson_nll_loss`, computed by the kernels.
 
     Call the module with ``(log_input, target)``: rates or their logarithms, of any shape, and counts of a shape that
-    broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
-    module keeps its options, and has neither parameters nor buffers.
+    broadcasts with the first tensor's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the
+    broadcast shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         log_input: whether the first tensor has the logarithms of the rates.
@@ -476,8 +474,8 @@ class KLDivLoss(LossModule):
     kernels.
 
     Call the module with ``(input, target)``: log-probabilities of any shape, and probabilities of a shape that
-    broadcasts with it. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The
-    module keeps its options, and has neither parameters nor buffers.
+    broadcasts with the input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast
+    shape. The module keeps its options, and has neither parameters nor buffers.
 
     Args:
         reduction: ``"mean"`` over the elements, ``"batchmean"`` (the sum divided by ``input.size(0)``),

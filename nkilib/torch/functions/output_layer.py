@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Two ways to compute a loss inside calls of the output layer, where FSDP2's hooks gather a weight that it shards.
+"""Two ways to compute a loss inside calls of the output layer, where FSDP2's hooks gather the sharded weight.
 
 - :func:`chunked_loss`, for a loss of logits: calls the layer for one chunk of the tokens at a time, so that only one
   chunk's logits are in memory.
 - :func:`results_in_forward`, for a loss of hidden states and weight: calls the layer once, with the loss in place of
   its forward. :func:`check_linear_head` rejects layers that do more than the loss computes.
 
-:func:`is_fully_sharded` tells whether FSDP2 shards a module, :func:`class_before_sharding` which class the module had
-before, and :func:`has_only_hooks_of_fsdp` whether it has hooks of its own.
+:func:`is_fully_sharded` tells whether FSDP2 shards a module, :func:`class_before_sharding` returns the class that the
+module had before, and :func:`has_only_hooks_of_fsdp` tells whether all its hooks are FSDP2's.
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ def _gathered(module: FSDPModule) -> Iterator[None]:
 
 
 def _local_rows(hidden: Tensor) -> Tensor:
-    """Return the hidden states that this rank has, as a plain tensor [tokens, width], detached from autograd's
-    graph.
-    """
     placed = dtensor(hidden)
     if placed is None:
         return hidden.detach().flatten(0, -2)
@@ -106,8 +103,7 @@ def _local_rows(hidden: Tensor) -> Tensor:
 def _distributed(rows: Tensor, like: DTensor) -> DTensor:
     """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``, the DTensor of all hidden states.
 
-    A dimension of the mesh that shards tokens in ``like`` shards the rows; any other one has the placement that it has
-    there.
+    A mesh dimension that shards tokens in ``like`` shards the rows; any other mesh dimension keeps its placement.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -132,8 +128,8 @@ def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> I
 
 
 class _Gradients(NamedTuple):
-    """The gradients of a chunk's loss, for its hidden states and for each parameter of the output layer; None for a
-    tensor that has none.
+    """The gradients of a chunk's loss with respect to its hidden states and to each parameter of the output layer; None
+    for a tensor that has none.
     """
 
     of_hidden: Tensor | None
@@ -148,9 +144,9 @@ def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> _
 
 
 def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
-    """Run the backward of a chunk's loss, ``value``, and return the gradient of its hidden states alone.
+    """Run the backward of a chunk's loss, ``value``, and return only the gradient of its hidden states.
 
-    FSDP2's module collects the gradients of its parameters itself, and does so only in a backward.
+    FSDP2's module itself collects the gradients of its parameters, and does so only in a backward.
     """
     value.backward()  # type: ignore[no-untyped-call]
     of_hidden, hidden.grad = hidden.grad, None
@@ -171,7 +167,7 @@ def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
 def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
     """Return this rank's rows of ``gradient``, the gradient of ``hidden``, the hidden states of a chunk.
 
-    If it is a DTensor of partial sums, these are first added up over the ranks.
+    If ``gradient`` is a DTensor of partial sums, they are first added over the ranks.
     """
     placed, like = dtensor(gradient), dtensor(hidden)
     if placed is None or like is None:
@@ -193,8 +189,8 @@ def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _KnownGradients(torch.autograd.Function):
-    """An autograd function that returns a loss whose gradients are already computed; its backward scales them and
-    passes them on.
+    """An autograd function that returns a loss whose gradients are already computed; its backward scales and returns
+    them.
 
     ``apply`` takes the gradients and the tensors that they belong to.
     """
@@ -224,9 +220,9 @@ def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, nu
     """Return the sum over chunks of tokens of ``loss(head(hidden), target)``, a scalar tensor.
 
     The backward of a chunk runs before the forward of the next one. The gradients of ``hidden`` and of the parameters
-    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales them and passes
-    them on, once. Under FSDP2, where a module collects the gradients of its own parameters, the gradients of ``head``
-    arrive during this call instead, and unscaled: its weights are gathered once, and its gradients are reduced with the
+    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales and returns them,
+    once. Under FSDP2, where a module collects the gradients of its own parameters, the parameters of ``head`` get their
+    gradients during this call instead, unscaled: its weights are gathered once, and its gradients are reduced with the
     last chunk.
 
     Args:
@@ -283,20 +279,18 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
 
 
 def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered a hook: its functions, bound or wrapped too, have the name of one of
-    FSDP2's modules.
-    """
+    # The hooks of fully_shard, also bound or wrapped ones, have the name of one of FSDP2's modules.
     return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
 
 
 def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
-    """Return whether all hooks of a module are those of ``fully_shard``."""
+    """Return whether ``fully_shard`` registered all hooks of a module."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
 
 
 def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
-    """Reject an output layer that does more than ``torch.nn.Linear``, because the results would ignore the rest.
+    """Check that an output layer does no more than ``torch.nn.Linear``, because a loss would ignore the rest.
 
     Args:
         caller: the public function that error messages name.
@@ -322,8 +316,8 @@ def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Return a context in which a call of the module runs ``forward`` in place of the module's own forward, between the
-    module's hooks.
+    """Return a context in which a call of the module runs ``forward`` in place of the module's forward; its hooks
+    still run.
     """
     own = vars(module).get("forward")
     module.forward = forward
@@ -336,7 +330,8 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 class _Token(torch.autograd.Function):
-    """The token that a call of the head returns: a number that requires a gradient if one of the results does.
+    """An autograd function that returns the *token*, the number 0 that a call of the output layer returns in place of
+    the results. It requires a gradient if one of the results does.
 
     Its backward runs before the backward of the results, and adds nothing to their gradients.
     """
@@ -353,9 +348,8 @@ class _Token(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """Copies of the results.
-
-    Their backward first starts the backward of the token (:class:`_Token`), with a gradient of 0.
+    """An autograd function that copies the results. Its backward first starts the backward of the token
+    (:class:`_Token`), with a gradient of 0.
     """
 
     @staticmethod
@@ -377,12 +371,12 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
     """Return the results of ``function``, called with the whole weight of an output layer.
 
     ``fully_shard(lm_head)`` gathers the weight when ``lm_head`` is called, frees it after its forward, and gathers it
-    again before its backward; outside of a call, ``lm_head.weight`` is only a shard. So the function replaces the
+    again before its backward; outside of a call, ``lm_head.weight`` is only a shard. So ``function`` replaces the
     forward for one call. FSDP2's hooks cast the inputs and outputs of that call by the mixed precision policy:
 
     - Only hidden states and targets are arguments of the call.
-    - The results are float32, so the call does not return them, but a token, a number 0, on which the results depend:
-      the token's hook gathers the weight before the backward of any result needs it.
+    - The results are float32, so the call does not return them. It returns a *token*, the number 0, on which the
+      results depend: a hook on the token gathers the weight before the backward of any result needs it.
 
     Args:
         head: the output layer, a ``torch.nn.Linear``. It is called only if ``fully_shard`` was applied to it.

@@ -70,9 +70,9 @@ def l1_loss(
 class L1Loss(LossModule):
     """Absolute error as a module, in place of ``torch.nn.L1Loss``: :func:`l1_loss`, computed by the kernels.
 
-    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
-    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
-    options, and has neither parameters nor buffers.
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with the
+    input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
+    its options, and has neither parameters nor buffers.
 
     Args:
         reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
@@ -141,9 +141,9 @@ def mse_loss(
 class MSELoss(LossModule):
     """Squared error as a module, in place of ``torch.nn.MSELoss``: :func:`mse_loss`, computed by the kernels.
 
-    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
-    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
-    options, and has neither parameters nor buffers.
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with the
+    input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
+    its options, and has neither parameters nor buffers.
 
     Args:
         reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
@@ -220,9 +220,9 @@ class SmoothL1Loss(LossModule):
     """Smooth absolute error as a module, in place of ``torch.nn.SmoothL1Loss``: :func:`smooth_l1_loss`, computed by the
     kernels.
 
-    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
-    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
-    options, and has neither parameters nor buffers.
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with the
+    input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
+    its options, and has neither parameters nor buffers.
 
     Args:
         reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.
@@ -305,9 +305,9 @@ def huber_loss(
 class HuberLoss(LossModule):
     """Huber's error as a module, in place of ``torch.nn.HuberLoss``: :func:`huber_loss`, computed by the kernels.
 
-    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with it.
-    The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps its
-    options, and has neither parameters nor buffers.
+    Call the module with ``(input, target)``: predictions of any shape, and targets of a shape that broadcasts with the
+    input's. The loss is a float32 scalar tensor, or with ``"none"`` a tensor of the broadcast shape. The module keeps
+    its options, and has neither parameters nor buffers.
 
     Args:
         reduction: ``"mean"`` over the elements, ``"sum"``, or ``"none"``: a loss for each element.

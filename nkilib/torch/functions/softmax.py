@@ -40,8 +40,8 @@ class SoftmaxOptions:
 
     Attributes:
         axis: the dimension along which elements add up to 1; a negative one counts from the end.
-        dtype: the dtype of the result: ``"bfloat16"``, ``"float16"`` or ``"float32"``; None for that of the first
-            input.
+        dtype: the dtype of the result: ``"bfloat16"``, ``"float16"`` or ``"float32"``; None means the dtype of the
+            first input.
     """
 
     axis: int = -1
@@ -66,23 +66,16 @@ def _arguments(call: Call, caller: Caller, direction: str) -> dict[str, Any]:
 
 
 def _name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as the option ``dtype`` of the operators has it, such as ``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
 def _dtype_of_input(call: Call) -> dict[str, Any]:
-    """Return the backward's option ``dtype``, which gives the gradient the dtype of the forward's input.
-
-    The backward needs it because it does not get the input.
-    """
+    # The backward does not get the input, so its dtype is an option.
     return {"dtype": _name_of(call.first.dtype)}
 
 
 # Tensors of any shape, and an axis.
 def _differentiated(caller: Caller) -> Derivative:
-    """Register the forward and the backward operator of ``softmax`` or ``log_softmax``, and return the derivative that
-    joins them.
-    """
     of_forward = Operator(
         f"{caller}_forward",
         inputs=(Input("input", keyword="x_hbm", dtypes=FLOAT_DTYPES),),
@@ -114,8 +107,8 @@ class _Restored(torch.autograd.Function):
     memory.
 
     The returned tensor is not a view, so ``detach_()`` works. It shares its version with the operator's result, which
-    the backward needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the
-    operator's result, the layout, and the caller's shape.
+    the backward needs, so that in-place arithmetic makes the backward raise PyTorch's error. The arguments of ``apply``
+    are the operator's result, the layout, and the caller's shape.
     """
 
     generate_vmap_rule = True
@@ -135,8 +128,8 @@ class _Restored(torch.autograd.Function):
 
 
 def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of the result: the requested one; without a request float32 under autocast on accelerators, as
-    in PyTorch; else that of ``x``.
+    """Return the dtype of the result: the requested ``dtype``; without it, float32 under autocast on accelerators, as
+    in PyTorch, and else the dtype of ``x``.
     """
     if dtype is not None:
         return dtype
@@ -169,7 +162,7 @@ def _check_type(caller: Caller, input: Tensor, dtype: torch.dtype | None) -> Non
 
 
 def _check_arguments(caller: Caller, input: Any, dtype: Any) -> None:
-    """Reject arguments that are not tensors, unsupported devices, and dtypes that the kernels do not write.
+    """Check that ``input`` is a tensor on a supported device, and that the kernels can write the dtype of the result.
 
     Raises:
         TypeError: the wrong Python type; float64.
@@ -189,8 +182,8 @@ def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
     """Return ``dim`` counted from the front; a tensor without dimensions counts as having one.
 
     Raises:
-        TypeError: it is not an integer.
-        IndexError: it is out of range.
+        TypeError: ``dim`` is not an integer.
+        IndexError: ``dim`` is out of range.
     """
     dim, count = as_int(caller, "dim", dim), max(input.dim(), 1)
     if not -count <= dim < count:
@@ -339,7 +332,7 @@ class Softmax2d(nn.Softmax2d):
         """Return the softmax, of the shape and type of ``input``.
 
         Raises:
-            ValueError: another number of dimensions.
+            ValueError: the input has neither 3 nor 4 dimensions.
         """
         if input.dim() not in (3, 4):
             raise ValueError(f"Softmax2d: input must be 3-D or 4-D, got shape {tuple(input.shape)}; reshape it")

@@ -75,7 +75,7 @@ def token_scores(
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
         temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
-            tensor has one for all positions, or one for each, and compiles nothing anew: see
+            tensor has one temperature for all positions or one per position, and other values need no compilation: see
             :func:`nkilib.torch.cross_entropy`.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
             advance, None chooses the one with the shorter modelled time.

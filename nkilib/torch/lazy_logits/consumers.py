@@ -4,9 +4,12 @@
 """The functions of torch that a kernel computes from hidden states and weights in place of logits.
 
 They are cross-entropy, NLL loss of log-probabilities, ``gather``, ``logsumexp``, ``argmax``, sums over the classes, and
-Kullback-Leibler divergence. ``logits.CONSUMERS`` has a substitute for each, with the same arguments. It returns None
-for arguments that no kernel takes; the logits are then computed. :func:`_results` calls a function of nkilib with
-hidden states, weight and bias.
+Kullback-Leibler divergence. ``logits.CONSUMERS`` has a substitute for each function, with the same arguments. A
+substitute returns None for arguments that no kernel takes; the logits are then computed. :func:`_results` calls a
+function of nkilib with hidden states, weight and bias.
+
+A *form* (:class:`Form`) describes lazy logits: z = the sum of products of hidden states and weights (*terms*), after
+scale, cap and temperatures, or a function of z and p = softmax(z) over the classes.
 """
 
 from __future__ import annotations
@@ -40,9 +43,6 @@ _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ..
 
 
 def _features_last(form: Form) -> Tensor:
-    """Return the hidden states of all terms of a form as one tensor [..., D]: concatenated along the features, which
-    become the last dimension.
-    """
     parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=form.class_dim)).movedim(form.class_dim, -1)
 
@@ -57,26 +57,25 @@ def _sum_of_biases(form: Form) -> Tensor | None:
 
 
 def _kept_classes(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias cut to the first ``form.classes`` rows, which are the classes that the logits keep."""
     if weight.shape[0] == form.classes:
         return weight, bias
     return weight[: form.classes], None if bias is None else bias[: form.classes]
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context that switches autocast off on a device, if it is on.
+    """Return a context in which autocast is off on a device.
 
-    The dtype of the products was fixed where the output layer was called, so autocast around the loss must not change
+    The dtype of the products was fixed when the output layer was called, so autocast around the loss must not change
     it.
     """
     return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple[Tensor, ...]:
-    """Return what ``function`` computes from the hidden states, the target, the weight and the bias of lazy logits.
+    """Return the result of ``function`` for the hidden states, the target, the weight and the bias of lazy logits.
 
-    It runs without autocast, since the dtype of its products is :func:`_compute_dtype`, and records a graph only if the
-    call of the output layer did too.
+    ``function`` runs without autocast, since the dtype of its products is :func:`_compute_dtype`, and records a graph
+    only if the call of the output layer did.
     """
     form, call = logits.form, logits.call
     call.check_unchanged()
@@ -105,15 +104,12 @@ def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
 
 
 def _loss_dtype(logits: LazyLogits) -> torch.dtype:
-    """Return the dtype that torch's loss of the computed logits would have: float32 under autocast, else the logits'
-    dtype.
-    """
     return logits.dtype if autocast_dtype(logits.device) is None else torch.float32
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """The options of one cross-entropy, named as the arguments of torch; ``class_weight`` is its argument
+    """The options of one cross-entropy, named as the arguments of torch; ``class_weight`` is torch's argument
     ``weight``.
     """
 
@@ -130,14 +126,11 @@ def _is_log_softmax(form: Form) -> bool:
 
 
 def _is_class_dim_of_losses(form: Form) -> bool:
-    """Return whether the classes are in the dimension where torch's losses expect them: the second one, or the only
-    one.
-    """
+    # torch's losses expect the classes in the second dimension, or in the only one.
     return form.class_dim == min(1, form.ndim - 1)
 
 
 def _are_indices(form: Form, target: object) -> bool:
-    """Return whether a target is an integer tensor with one class index for each position of the logits."""
     positions = [size for dim, size in enumerate(form.shape) if dim != form.class_dim]
     return isinstance(target, Tensor) and not target.is_floating_point() and list(target.shape) == positions
 
@@ -147,8 +140,8 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
     nkilib's function.
 
     Args:
-        logits: the lazy logits, from whose call the options of the output layer are taken.
-        form: the form to use in place of theirs, which may have a further cap or temperature.
+        logits: the lazy logits; their call has the options of the output layer.
+        form: the form to use in place of the logits' own; it may have a further cap or temperature.
         target: the class indices.
         loss: the options of the loss.
         return_outputs: whether to return everything that :func:`nkilib.torch.linear_cross_entropy` can return.
@@ -185,9 +178,8 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
 
 
 def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
-    """Return the cross-entropy of lazy logits as torch's function returns it.
-
-    It is None, so that the logits are computed, if the target does not have one class index for each position.
+    """Return the cross-entropy of lazy logits as torch's function returns it; None if the target does not have one
+    class index for each position.
     """
     if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
         return None
@@ -223,7 +215,7 @@ def _nll_loss(
 ) -> Tensor | None:
     """Return torch's ``nll_loss`` of lazy log-probabilities, computed as the cross-entropy of the logits.
 
-    It is None, so that the logits are computed, if the input is not a log-softmax or the target is not of indices.
+    The result is None if the input is not a log-softmax or the target has no class indices.
     """
     if not _is_log_softmax(input.form) or size_average is not None or reduce is not None:
         return None
@@ -261,7 +253,7 @@ def _own_cross_entropy(
 ) -> Tensor | CrossEntropyOutputs | None:
     """Return :func:`nkilib.torch.cross_entropy` of lazy logits; None if no kernel takes its arguments.
 
-    The cap and the temperature of the call apply after those that were recorded in the logits' form.
+    The cap and the temperature of the call apply after those of the logits' form.
     """
     recorded = input.form
     is_known = class_dim % recorded.ndim == recorded.class_dim and _are_indices(recorded, target)
@@ -276,8 +268,8 @@ def _own_cross_entropy(
 def _capped(form: Form, logit_softcap: float | None, temperature: float | Tensor) -> Form | None:
     """Return the form of logits to which a cap and then a temperature are applied.
 
-    It is None if the form cannot describe that, as when the logits already have a cap or temperatures and get another
-    cap.
+    The result is None if no form describes these logits, as when they already have a cap or temperatures and get
+    another cap.
     """
     is_capped = form.cap is not None or form.temperatures is not None
     if form.kind is not Kind.LOGITS or (is_capped and logit_softcap is not None):
@@ -307,7 +299,7 @@ def _scores(
 
     Args:
         logits: the lazy logits.
-        form: the form to use in place of theirs.
+        form: the form to use in place of the logits' own.
         ids: the class indices, one or several for each position.
         ignore_index: the index for which no log-probability is computed.
         outputs: the names of further results of :func:`nkilib.torch.linear_token_scores`.
@@ -344,7 +336,7 @@ def _token_scores(
     exact_maximum: bool | None = None,
     **shards: Any,
 ) -> TokenScores | None:
-    """Return :func:`nkilib.torch.token_scores` of lazy logits with all classes.
+    """Return :func:`nkilib.torch.token_scores` of lazy logits with all classes; None for other arguments.
 
     ``exact_maximum`` has no effect: the kernel for hidden states always uses the exact maximum.
     """
@@ -359,9 +351,9 @@ def _token_scores(
 
 @_consumes("gather")
 def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
-    """Return what ``torch.gather`` takes from lazy logits, log-probabilities or probabilities along the classes.
+    """Return torch's ``gather`` from lazy logits, log-probabilities or probabilities along the classes.
 
-    It is None, so that the logits are computed, for another dimension, other positions or too many classes of each.
+    The result is None for another dimension, for other positions, or if a position has too many classes.
     """
     form = input.form
     is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
@@ -385,7 +377,7 @@ def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = F
 def _score(logits: LazyLogits, name: str) -> Tensor:
     """Return the score ``name``, such as ``"lse"``, of each position.
 
-    It does not depend on a target, so it is taken from ``logits.known`` if an earlier call has computed it.
+    A score does not depend on a target, so it is taken from ``logits.known`` if an earlier call has computed it.
     """
     known = logits.known.get(name)
     if known is not None and (known.requires_grad or not torch.is_grad_enabled() or not known.is_floating_point()):
@@ -397,7 +389,6 @@ def _score(logits: LazyLogits, name: str) -> Tensor:
 
 
 def _over_classes(form: Form, dim: Any) -> bool:
-    """Return whether ``dim``, the argument of a reduction, names the dimension of the classes and no other."""
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
     return isinstance(dim, int) and dim % form.ndim == form.class_dim
@@ -405,7 +396,7 @@ def _over_classes(form: Form, dim: Any) -> bool:
 
 def _placed(form: Form, scores: Tensor, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """Return scores [positions] as a reduction over the classes returns them: with a dimension of 1 if ``keepdim``, in
-    ``dtype`` unless that is None.
+    ``dtype`` unless it is None.
     """
     scores = scores.unsqueeze(form.class_dim) if keepdim else scores
     return scores if dtype is None else scores.to(dtype)
@@ -433,10 +424,8 @@ def _argmax(input: LazyLogits, dim: int | None = None, keepdim: bool = False) ->
 
 @_consumes("max")
 def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return what ``torch.max`` returns along the classes: the largest value of each position and its class, by two
-    launches.
-
-    It is None, so that the logits are computed, for other arguments.
+    """Return torch's ``max`` along the classes: the largest value of each position and its class, by two launches; None
+    for other arguments.
     """
     indices = _argmax(input, dim, keepdim=True) if isinstance(dim, int) else None
     values = None if indices is None else _gather(input, input.form.class_dim, indices)
@@ -447,9 +436,8 @@ def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _sum_of_logits(logits: LazyLogits) -> Tensor:
-    """Return the sum of the logits of each position over the classes.
-
-    It is the product of the hidden states with the weight summed over the classes, plus the sum of the bias.
+    """Return the sum of the logits of each position over the classes: the product of the hidden states with the sum of
+    the weight over the classes, plus the sum of the bias.
     """
 
     def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
@@ -465,9 +453,6 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the sum over the classes, or over all elements; None, so that the logits are computed, where
-    :func:`_total` is None.
-    """
     return _reduced(input, dim, keepdim, dtype, 1)
 
 
@@ -475,16 +460,10 @@ def _sum(
 def _mean(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Return the mean over the classes, or over all elements; None, so that the logits are computed, where
-    :func:`_total` is None.
-    """
     return _reduced(input, dim, keepdim, dtype, input.numel() if dim is None else input.form.classes)
 
 
 def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | None, divisor: int) -> Tensor | None:
-    """Return the sum over the classes or over all elements, divided by ``divisor``; None where :func:`_total` is
-    None.
-    """
     form = input.form
     is_of_all = dim is None and not keepdim
     total = _total(input) if is_of_all or _over_classes(form, dim) else None
@@ -523,7 +502,7 @@ def _kl_div(
 ) -> Tensor | None:
     """Return torch's ``kl_div`` of the lazy log-probabilities of a student (``input``) and a teacher (``target``).
 
-    It is None, so that the logits are computed, for other arguments, such as a target that is not logarithmic.
+    The result is None for other arguments, such as a target that is not logarithmic.
     """
     if size_average is not None or reduce is not None or not log_target or not isinstance(target, LazyLogits):
         return None
@@ -542,7 +521,7 @@ def _kl_div(
 def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **options: Any) -> Tensor | None:
     """Return :func:`nkilib.torch.distillation_loss` of a student's and a teacher's lazy logits.
 
-    It is None, so that the logits are computed, if the teacher's are not lazy or no kernel computes the divergence.
+    The result is None if the teacher's logits are not lazy, or no kernel computes the divergence.
     """
     if not isinstance(teacher_logits, LazyLogits):
         return None
@@ -551,7 +530,7 @@ def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **option
 
 
 def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any]) -> Tensor | None:
-    """Return ``linear_distillation_loss`` of two lazy logits, or None where that function cannot compute it.
+    """Return ``linear_distillation_loss`` of two lazy logits; None if that function cannot compute it.
 
     It cannot if the shapes differ, the classes are not the last dimension, the student's weight is spread over ranks, a
     model has a tensor of temperatures or logits that are a sum of several products, the teacher requires grad, the
@@ -559,7 +538,7 @@ def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any
 
     Args:
         student, teacher: logits, or their log-softmax.
-        options: arguments of the function beside the operands of both models.
+        options: the keyword arguments of ``linear_distillation_loss`` beside the tensors of both models.
     """
     mine, theirs = student.form, teacher.form
     is_known = mine.shape == theirs.shape and mine.is_last and theirs.is_last and mine.mesh is None

@@ -4,8 +4,8 @@
 """The description of logits that are not computed: products of hidden states with weights, a scale, a cap, temperatures
 and a dtype.
 
-A :class:`Form` describes the sum of its products (:class:`Term`), or a function of this sum (:class:`Kind`).
-:class:`Placed` says how the computed logits would lie on the ranks of a mesh.
+A *form* (:class:`Form`) describes the sum of its products (:class:`Term`), or a function of this sum (:class:`Kind`).
+:class:`Placed` is the kind of tensor that the computed logits would be on the ranks of a mesh.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """The function that a form describes over the classes: the logits z themselves, or one of z and p = softmax(z)."""
+    """The function of the logits z over the classes that a form describes: z itself, or a function of z and p =
+    softmax(z).
+    """
 
     LOGITS = "z"
     LOG_SOFTMAX = "log p"
@@ -42,10 +44,7 @@ class Kind(Enum):
 
 
 class Placed(Enum):
-    """The tensor that the logits would be if they were computed: a plain one, or a DTensor and its placement.
-
-    It depends on the ranks that share the output layer.
-    """
+    """The tensor that the logits would be if they were computed: a plain one, or a DTensor and its placement."""
 
     TENSOR = "a tensor with all classes"
     SPREAD = "a DTensor whose classes are sharded"
@@ -57,7 +56,7 @@ class Term:
     """A product of hidden states with the weight of a layer, plus its bias.
 
     Attributes:
-        hidden: the hidden states; their features take the dimension that the classes have in the logits.
+        hidden: the hidden states; the dimension of their features is that of the classes in the logits.
         layer: the layer, a ``torch.nn.Linear``.
         parameters: views of its weight and, if it has one, of its bias. Code that follows the graph of an output, such
             as DistributedDataParallel, finds the parameters here.
@@ -86,7 +85,7 @@ class Form:
     function of z and p = softmax(z).
 
     Attributes:
-        terms: the products whose sum x is.
+        terms: the products whose sum is x.
         class_dim: the dimension of the classes, counted from 0.
         classes: the number of classes that the logits keep: the first ones of the layer.
         scale: multiplies x.
@@ -138,7 +137,7 @@ class Form:
 
     @property
     def num_features(self) -> int:
-        """The number of features of all terms together, which is that of one product with concatenated features."""
+        """The number of features of all terms together."""
         return sum(term.hidden.shape[self.class_dim] for term in self.terms)
 
     @property
@@ -148,7 +147,7 @@ class Form:
 
     @property
     def has_own_temperatures(self) -> bool:
-        """Whether there is a tensor with a temperature for each position, not only one temperature for all."""
+        """Whether each position has its own temperature."""
         return self.temperatures is not None and self.temperatures.dim() > 0
 
     def mapped(self, function: Callable[[Tensor], Tensor], class_dim: int | None = None) -> Form:
@@ -157,7 +156,7 @@ class Form:
         Args:
             function: a view or selection along the positions; it is applied to the hidden states of each term, and to
                 temperatures if each position has its own.
-            class_dim: the dimension of the classes in the result; None: as before.
+            class_dim: the dimension of the classes in the result; None if it does not change.
         """
         terms = tuple(replace(term, hidden=function(term.hidden)) for term in self.terms)
         temperatures = self.temperatures
@@ -167,7 +166,7 @@ class Form:
         return replace(self, terms=terms, temperatures=temperatures, class_dim=class_dim)
 
     def scaled(self, factor: float) -> Form | None:
-        """Return the form of these logits, or this function of logits, times a number; None if the scale or cap leaves
+        """Return the form of the same logits, or function of logits, times a number; None if the scale or cap leaves
         the kernels' range.
         """
         if self.kind is not Kind.LOGITS:
@@ -181,11 +180,13 @@ class Form:
         return replace(self, scale=scale, cap=cap)
 
     def divided(self, temperatures: Tensor) -> Form | None:
-        """Return the form of these logits divided by temperatures, a float32 tensor in one of the shapes that
-        :class:`Form` allows; None if no kernel takes the quotient.
+        """Return the form of the same logits divided by temperatures; None if no kernel computes the quotient.
 
-        On the CPU this reads their values, except in a traced graph, where the kernel raises an error for a value out
-        of range. On devices such a value makes the results of its position NaN.
+        On the CPU this reads the temperatures, except in a traced graph, where the kernel raises an error for a value
+        out of range. On devices such a value makes the results of its position NaN.
+
+        Args:
+            temperatures: a float32 tensor in one of the shapes that :class:`Form` allows.
         """
         if self.kind is not Kind.LOGITS:
             return None
@@ -198,17 +199,15 @@ class Form:
         return replace(self, temperatures=temperatures)
 
     def temperature_of_positions(self) -> float | Tensor:
-        """Return the temperatures as the argument ``temperature`` of nkilib's functions: the number 1, a tensor of one
-        element, or one of the shape of the positions.
+        """Return the temperatures as the argument ``temperature`` of nkilib's functions: the number 1, a tensor without
+        dimensions, or a tensor of the shape of the positions.
         """
         if self.temperatures is None:
             return 1.0
         return self.temperatures.squeeze(self.class_dim) if self.temperatures.dim() else self.temperatures
 
     def spread_temperatures(self) -> Tensor:
-        """Return the temperatures, which must not be None, expanded to one for each position: in the shape of the
-        logits, with one element in the dimension of the classes.
-        """
+        """Return the temperatures, which must not be None, expanded to the shape of the logits with one class."""
         sizes = list(self.shape)
         sizes[self.class_dim] = 1
         return cast(Tensor, self.temperatures).expand(sizes)
@@ -223,7 +222,7 @@ class Form:
         return mine == theirs and rest == of_other and (self.temperatures is None) == (other.temperatures is None)
 
     def is_same(self, other: Form) -> bool:
-        """Return whether two forms describe the same logits, or function of them, of the same hidden states and
+        """Return whether two forms describe the same values, from the same tensors of hidden states and
         temperatures.
         """
         pairs = zip(self.terms, other.terms, strict=False)

@@ -4,8 +4,8 @@
 """``fuse_linear_loss``: the output layer of any model returns logits that are computed only if something needs them.
 
 :func:`fuse_linear_loss` replaces the forward of the layer by :class:`FusedHead`, and :class:`Undo` restores it.
-:func:`_find_output_layer` finds the layer in a model. :func:`fused_calls` returns the record of what ran without
-logits.
+:func:`_find_output_layer` finds the layer in a model. :func:`fused_calls` returns the record of functions that ran
+without logits. A *fused* layer is one whose forward was replaced.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def _parameters_of(layer: nn.Linear) -> tuple[Tensor, ...]:
 
 
 def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
-    """Return the dtype that the layer's result would have: autocast's, that of the policy of ``fully_shard``, or that
-    of ``hidden``.
-    """
+    """Return the dtype of the layer's result: that of autocast, of the policy of ``fully_shard``, or of ``hidden``."""
     autocast = autocast_dtype(hidden.device)
     if autocast is not None:
         return autocast
@@ -68,9 +66,9 @@ def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
 
 
 def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
-    """Return a clause that says why no kernel multiplies these hidden states by this layer; None if kernels do.
+    """Return the reason why no kernel multiplies these hidden states by this layer, as a clause; None if a kernel does.
 
-    The number of features is not considered here: :meth:`FusedHead.reason_for_logits` adds that.
+    :meth:`FusedHead.reason_for_logits` considers the number of features too.
     """
     classes, dtypes = _sizes_of(layer)[0], (hidden.dtype, layer.weight.dtype)
     if hidden.device.type not in SUPPORTED_DEVICES:
@@ -98,7 +96,7 @@ def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
 def _is_spread_by_classes(layer: nn.Linear, hidden: Tensor) -> bool:
     """Return whether each rank of a mesh of one dimension has all hidden states and a part of the classes.
 
-    PyTorch's ``ColwiseParallel`` places an output layer like this.
+    PyTorch's ``ColwiseParallel`` places an output layer in this way.
     """
     placed, parameters = dtensor(hidden), [dtensor(parameter) for parameter in layer.parameters()]
     if placed is None or is_fully_sharded(layer) or len(placed.placements) != 1:
@@ -121,8 +119,9 @@ class FusedHead:
         options: the options of ``fuse_linear_loss``, and the record of the layer.
         is_adapter: whether its results are added to another fused layer's. Both layers are then one product with the
             features of both, so an adapter may have fewer features than kernels take.
-        skip_logits: whether the next call returns lazy logits; None: training and the option ``evaluation`` decide.
-        was_called: whether the forward ran, outside of ``torch.compile``, since :class:`_TellsOfOther` looked last.
+        skip_logits: whether the next call returns lazy logits; None means that training and the option ``evaluation``
+            decide.
+        was_called: whether the forward ran, outside of ``torch.compile``, since :class:`_TellsOfOther` read this flag.
     """
 
     layer: nn.Linear
@@ -132,7 +131,7 @@ class FusedHead:
     was_called: bool = False
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
-        """Return lazy logits for hidden states, or plain logits if no kernel takes the operands or :meth:`is_asked` is
+        """Return lazy logits for hidden states; plain logits if no kernel takes the operands or :meth:`is_asked` is
         false.
         """
         is_asked = self.is_asked()
@@ -149,22 +148,26 @@ class FusedHead:
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
-        """Return whether the next call is to return lazy logits: as ``skip_logits`` says, or in training with gradients
-        enabled, or with the option ``evaluation``.
+        """Return whether the next call should return lazy logits.
+
+        ``skip_logits`` decides. If it is None, the layer must be in training with gradients enabled, or the option
+        ``evaluation`` must be set.
         """
         if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
         return _is_wanted(self.options, self.layer)
 
     def reason_for_logits(self, hidden: Tensor) -> str | None:
-        """Return a clause that says why no kernel multiplies these hidden states by this layer; None if kernels do."""
+        """Return the reason why no kernel multiplies these hidden states by this layer, as a clause; None if a
+        kernel does.
+        """
         _, features = _sizes_of(self.layer)
         if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
             return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
         return _reason_for_logits(self.layer, hidden)
 
     def lazy_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the lazy logits of hidden states; ``skip_logits`` becomes None, since it is for one call only."""
+        """Return the lazy logits of hidden states, and reset ``skip_logits`` to None, since it is for one call only."""
         self.skip_logits = None
         layer = self.layer
         term = Term(hidden, layer, _parameters_of(layer))
@@ -181,8 +184,8 @@ class FusedHead:
 class _Call:
     """The replacement for ``__call__`` of a fused output layer, which runs the layer's hooks and its forward.
 
-    It skips the hooks where the result is lazy logits and ``fully_shard`` was applied to the layer alone: these hooks
-    would gather weights that the call does not need.
+    If ``fully_shard`` was applied to the layer alone and the result is lazy logits, the hooks are skipped: they would
+    gather weights that the call does not need.
     """
 
     head: FusedHead
@@ -199,8 +202,8 @@ class _Call:
 class _TellsOfOther:
     """A forward hook of an output layer that is not fused itself, but should contain fused layers.
 
-    It records and warns if the layer multiplied without the fused layers inside it. Some adapters of PEFT do that, and
-    so does a layer that replaced the fused one.
+    The hook records and warns if the layer computed logits without the fused layers inside it. Some adapters of PEFT do
+    that, and so does a layer that replaced the fused one.
     """
 
     options: FusedOptions
@@ -218,9 +221,6 @@ class _TellsOfOther:
 
 
 def _watch(layer: object, options: FusedOptions) -> None:
-    """Register the hook :class:`_TellsOfOther` for an output layer that is not fused itself, unless the layer has it
-    already.
-    """
     if not isinstance(layer, nn.Module) or isinstance(vars(layer).get(_FORWARD), FusedHead):
         return
     if not any(isinstance(hook, _TellsOfOther) for hook in layer._forward_hooks.values()):
@@ -231,7 +231,7 @@ def _watch(layer: object, options: FusedOptions) -> None:
 class _TakesSkipLogits:
     """A hook before the forward of the model.
 
-    It takes the argument ``skip_logits`` of earlier releases, and notices an output layer that was replaced since.
+    The hook removes the argument ``skip_logits`` of earlier releases, and notices if the output layer was replaced.
 
     Attributes:
         heads: the forwards of the fused layers.
@@ -255,31 +255,30 @@ class _TakesSkipLogits:
 
 
 def _known_layer(model: nn.Module) -> object:
-    """Return the output layer that ``get_output_embeddings()`` of the model returns; None if it returns none."""
     get = getattr(model, "get_output_embeddings", None)
     return get() if callable(get) else None
 
 
 def _sizes_of(layer: nn.Linear) -> tuple[int, int]:
-    """Return the numbers of classes and features of a layer.
-
-    They are the sizes of the weight, because a layer that PEFT ties to embeddings has swapped attributes. Where the
-    weight is a shard without two dimensions, they are the attributes of the layer.
+    """Return the numbers of classes and features of a layer: the sizes of its weight, because a layer that PEFT ties to
+    embeddings has swapped attributes. If the weight is a shard without two dimensions, return the layer's attributes.
     """
     shape = layer.weight.shape
     return (shape[0], shape[1]) if len(shape) == 2 else (layer.out_features, layer.in_features)
 
 
 def _is_wanted(options: FusedOptions, layer: nn.Module) -> bool:
-    """Return whether a call of an output layer should return lazy logits, operands permitting: in training with
-    gradients enabled, or always with the option ``evaluation``, unless :func:`_is_traced`.
+    """Return whether a call of an output layer should return lazy logits if a kernel takes the operands.
+
+    It should in training with gradients enabled, or always with the option ``evaluation``, but not under
+    :func:`_is_traced`.
     """
     return not _is_traced() and (options.evaluation or (layer.training and torch.is_grad_enabled()))
 
 
 def _is_traced() -> bool:
-    """Return whether ``torch.export``, ``torch.jit`` or a function of ``torch.func`` is running; the kernels have no
-    rules for these.
+    """Return whether ``torch.export``, ``torch.jit`` or a function of ``torch.func`` is running, for which kernels have
+    no rules.
     """
     if torch.compiler.is_exporting():
         return True
@@ -313,7 +312,8 @@ def fused_calls(model: nn.Module, **unknown: Unpack[NoKeywords]) -> FusedCalls:
 
 
 class Undo:
-    """Makes the output layer return plain logits again, when it is called or at the end of a ``with`` block.
+    """The reverse of :func:`fuse_linear_loss`: it makes the output layer return plain logits again, when it is called
+    or at the end of a ``with`` block.
 
     A second call does nothing. A deep copy of a fused model is fused too, and ``Undo(copy)()`` restores it.
     """
@@ -342,19 +342,17 @@ class Undo:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a layer is a plain ``torch.nn.Linear``: its forward is the one of that class, neither overridden
-    nor replaced on the instance.
-    """
+    """Return whether a layer is a plain ``torch.nn.Linear``, whose forward is neither overridden nor replaced."""
     kind = class_before_sharding(module)
     is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
     return is_linear and _FORWARD not in vars(module)
 
 
 def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
-    """Return the layers whose results are the logits: the output layer itself, or the layers that PEFT's wrapper holds
-    and adds up.
+    """Return the layers whose results are the logits: the output layer itself, or the layers whose results PEFT's
+    wrapper adds.
 
-    If there are none, the model computes logits, and a warning says so.
+    If there are none, return an empty list and warn that the model computes logits.
     """
     get_base = getattr(output_layer, "get_base_layer", None)
     base = get_base() if callable(get_base) else output_layer
@@ -375,13 +373,12 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
 
 
 def _likely_head(model: nn.Module) -> str:
-    """Return a sentence that names the linear layer with most results, for an error; empty if there is none."""
     sizes = {name: layer.out_features for name, layer in model.named_modules() if name and isinstance(layer, nn.Linear)}
     return f"; its widest linear layer is {max(sizes, key=lambda name: sizes[name])!r}" if sizes else ""
 
 
 def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the innermost model that knows its output layer, and this layer.
+    """Return the innermost model with ``get_output_embeddings()``, and the output layer that this method returns.
 
     A model inside another one is skipped if the outer one has a different output layer.
     """
@@ -405,7 +402,7 @@ def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[
     """Return the model that owns the output layer, and the layer.
 
     Raises:
-        TypeError: ``head`` is neither path nor module.
+        TypeError: ``head`` is neither a path nor a module.
         ValueError: there is no such layer in the model, or there are several.
     """
     if head is None:

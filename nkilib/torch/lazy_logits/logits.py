@@ -7,11 +7,12 @@ needs them.
 A function of torch with this object as an argument calls :meth:`LazyLogits.__torch_function__`, and a method calls
 :func:`_called`. Both call :func:`_applied`, which takes the first possible of three ways: record a function whose
 result is a form of logits again (``transformations.RECORDED``); run a kernel on hidden states and weights
-(:data:`CONSUMERS`); or compute the logits, by the functions that were called on the object so far, and go on with the
-tensor.
+(:data:`CONSUMERS`); or compute the logits, by the functions that were called on the object so far, and continue with
+the tensor.
 
 :class:`HeadCall` is the call of the output layer that the objects come from, and :class:`Mode` the state of torch
-during this call.
+during this call. A *form* (:class:`Form`) describes logits that are not computed. The *stock model* is the model
+without fused layers.
 """
 
 from __future__ import annotations
@@ -83,11 +84,12 @@ _OPERATORS: Final = (*_COMPARISONS, *_ARITHMETIC, *(f"r{name}" for name in _ARIT
 
 @dataclass(frozen=True)
 class Mode:
-    """The state of torch, when the output layer or a function was called, that decides how logits are computed.
+    """The state of torch that decides how logits are computed, at the time when the output layer or a function was
+    called.
 
     Attributes:
         is_grad_enabled: whether a graph is recorded.
-        autocast: the dtype of autocast, or None where it is off.
+        autocast: the dtype of autocast, or None if autocast is off.
     """
 
     is_grad_enabled: bool
@@ -95,14 +97,14 @@ class Mode:
 
     @classmethod
     def current(cls, device: torch.device) -> Mode:
-        """Return the mode that torch is in now, for tensors on a device."""
+        """Return torch's present mode, for tensors on a device."""
         return cls(torch.is_grad_enabled(), autocast_dtype(device))
 
     def autocast_again(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context in which autocast is as it was in this mode.
 
-        Gradients need a statement of their own, since ``torch.compile`` does not know their context in a stack of
-        contexts.
+        The caller has to restore gradient mode itself, since ``torch.compile`` does not support that context in a stack
+        of contexts.
         """
         if autocast_dtype(device) == self.autocast:
             return ExitStack()
@@ -135,14 +137,14 @@ class HeadCall:
         return [logits for reference in self.results if (logits := reference()) is not None]
 
     def stock_logits(self) -> Tensor:
-        """Compute the logits with the layer's own matrix product and bias."""
+        """Return the logits, computed with the layer's own matrix product and bias."""
         term = self.term
         target = torch.zeros((), dtype=torch.int64, device=term.hidden.device)
         (logits,) = results_in_forward(term.layer, term.hidden, target, _linear)
         return logits
 
     def check_unchanged(self) -> None:
-        """Raise an error if the hidden states or the parameters have changed since the call.
+        """Check that the hidden states and the parameters have not changed since the call.
 
         A graph of ``torch.compile`` is not checked, because it cannot read version counters.
 
@@ -168,8 +170,8 @@ class HeadCall:
 
 
 def versions_of(term: Term) -> tuple[int, ...]:
-    """Return the version counters of hidden states and parameters, which count changes in place. Inference tensors have
-    none.
+    """Return the version counters of hidden states and parameters, which count changes in place; 0 for inference
+    tensors, which have none.
     """
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
@@ -195,9 +197,12 @@ def _linear(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None)
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """The call by which lazy logits were made from others, kept so that it can be repeated with tensors.
+    """The call that made lazy logits from others, kept so that it can be repeated with tensors.
 
-    ``item`` is the index in a result that is a tuple, else None; ``mode`` is torch's mode during the call.
+    Attributes:
+        function, args, kwargs: the call.
+        item: the index in the result of the call if that is a tuple, else None.
+        mode: torch's mode during the call.
     """
 
     function: Callable[..., Any]
@@ -247,7 +252,7 @@ class LazyLogits:
 
     @property
     def device(self) -> torch.device:
-        """The device on which the logits would be computed: that of the hidden states."""
+        """The device of the hidden states, on which the logits would be computed."""
         return self.form.hidden.device
 
     @property
@@ -257,7 +262,7 @@ class LazyLogits:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients flow back from the logits."""
+        """Whether gradients flow back from the logits, as for a tensor."""
         tensors = (tensor for term in self.form.terms for tensor in (term.hidden, *term.parameters))
         is_wanted = self.call.mode.is_grad_enabled and not self.form.is_detached
         return is_wanted and any(tensor.requires_grad for tensor in tensors)
@@ -314,7 +319,7 @@ class LazyLogits:
         return _as_it_is, (self._tensor("pickle").detach(),)
 
     def compute(self) -> Tensor:
-        """Return the logits as a tensor. It is computed once, by the functions that were called on the object.
+        """Return the logits as a tensor. The first call computes it, by repeating the functions that made the object.
 
         Raises:
             RuntimeError: the hidden states or the parameters of the output layer have changed since; or the call is in
@@ -335,7 +340,6 @@ class LazyLogits:
         return self._computed
 
     def _tensor(self, function: str) -> Tensor:
-        """Return the logits as a tensor, and record that ``function`` needed them."""
         if self._computed is None:
             self.call.options.tell(function, self.nbytes, self.call.term.layer.training)
         return self.compute()
@@ -370,7 +374,7 @@ def _check_outside_of_functions(logits: LazyLogits) -> None:
     Autograd does not see a tensor there, so no gradient would flow back to the model, without any message.
 
     Raises:
-        RuntimeError: if the check fails.
+        RuntimeError: such a forward is running.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not logits.requires_grad:
         return
@@ -391,7 +395,6 @@ _APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[
 
 
 def _kind_of(form: Form) -> type[Tensor]:
-    """Return the class of the logits once they are computed: ``Tensor`` or ``DTensor``."""
     if form.placed is Placed.TENSOR:
         return Tensor
     from torch.distributed.tensor import DTensor
@@ -400,7 +403,6 @@ def _kind_of(form: Form) -> type[Tensor]:
 
 
 def _placements_of(form: Form) -> tuple[Any, ...]:
-    """Return the placements of the logits once they are computed as a DTensor."""
     from torch.distributed.tensor import Replicate, Shard
 
     return (Shard(form.class_dim) if form.placed is Placed.SPREAD else Replicate(),)
@@ -418,7 +420,7 @@ def _lazy_in(value: Any) -> Iterator[LazyLogits]:
 
 
 def _mapped(function: Callable[[LazyLogits], Any], value: Any) -> Any:
-    """Return ``value`` with ``function`` applied to all lazy logits in it, also in tuples, lists and dicts."""
+    """Return ``value`` with ``function`` applied to all lazy logits in it, also inside tuples, lists and dicts."""
     if isinstance(value, LazyLogits):
         return function(value)
     if type(value) in (tuple, list):
@@ -446,7 +448,7 @@ def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 def _kept(name: str, value: Any) -> Any:
-    """Return the positional or keyword arguments of the recorded function ``name``, with copies of possible
+    """Return the positional or keyword arguments of the recorded function ``name``, with copies of tensors that may be
     temperatures.
 
     The caller may change such a tensor in place before the logits are computed.
@@ -459,7 +461,9 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _compute_all(call: HeadCall, function: str) -> None:
-    """Compute all lazy logits of a call before one changes in place, because some of them share memory as tensors."""
+    """Compute all lazy logits of a call before one of them is changed in place, because as tensors some of them
+    share memory.
+    """
     for logits in call.live_results():
         logits._tensor(function)
 
@@ -467,7 +471,7 @@ def _compute_all(call: HeadCall, function: str) -> None:
 def _made(
     first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Any:
-    """Return lazy logits, or a tuple of them, for the form or forms that a recorded call of ``function`` gave."""
+    """Return lazy logits for the form, or a tuple of them for the forms, that a recorded call of ``function`` gave."""
     mode = Mode.current(first.device)
     if isinstance(result, tuple):
         return tuple(
@@ -477,9 +481,7 @@ def _made(
 
 
 def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0) -> None:
-    """Give each of ``rows``, the result of ``unbind`` along ``dim``, its part of the scores that are known for all
-    positions.
-    """
+    """Give each of ``rows``, the result of ``unbind`` along ``dim``, its part of the known scores of ``logits``."""
     at = dim % logits.ndim
     for name, values in logits.known.items():
         for row, value in zip(rows, values.unbind(at - (at > logits.form.class_dim)), strict=True):
@@ -487,14 +489,14 @@ def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0)
 
 
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
-    """Scale lazy logits in place without computing them.
+    """Scale lazy logits in place without computing them, and return them.
 
     The result is None, so that the logits are computed, if other lazy logits of the same call exist, whose memory would
     change too.
 
     Raises:
-        RuntimeError: something else came from the call, in a graph of ``torch.compile``, where it is unknown which
-            objects still exist.
+        RuntimeError: in a graph of ``torch.compile``, more than one object came from the call; it is unknown which of
+            them still exist.
     """
     logits: LazyLogits = args[0]
     call = logits.call
@@ -560,8 +562,8 @@ def _without_logits(
 
 
 def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch some of whose arguments are lazy logits: record it, run a kernel, or compute the
-    logits.
+    """Return the result of a function of torch some of whose arguments are lazy logits: record it, run a kernel, or
+    compute the logits.
     """
     if "input" in kwargs:
         args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
@@ -580,7 +582,6 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _called(name: str, function: Callable[..., Any], logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of lazy logits as the function of torch that does the same, ``function``."""
     return _applied(name, function, (logits, *args), kwargs)
 
 

@@ -3,9 +3,9 @@
 
 """The record and the options of a fused output layer.
 
-The record (:class:`FusedCalls`) counts the functions that ran without logits, and the calls at each :class:`Place`
-where logits were computed after all, of which a :class:`LogitsComputedWarning` tells. :class:`FusedOptions` holds the
-record and the options of ``fuse_linear_loss``, which say what happens when logits are computed.
+The record (:class:`FusedCalls`) counts the functions that ran without logits, and for each :class:`Place` how often
+logits were computed there, with a :class:`LogitsComputedWarning`. :class:`FusedOptions` holds the record and the
+options of ``fuse_linear_loss``, which decide what happens when logits are computed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ _LIBRARIES: Final = ("nkilib.torch.", "torch.")
 
 
 class LogitsComputedWarning(UserWarning):
-    """The warning that logits were computed, because a function needed them that no kernel computes from hidden
-    states.
-    """
+    """The warning that logits were computed for a function that no kernel computes from hidden states."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where logits were computed.
+    """The place in the user's code where logits were computed.
 
     Attributes:
         function: the name of the function or method that needed the logits, or the reason.
@@ -50,8 +48,8 @@ class FusedCalls:
     """The record of the calls of an output layer since it was fused, except those within a graph of ``torch.compile``.
 
     Attributes:
-        fused: by function that ran on hidden states and weights, without logits: how often it ran.
-        computed: by place where logits were computed: how often this happened.
+        fused: for each function that ran on hidden states and weights, without logits, how often it ran.
+        computed: for each place where logits were computed, how often this happened.
     """
 
     fused: dict[str, int] = field(default_factory=dict)
@@ -59,7 +57,7 @@ class FusedCalls:
 
     @classmethod
     def of_all(cls, calls: Iterable[FusedCalls]) -> FusedCalls:
-        """Return one record for several layers, with the counts of their records added."""
+        """Return one record with the sums of the counts of several records."""
         fused: Counter[str] = Counter()
         computed: Counter[Place] = Counter()
         for item in calls:
@@ -106,10 +104,10 @@ class FusedOptions:
     calls: FusedCalls = field(default_factory=FusedCalls)
 
     def of_loss(self, label_smoothing: float, is_training: bool) -> tuple[float, float]:
-        """Return the label smoothing and the z-loss factor that a cross-entropy of the layer's logits has to use.
+        """Return the label smoothing and the z-loss factor for a cross-entropy of the layer's logits.
 
-        They come from the call (``label_smoothing``) or from ``fuse_linear_loss``, whose options apply in training
-        only.
+        The label smoothing comes from the call (``label_smoothing``) or from ``fuse_linear_loss``, whose options apply
+        in training only.
 
         Raises:
             ValueError: both the call and ``fuse_linear_loss`` set label smoothing.
@@ -124,7 +122,7 @@ class FusedOptions:
         return label_smoothing + self.label_smoothing, self.lse_square_scale
 
     def tell(self, function: str, num_bytes: int, is_training: bool) -> None:
-        """Record that logits are computed, and warn once for each place, or raise, as ``on_compute`` says.
+        """Record that logits are computed, and warn once for each place, or raise an error, as ``on_compute`` says.
 
         Args:
             function: the function that needs the logits, or the reason.

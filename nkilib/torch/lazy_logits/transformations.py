@@ -3,10 +3,10 @@
 
 """The functions of torch that turn a form of logits into another form, so that the logits are still not computed.
 
-The registry :data:`RECORDED` has a :class:`Handler` for each function whose result is a form again: views and
-selections of positions, a cut of the vocabulary, scales, caps, temperatures, casts, softmax and log-softmax. A handler
-returns None for arguments with which the result is no form; the logits are then computed. :func:`registering` adds
-functions to a registry.
+A *form* (:class:`Form`) describes logits that are not computed. The registry :data:`RECORDED` has a :class:`Handler`
+for each function whose result is a form again: views and selections of positions, a cut of the vocabulary, scales,
+caps, temperatures, casts, softmax and log-softmax. A handler returns None for arguments with which no form describes
+the result; the logits are then computed. :func:`registering` adds functions to a registry.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Handler:
         return cls(function, most, None if inspect.Parameter.VAR_KEYWORD in kinds else names)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function; None if torch's call has an argument for which the function has no
-        parameter.
-        """
+        """Return the result of the function; None if the function has no parameter for one of the arguments."""
         is_known = self.most is None or len(args) <= self.most
         if not is_known or (self.keywords is not None and any(name not in self.keywords for name in kwargs)):
             return None
@@ -85,9 +83,6 @@ _records: Final = registering(RECORDED)
 
 
 def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return the sizes that were passed to a method like ``view`` as a tuple, whether they came one by one or as one
-    sequence.
-    """
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], (int, torch.SymInt)) else tuple(sizes)
 
 
@@ -188,8 +183,8 @@ def _is_index(item: Any) -> bool:
 
 
 def _dimensions(item: Any) -> int:
-    """Return how many dimensions of the indexed tensor one item of an index replaces: 0 for None and ``...``, and the
-    dimensions of a mask for a bool tensor.
+    """Return the number of dimensions of the indexed tensor that one item of an index replaces: 0 for None and ``...``,
+    the dimensions of a mask for a bool tensor, else 1.
     """
     if item is None or item is Ellipsis:
         return 0
@@ -197,7 +192,7 @@ def _dimensions(item: Any) -> int:
 
 
 def _rank(form: Form, items: tuple[Any, ...]) -> int:
-    """Return the number of dimensions that indexing logits of a form with these items gives.
+    """Return the number of dimensions after indexing logits of a form with these items.
 
     All items that are tensors broadcast to one shape, which replaces the dimensions that they index.
     """
@@ -274,7 +269,8 @@ def _unbound(form: Form, dim: int = 0) -> tuple[Form, ...] | None:
 
 @_records("__getitem__")
 def _indexed(form: Form, index: Any) -> Form | None:
-    """Return the form of an indexing that selects positions, and classes from the first one on; None for others.
+    """Return the form of an indexing that selects positions, and classes from the first one on; None for other
+    indexings.
 
     The dimension of the classes must be the last.
     """
@@ -308,10 +304,8 @@ _PRODUCTS: Final = {
 
 
 def _product(first: Form, second: Form) -> Form | None:
-    """Return the form of p z or p log p, from the forms of its factors p, the probabilities, and z or log p of the same
-    positions.
-
-    It is None for any other pair of factors.
+    """Return the form of p z or p log p, from the forms of its factors: p, the probabilities, and z or log p of the
+    same positions. The result is None for any other pair of factors.
     """
     kinds = {first.kind, second.kind}
     kind = _PRODUCTS.get(frozenset(kinds)) if len(kinds) == 2 else None
@@ -330,7 +324,7 @@ def divided_by_tensor(form: Form, divisor: Tensor, is_inverse: bool = False) -> 
     Args:
         form: the form of the logits that are divided.
         divisor: a tensor that broadcasts to the logits, with one element along the classes.
-        is_inverse: whether the logits are multiplied by the tensor, so that its reciprocal is the temperature.
+        is_inverse: whether the logits are multiplied by the tensor instead, so that its reciprocal is the temperature.
     """
     if divisor.requires_grad or divisor.is_complex() or divisor.dtype == torch.bool or divisor.dim() > form.ndim:
         return None
@@ -357,7 +351,8 @@ def _multiplied(form: Any, other: Any) -> Form | None:
     """Return the form multiplied by a number, by a tensor of one element, or by another form (:func:`_product`); None
     for other factors.
 
-    A tensor with one factor for each position is not taken: it may be a mask, and a factor of 0 has no temperature.
+    A tensor with one factor for each position gives None: it may be a mask, and no temperature stands for a factor of
+    0.
     """
     if isinstance(form, Form) and isinstance(other, Form):
         return _product(form, other)
@@ -379,8 +374,8 @@ def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form
 
 @_records("__rdiv__")
 def _divisor_first(divisor: Any, form: Any) -> Form | None:
-    """Return the form of ``form / divisor``, for the reversed division in which graphs of ``torch.compile`` pass the
-    divisor first.
+    """Return the form of ``form / divisor``. In the reversed division of graphs of ``torch.compile`` the divisor
+    comes first.
     """
     is_known = isinstance(divisor, Tensor) and isinstance(form, Form)
     return divided_by_tensor(form, divisor) if is_known else None
@@ -392,7 +387,6 @@ def _negated(form: Form) -> Form | None:
 
 
 def _is_linear(form: Form) -> bool:
-    """Return whether a form is only a sum of scaled products, with neither cap nor temperature nor softmax."""
     return form.kind is Kind.LOGITS and form.cap is None and form.temperatures is None
 
 
@@ -403,7 +397,7 @@ def _capped(form: Form) -> Form | None:
 
 @_records("add", "__add__", "__radd__")
 def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
-    """Return the form of the sum of two forms that are products: one form with the terms of both. None for other
+    """Return the form of the sum of two forms that are products: one form with the terms of both; None for other
     summands.
     """
     if not isinstance(form, Form) or not isinstance(other, Form) or alpha != 1:
@@ -427,9 +421,7 @@ for _name, _dtype in (("float", torch.float32), ("half", torch.float16), ("bfloa
 
 
 def _is_device_of(value: Any, tensor: Tensor) -> bool:
-    """Return whether an argument of ``to`` leaves the device as it is: it is the tensor's device, or no device at
-    all.
-    """
+    """Return whether an argument of ``to`` keeps the device: it is the tensor's device, or no device at all."""
     if not isinstance(value, (str, torch.device)):
         return True
     try:
@@ -443,7 +435,7 @@ def _is_device_of(value: Any, tensor: Tensor) -> bool:
 def _converted(form: Form, *given: Any, **named: Any) -> Form | None:
     """Return the form cast to a floating dtype; None for other casts.
 
-    The only device that it takes is that of the hidden states. Flags about copies have no effect.
+    A device among the arguments must be that of the hidden states. Flags about copies have no effect.
     """
     if not given and not named:
         return None  # the name of the type

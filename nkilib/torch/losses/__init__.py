@@ -5,7 +5,8 @@
 
 The functions themselves are in :mod:`nkilib.torch.functions`.
 
-- ``elementwise``, ``rowwise``, ``indexed``: losses of these kinds, each with its operators from one description;
+- ``elementwise``, ``rowwise``, ``indexed``: elementwise losses, row-wise losses and losses with class indices, each
+  with its operators from one description;
 - ``checks``: the checks that losses share;
 - ``outputs``: the dtype, shape and reduction of results;
 - ``options``: the options of the operators;

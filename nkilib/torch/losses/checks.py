@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks that losses of several kinds share.
+"""The checks that several sorts of losses share.
 
 :func:`check_call` checks the tensors and flags of a call; :func:`finite_number` an option that is a number;
 :func:`check_reduction_or_batchmean` a reduction that may be :data:`BATCHMEAN`.
@@ -26,16 +26,15 @@ BATCHMEAN: Final = "batchmean"
 
 
 def _is_integral(tensor: Tensor) -> bool:
-    """Return whether the tensor holds integers or booleans."""
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def _refuse_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Reject a tensor whose dtype is not bfloat16, float16 or float32.
+    """Check that a tensor is bfloat16, float16 or float32.
 
     Raises:
-        RuntimeError: it is complex or integer, as in PyTorch.
-        TypeError: it is float64.
+        RuntimeError: the dtype is complex or integer, as in PyTorch.
+        TypeError: the dtype is float64.
     """
     if not tensor.is_floating_point():
         kind = "Complex" if tensor.is_complex() else "Integral"
@@ -52,7 +51,7 @@ def check_call(
     integers: Collection[str] = (),
     bools: Collection[str] = (),
 ) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
+    """Check the tensors and flags of a call, with PyTorch's error types.
 
     Args:
         caller: the function that error messages name.
@@ -60,7 +59,7 @@ def check_call(
         reduction, inplace: the arguments of the call.
         optional: names of tensors that may be None.
         integers: names of tensors that PyTorch takes in integer types too.
-        bools: names of those among them that PyTorch takes as bool too; it does not subtract bools.
+        bools: names of those in ``integers`` that PyTorch takes as bool too; it does not subtract bools.
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
@@ -84,11 +83,11 @@ def check_call(
 
 
 def finite_number(caller: Caller, name: str, value: Any) -> float:
-    """Return the option ``name``, checked to be a finite number, as a Python number.
+    """Return the option ``name`` as a Python number, after a check that it is finite.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is infinite, NaN or out of the range of float32.
+        TypeError: the value is not a number.
+        ValueError: the value is infinite, NaN or out of the range of float32.
     """
     number = as_float(caller, name, value)
     if not -LARGEST <= number <= LARGEST:  # NaN too
@@ -97,10 +96,10 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
 
 
 def check_reduction_or_batchmean(caller: Caller, reduction: Any) -> None:
-    """Reject a reduction that is neither ``"mean"``, ``"sum"`` or ``"none"`` nor ``"batchmean"``.
+    """Check that a reduction is ``"mean"``, ``"sum"``, ``"none"`` or ``"batchmean"``.
 
     Raises:
-        ValueError: if the check fails.
+        ValueError: the reduction is something else.
     """
     known = (*REDUCTIONS, BATCHMEAN)
     if reduction not in known:

@@ -3,9 +3,9 @@
 
 """Elementwise losses in PyTorch: their operators, made from one description, and the semantics around them.
 
-:func:`elementwise_loss` registers the operators of a loss. :class:`ElementwiseLoss` calls them, and handles dtypes,
-broadcasting, memory order and ``inplace``. :class:`Matrix` keeps weights unexpanded that several elements share.
-:func:`loss_of_pair` is the loss of an input and a target, for most functions.
+:func:`elementwise_loss` registers the operators of a loss. :class:`ElementwiseLoss` calls the operators, and handles
+dtypes, broadcasting, memory order and ``inplace``. :class:`Matrix` keeps weights unexpanded that several elements
+share. Most functions use :func:`loss_of_pair`, the loss of an input and a target.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FEWEST_ROWS: Final = 512
 
 
 def _compact(weight: Tensor, dimensions: int) -> Tensor:
-    """Return a view of a weight with ``dimensions`` dimensions, and without the repetitions that ``expand`` made.
+    """Return a view of a weight with ``dimensions`` dimensions, without the repetitions of ``expand``.
 
     Missing dimensions are added in front, with one element. A dimension of stride 0, along which ``expand`` repeats one
     element, is cut to that element.
@@ -46,7 +46,7 @@ def _compact(weight: Tensor, dimensions: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The tensors of a loss as [rows, columns]: rows are the first dimensions, columns the others.
+    """The division of the dimensions of tensors into rows, the first dimensions, and columns, the others.
 
     Kernels take a weight that elements share, such as ``pos_weight`` of classes, unexpanded, [rows, 1] or [1, columns].
     The split is chosen so that as little as possible of the weights is repeated.
@@ -61,10 +61,10 @@ class Matrix:
 
     @classmethod
     def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
-        """Return the way to lay out tensors of a shape as a matrix that repeats as little as possible of these weights.
+        """Return the division that repeats as little as possible of these weights, for tensors of a shape.
 
-        In each dimension a weight has the extent of ``shape`` or 1. Return None if every weight has the whole shape, or
-        if no way to divide the dimensions lets a kernel take a weight unexpanded.
+        In each dimension a weight has the size of ``shape`` or 1. Return None if every weight has the whole shape, or
+        if no division lets a kernel take a weight unexpanded.
         """
         if 0 in shape or all(tuple(weight.shape) == shape for weight in weights):
             return None
@@ -75,7 +75,7 @@ class Matrix:
         return cls(shape, ranked[0][-1])
 
     def elements(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the shape :attr:`shape` as [rows, columns]; it is a view if the tensor is contiguous."""
+        """Return a tensor of the shape :attr:`shape` as [rows, columns]; a view if the tensor is contiguous."""
         return tensor.reshape(self._rows, self._columns)
 
     def weight(self, weight: Tensor) -> Tensor:
@@ -103,10 +103,8 @@ class Matrix:
         return all(size == 1 for size in weight.shape[: self.split])
 
     def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
-        """Return two costs of dividing the dimensions at :attr:`split`, by which splits are compared.
-
-        They are the number of weights that would have to be expanded to all elements, and the number of dimensions
-        along which the other weights would be repeated.
+        """Return two costs of this division: the number of weights that would have to be expanded to all elements, and
+        the number of dimensions along which the other weights would be repeated.
         """
         whole, dimensions = 0, 0
         for weight in weights:
@@ -131,7 +129,7 @@ class ElementwiseLoss:
         optional: the names of optional tensors.
         constant: the names of tensors without a gradient.
         integers: the names of tensors that PyTorch accepts in integer dtypes too.
-        bools: the names of those among them that PyTorch accepts as bool too.
+        bools: the names of those in ``integers`` that PyTorch accepts as bool too.
         derivative: the derivative of the operators.
         is_float32_under_autocast: whether losses that are not reduced are float32 under autocast, as in PyTorch.
         takes_integers_alone: whether all tensors of a call may be integers; the loss is then computed in float32.
@@ -148,9 +146,8 @@ class ElementwiseLoss:
     takes_integers_alone: bool = False
 
     def check(self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any) -> None:
-        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
-
-        Shapes are not checked here, but when the loss is called.
+        """Check the tensors and flags of a call, with PyTorch's error types; shapes are checked when the loss is
+        called.
 
         Raises:
             TypeError: an argument has the wrong Python type, or a tensor is float64.
@@ -197,11 +194,11 @@ class ElementwiseLoss:
         return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
 
     def _floats(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, all floating: integer tensors are converted to the dtype that all dtypes together promote
+        """Return the tensors, all floating. Integer tensors are converted to the dtype that all dtypes together promote
         to, or to float32 if all tensors are integers.
 
         Raises:
-            NotImplementedError: all tensors are integers, and the loss does not take them, as in PyTorch.
+            NotImplementedError: all tensors are integers, and the loss does not accept this, as in PyTorch.
         """
         are_floats = [tensor.is_floating_point() for tensor in tensors.values()]
         if all(are_floats):
@@ -219,8 +216,8 @@ class ElementwiseLoss:
     ) -> Tensor:
         """Return the loss, computed on views whose dimensions are in the memory order of the first tensor.
 
-        A tensor without dimensions is computed as one of the shape [1]. The result has the dimensions in the caller's
-        order.
+        A tensor without dimensions is computed as one of the shape [1]. The result has the caller's order of
+        dimensions.
         """
         first = tensors.get(self.tensors[0])
         if first is None:
@@ -248,8 +245,7 @@ class ElementwiseLoss:
     ) -> Tensor:
         """Return the loss of tensors whose dimensions are in memory order already.
 
-        Weights that several elements share, such as class weights, are passed unexpanded where :class:`Matrix` allows
-        it.
+        Weights that several elements share, such as class weights, are passed unexpanded if :class:`Matrix` allows it.
         """
         shape = tuple(tensors[self.tensors[0]].shape)
         matrix = Matrix.of(shape, list(weights.values()))
@@ -286,18 +282,21 @@ def elementwise_loss(
     is_float32_under_autocast: bool = True,
     takes_integers_alone: bool = False,
 ) -> ElementwiseLoss:
-    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, which launch the
-    kernels of these names of :mod:`nkilib.experimental.loss`; their arguments have the names of tensors and options.
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, and return the
+    loss.
+
+    The operators launch the kernels of these names of :mod:`nkilib.experimental.loss`. The kernels' arguments have the
+    names of tensors and options.
 
     Args:
         name: the name of the loss, which is that of its function in ``torch.nn.functional`` if there is one.
         noun: a word for the content of the first tensor, for messages.
         tensors, optional, constant, integers, bools: see :class:`ElementwiseLoss`.
         typed: the names of the tensors whose dtypes promote to the dtype of losses that are not reduced, as in PyTorch;
-            empty for all of the tensors.
-        options: the defaults of the kernels' options by name. The reduction, if not among them, is put before them.
+            empty means all tensors.
+        options: the defaults of the kernels' options by name. The reduction is added in front if it is missing.
         wanted: the names of the tensors whose gradients the operator computes by default; None: only the first one.
-        check_values: a function that raises if values are out of range, called on the CPU only.
+        check_values: a function that raises an error if values are out of range, called on the CPU only.
         is_float32_under_autocast, takes_integers_alone: see :class:`ElementwiseLoss`.
     """
     caller = Caller(name, tensors[0], noun, counterpart(name))
@@ -368,7 +367,6 @@ def _sum_of(weight: Tensor) -> Tensor:
 
 
 def _warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Warn if the shapes differ, as PyTorch does: the tensors then broadcast, which is rarely intended."""
     if input.shape == target.shape:  # most are, and the loss broadcasts them with a weight
         return
     broadcast_shape(caller, {"input": input.shape, "target": target.shape})
@@ -381,10 +379,10 @@ def _warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def _check_weight(caller: Caller, input: Tensor, weight: Tensor | None) -> None:
-    """Reject a weight whose shape is not the input's.
+    """Check that a weight has the input's shape.
 
     Raises:
-        ValueError: if the check fails, as in PyTorch.
+        ValueError: the shapes differ, as in PyTorch.
     """
     if weight is not None and weight.shape != input.shape:
         raise ValueError(
@@ -407,10 +405,10 @@ def loss_of_pair(
     Args:
         loss: the elementwise loss.
         input, target: tensors whose shapes broadcast. If the shapes differ, a warning names the line that called the
-            public function, which calls this one.
+            public function, the caller of this one.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         inplace: whether the gradient is written over the memory of the input.
-        weight: a weight of the shape of the input; None: 1.
+        weight: a weight of the shape of the input; None means 1.
         divides_by_weight: whether a mean divides by the sum of the weights, not by their number.
         options: the options of the loss.
     """

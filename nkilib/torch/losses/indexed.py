@@ -6,9 +6,9 @@
 - :func:`indexed_loss` makes the operators of such a loss from one description; :data:`SCORES`, :data:`CLASS_WEIGHT` and
   :func:`class_targets` are parts of it;
 - :func:`kernel_target` converts the indices in a call, :func:`int32_targets` before it; :func:`is_ignored` and
-  :func:`check_range` look at their values;
-- :func:`check_classes` and :func:`check_inplace_scores` check a loss of scores [N, C] or [C], which
-  :func:`rows_and_classes` tells apart.
+  :func:`check_range` read their values;
+- :func:`check_classes` and :func:`check_inplace_scores` check a loss of scores [N, C] or [C], for N rows and C classes;
+  :func:`rows_and_classes` returns both numbers.
 
 Kernels take int32, and Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation,
 and 2^32 + 3 would become class 3. So where the memory of a tensor can be viewed as int32, the halves of each integer
@@ -46,8 +46,8 @@ _BITS: Final = 32
 
 
 class _Halves(NamedTuple):
-    """The two int32 halves of each integer of a tensor: it equals ``high * 2^32 + low``, where ``low`` is read as
-    unsigned.
+    """The two int32 halves of each integer of a tensor: an integer equals ``high * 2^32 + low``, where ``low`` is read
+    as unsigned.
     """
 
     low: Tensor
@@ -55,19 +55,18 @@ class _Halves(NamedTuple):
 
     @property
     def fit(self) -> Tensor:
-        """A bool tensor: whether each integer fits an int32, so that its low half alone is the integer."""
+        """A bool tensor that is true where an integer fits an int32, so that its low half alone is the integer."""
         return self.high == self.low >> (_BITS - 1)
 
     def are(self, value: int) -> Tensor:
-        """Return a bool tensor: whether each integer equals ``value``, which may be any 64-bit integer."""
+        """Return a bool tensor that is true where an integer equals ``value``, which may be any 64-bit integer."""
         high, low = value >> _BITS, value & (1 << _BITS) - 1
         return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
 
 
 def _halves(target: Tensor) -> _Halves | None:
-    """Return the int32 halves of 64-bit integers, or of uint32, read from the tensor's memory.
-
-    It is None for a tensor whose memory cannot be viewed as int32, as in a traced graph.
+    """Return the int32 halves of 64-bit integers, or of uint32, read from the tensor's memory; None if the memory
+    cannot be viewed as int32, as in a traced graph.
     """
     if is_traced(target) or target.device.type == "xla":
         return None
@@ -81,7 +80,6 @@ def _halves(target: Tensor) -> _Halves | None:
 
 
 def _is_narrow(target: Tensor) -> bool:
-    """Return whether an int32 can hold every value that the target's dtype can have."""
     limits = torch.iinfo(target.dtype)
     return _INT32.min <= limits.min and limits.max <= _INT32.max
 
@@ -101,9 +99,7 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:
-    """Return class indices as int32, where an index outside [0, num_classes) stays outside: it becomes -1 or
-    ``num_classes``.
-    """
+    """Return class indices as int32. An index outside [0, num_classes) becomes -1 or ``num_classes``."""
     if _is_narrow(target):
         return target.to(torch.int32).clamp(-1, num_classes)
     halves = _halves(target)
@@ -115,13 +111,13 @@ def _in_reach(target: Tensor, num_classes: int) -> Tensor:
 def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
     """Return the target and the ignore_index for a kernel.
 
-    An int32 target is passed through if ``ignore_index`` is an int32 too. Other class indices are replaced by int32
+    An int32 target is returned unchanged if ``ignore_index`` is an int32 too. Other class indices are replaced by int32
     numbers of the same meaning: a class, ignored, or out of range. A plain cast would bring 2^32 + 3 into range.
 
     Args:
         target: class indices of any integer type and shape, or class probabilities [N, V], floating.
         ignore_index: the caller's ignore_index, any integer.
-        num_classes: V.
+        num_classes: V, the number of classes.
 
     Returns:
         The target, int32 in the same shape, and the ignore_index for it; class probabilities in a dtype of the kernels,
@@ -143,7 +139,7 @@ def _class_indices(target: Tensor, num_classes: int) -> Tensor:
 
 
 def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int) -> None:
-    """Reject a class that does not exist. It reads the values, so it is for the CPU only.
+    """Check that all class indices exist. The check reads the values, so it is for the CPU only.
 
     Raises:
         IndexError: a target is outside [0, num_classes) and is not ``ignore_index``; the message names the first one,
@@ -163,8 +159,7 @@ def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int
 
 @hides_unknown
 def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **unknown: Unpack[NoKeywords]) -> Tensor:
-    """Check class indices on the host, convert them to int32, which kernels take without a conversion, and return the
-    result.
+    """Check class indices on the host, and return them as int32, which kernels take without a conversion.
 
     On a Neuron device no value is read, and 64-bit integers may be computed with 32 bits. So call this where the labels
     come from the loader, before they move to the device.
@@ -222,8 +217,11 @@ def indexed_loss(
     saved: Sequence[Output] = (),
     may_overwrite: bool = True,
 ) -> Derivative:
-    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, which launch the
-    kernels of these names of :mod:`nkilib.experimental.loss`; their arguments have the names of tensors and options.
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, and return their
+    derivative.
+
+    The operators launch the kernels of these names of :mod:`nkilib.experimental.loss`. The kernels' arguments have the
+    names of tensors and options.
 
     Args:
         caller: the names of the loss and of its first tensor, for messages.
@@ -232,9 +230,9 @@ def indexed_loss(
         losses: a function that returns the shape of losses that are not reduced.
         backward: the names of the backward's inputs, in order: inputs of the forward, tensors that it saved, and
             ``"grad_loss"``.
-        arguments: a function that returns the keyword arguments that both kernels get beside inputs and options, or in
-            place of them, such as class indices in int32.
-        check_values: a function that raises if indices are out of range, called on the CPU only.
+        arguments: a function that returns further keyword arguments of both kernels, or replacements of inputs and
+            options, such as class indices in int32.
+        check_values: a function that raises an error if indices are out of range, called on the CPU only.
         saved: the outputs of the forward that only the backward needs.
         may_overwrite: whether the backward can write the gradient over the first input.
     """
@@ -278,7 +276,7 @@ def rows_and_classes(input: Tensor) -> tuple[int, int]:
 
 
 def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Reject wrong shapes and dtypes of input and target, with PyTorch's error types.
+    """Check the shapes and dtypes of input and target, with PyTorch's error types.
 
     Raises:
         RuntimeError: no classes, or more than two dimensions; a target that is not an integer tensor.
@@ -300,7 +298,7 @@ def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
 def check_inplace_scores(
     caller: Caller, input: Tensor, computed: Tensor, inplace: Any, others: Mapping[str, Tensor | None]
 ) -> None:
-    """Reject ``inplace`` where the gradient cannot be written over the input.
+    """Check for ``inplace=True`` that the gradient can be written over the input.
 
     Args:
         caller: the function that error messages name.

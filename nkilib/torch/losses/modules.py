@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Base classes of loss modules, which store the arguments and pass them to the function: :class:`LossModule`, and
-:class:`WeightedLossModule` for a loss with a weight.
+"""Base classes of loss modules, which store the options and pass them to the function of the loss: :class:`LossModule`,
+and :class:`WeightedLossModule` for a loss with a weight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class LossModule(nn.Module):
-    """A loss with a reduction, whose backward can write over its input.
+    """A base class for a loss with a reduction, whose backward can write over its input.
 
     Args:
         reduction, inplace: see the function of the loss.
@@ -24,7 +24,7 @@ class LossModule(nn.Module):
 
 
 class WeightedLossModule(LossModule):
-    """A :class:`LossModule` with a weight.
+    """A base class for a loss with a reduction and a weight.
 
     Args:
         weight: the weight, kept as a buffer that moves with the module.

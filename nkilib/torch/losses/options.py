@@ -3,8 +3,8 @@
 
 """The options of the operators of losses: dataclasses made from defaults.
 
-:func:`options_of_loss` adds the reduction, :func:`gradient_requests` makes flags of the names of tensors, and
-:func:`options_from_defaults` serves both.
+:func:`options_of_loss` returns the options of a loss with the reduction, :func:`gradient_requests` flags that request
+gradients. Both use :func:`options_from_defaults`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def options_from_defaults(defaults: Defaults) -> type[Dataclass]:
-    """Return a new dataclass with one field for each name in ``defaults``, which has that default and the type of
-    it.
-    """
+    """Return a new dataclass with one field for each name in ``defaults``, with this default and the type of it."""
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     # Nobody makes an instance: the methods would be made for nothing, 34 times at each import.
     return make_dataclass(
@@ -30,8 +28,8 @@ def options_from_defaults(defaults: Defaults) -> type[Dataclass]:
 
 
 def options_of_loss(options: Defaults) -> type[Dataclass]:
-    """Return a dataclass of the options of a loss: ``options`` by name with their defaults, and a reduction, which
-    comes first unless ``options`` contain it.
+    """Return a dataclass of the options of a loss: ``options`` by name with their defaults. A reduction is added in
+    front if it is missing.
     """
     return options_from_defaults(options if "reduction" in options else {"reduction": "mean", **options})
 

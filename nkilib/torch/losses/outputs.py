@@ -24,7 +24,7 @@ from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Output, Shape
 
 
 def is_each(call: Call) -> bool:
-    """Return whether the call asks for the loss of each element or row: whether its reduction is ``"none"``."""
+    """Return whether the call asks for the loss of each element or row: its reduction is ``"none"``."""
     return bool(call.options["reduction"] == "none")
 
 
@@ -39,11 +39,14 @@ def loss_output(
 ) -> Output:
     """Return the description of an operator's first result, the loss.
 
-    With reduction ``"none"`` it has the shape and dtype that the functions ``shape`` and ``dtype`` return for the call
-    (by default the dtype of the first input); with another reduction it is one float32 number. It has a derivative with
-    respect to the inputs named in ``depends_on``.
-
     The mean of no elements is NaN, as in PyTorch.
+
+    Args:
+        shape: a function that returns the shape of the loss with reduction ``"none"``; with another reduction the loss
+            is one number.
+        depends_on: the names of the inputs with respect to which the loss has a derivative.
+        dtype: a function that returns the dtype of the loss with reduction ``"none"``, by default that of the first
+            input; with another reduction the loss is float32.
     """
 
     def reduced_shape(call: Call) -> Shape:
@@ -66,14 +69,14 @@ def loss_output(
 def kernel_gradient(call: Call) -> dict[str, Any]:
     """Return the kernel argument ``grad_loss_hbm`` for the upstream gradient of a call of the backward.
 
-    With reduction ``"none"`` it has one number for each loss; for a reduced loss it is float32 [1].
+    The gradient has one number for each loss with reduction ``"none"``; for a reduced loss it is float32 [1].
     """
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}
 
 
 def in_shape_of_rows(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return ``values``, one for each row, reshaped to ``shape``, the dimensions that count the rows.
+    """Return ``values``, one for each row, in ``shape``, the shape of the rows.
 
     The result is a copy: a backward may keep ``values``, and a caller may change the result in place.
     """
@@ -87,7 +90,7 @@ def reduced(
     divisor: Tensor | int | None = None,
     is_empty: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean or the sum of the rows' values, or for ``"none"`` the values in the shape of the rows.
+    """Return the mean or the sum of ``values``; for ``"none"``, the values in the shape of the rows.
 
     Args:
         values: one value for each row.
@@ -115,9 +118,8 @@ def promoted(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
-    """Return the tensor in the dtype that PyTorch's losses with reduction ``"none"`` have under autocast, float32.
-
-    Without autocast, or with another reduction, the tensor is returned unchanged.
+    """Return the tensor, in float32 if the reduction is ``"none"`` and autocast is on, where PyTorch's losses are
+    float32.
     """
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor

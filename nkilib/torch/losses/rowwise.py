@@ -3,9 +3,8 @@
 
 """Row-wise losses in PyTorch: their operators, made from one description, and the semantics around them.
 
-:func:`rowwise_loss` registers the operators of a loss, and :class:`RowwiseLoss` calls them with tensors
-(:class:`RowInputs`) whose rows lie in memory in the same order (:class:`Rows`); :func:`as_floats` converts integers
-before.
+:func:`rowwise_loss` registers the operators of a loss, and :class:`RowwiseLoss` calls the operators. Its tensors are
+:class:`RowInputs`; :class:`Rows` brings their rows to the same order in memory. :func:`as_floats` converts integers.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _WANTED: Final = "coefficients_wanted"
 
 @dataclass(frozen=True)
 class Rows:
-    """The order in which the rows of tensors of one shape, which run along the last dimension, lie in memory.
+    """The order in memory of the rows of tensors of one shape. A row runs along the last dimension.
 
     Attributes:
         order: the dimensions before the last one, outermost in memory first.
-        shape: the extents of these dimensions, in that order.
+        shape: the sizes of these dimensions, in the same order.
     """
 
     order: tuple[int, ...]
@@ -50,7 +49,7 @@ class Rows:
     def of(cls, tensor: Tensor) -> Rows:
         """Return the memory order of the rows of a tensor of one or more dimensions.
 
-        If the last dimension is not the innermost one in memory, the order is that of the dimensions, and
+        If the last dimension is not the innermost one in memory, the order of the dimensions is returned, and
         :meth:`matrix` will copy the tensor.
         """
         last, order = tensor.dim() - 1, stored_order(tensor)
@@ -58,30 +57,26 @@ class Rows:
         return cls(lead, tuple(tensor.shape[dim] for dim in lead))
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as [rows, columns], with its rows in the order :attr:`order`; a view if possible."""
+        """Return a tensor as [rows, columns], with its rows in this order; a view if possible."""
         last = tensor.dim() - 1
         return tensor.permute(*self.order, last).reshape(prod(self.shape), tensor.shape[last])
 
     def vector(self, values: Tensor) -> Tensor:
-        """Return a tensor that has one number for each row, and :attr:`shape` up to the order of dimensions, as
-        [rows].
-        """
+        """Return a tensor with one number for each row, in the caller's shape, as [rows] in this order."""
         return values.permute(self.order).reshape(prod(self.shape))
 
     def restored(self, losses: Tensor) -> Tensor:
-        """Return losses [rows], which are in memory order, as a tensor of the original shape without the last
-        dimension.
-        """
+        """Return losses [rows] as a tensor of the caller's shape without the last dimension."""
         return unviewed(losses.reshape(self.shape).permute([self.order.index(dim) for dim in range(len(self.order))]))
 
     def is_view(self, tensor: Tensor) -> bool:
-        """Return whether :meth:`matrix` needs no copy, decided from shape and strides."""
+        """Return whether :meth:`matrix` returns a view of the tensor, not a copy."""
         return tensor.permute(*self.order, tensor.dim() - 1).is_contiguous()
 
 
 @dataclass(frozen=True)
 class RowInputs:
-    """The tensors that a row-wise loss takes.
+    """The tensors of a row-wise loss.
 
     Attributes:
         matrices: the names of the required tensors of rows, which have gradients, in order.
@@ -109,15 +104,13 @@ class RowInputs:
         return (*self.matrices, *self.optional)
 
     def dtype(self, call: Call) -> torch.dtype:
-        """Return the dtype of losses with reduction ``"none"``: the one to which the dtypes of the tensors of rows
-        promote.
-        """
+        """Return the dtype of losses with reduction ``"none"``, to which the dtypes of the tensors of rows promote."""
         tensors = [call.tensors[name] for name in (*self.matrices, *self.optional)]
         return promoted(tensor for tensor in tensors if tensor is not None)
 
 
 def _may_require_grad(tensor: Tensor | None) -> bool:
-    """Return whether the tensor requires grad or may do so: inside vmap, ``requires_grad`` is always False."""
+    """Return whether the tensor requires grad or may require it: inside vmap, ``requires_grad`` is always False."""
     if tensor is None:
         return False
     return tensor.requires_grad or (not torch.compiler.is_compiling() and is_batchedtensor(tensor))
@@ -129,7 +122,7 @@ class RowwiseLoss:
 
     Attributes:
         caller: the names of the loss and of its first tensor, for messages.
-        inputs: the tensors that it takes.
+        inputs: the names of its tensors.
         has_coefficients: whether the forward stores per-row coefficients from which the backward computes the
             gradients.
         derivative: the derivative of the operators.
@@ -178,13 +171,13 @@ class RowwiseLoss:
         integers: Sequence[str] = (),
         bools: Sequence[str] = (),
     ) -> None:
-        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
+        """Check the tensors and flags of a call, with PyTorch's error types.
 
         Args:
             tensors: the tensors of the call, by name.
             reduction, inplace: the arguments of the call.
-            integers, bools: names of the tensors that PyTorch takes in integer types too, and of those that it takes as
-                bool too.
+            integers: names of the tensors that PyTorch takes in integer types too.
+            bools: names of those in ``integers`` that PyTorch takes as bool too.
 
         Raises:
             TypeError: an argument has the wrong Python type, or a tensor is float64.
@@ -196,7 +189,7 @@ class RowwiseLoss:
         check_call(self.caller, tensors, reduction, inplace, self.inputs.optional, integers, bools)
 
     def check_inplace(self, tensors: Mapping[str, Tensor | None], computed: Tensor) -> None:
-        """Reject ``inplace`` where the gradient of the first tensor cannot be written over it.
+        """Check that the gradient of the first tensor can be written over it.
 
         Args:
             tensors: the caller's tensors by name.
@@ -251,17 +244,20 @@ def rowwise_loss(
     coefficients: Callable[[Call], int] | None = None,
     wanted: Mapping[str, bool] | None = None,
 ) -> RowwiseLoss:
-    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, which launch the
-    kernels of these names of :mod:`nkilib.experimental.loss`; their arguments have the names of tensors and options.
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, and return the
+    loss.
+
+    The operators launch the kernels of these names of :mod:`nkilib.experimental.loss`. The kernels' arguments have the
+    names of tensors and options.
 
     Args:
-        caller: the names of the loss and of its first tensor, for messages, and the function that messages
-            recommend instead, by :func:`~nkilib.torch.dispatch.checks.counterpart`.
-        inputs: the tensors that it takes.
+        caller: the names of the loss and of its first tensor, for messages, and the function that messages recommend
+            instead, by :func:`~nkilib.torch.dispatch.checks.counterpart`.
+        inputs: the names of its tensors.
         options: the defaults of the kernels' options other than the reduction, by name.
         forward_alone: the options that the backward does not take.
-        coefficients: a function that returns how many coefficients per row the forward stores for the backward; None:
-            none.
+        coefficients: a function that returns how many coefficients per row the forward stores for the backward; None
+            means none.
         wanted: the defaults of the gradient requests by the name of the tensor; None: all are requested.
     """
     name, saved = caller.function, list[Input]()
@@ -309,7 +305,7 @@ def rowwise_loss(
 
 
 def as_floats(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, all floating: integer ones are cast to the dtype to which the floating ones promote, or to
+    """Return the tensors, all floating. Integer tensors are cast to the dtype to which the floating ones promote, or to
     float32 if none is floating.
     """
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]

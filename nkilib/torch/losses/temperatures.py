@@ -4,9 +4,9 @@
 """The argument ``temperature`` of losses of logits: a number, or a tensor with one temperature for each position.
 
 A number is an option of the operators and a constant of the compiled kernel. A tensor is the input :data:`TEMPERATURES`
-of the operators, so that no value compiles anew: :func:`number_and_tensor` tells which of the two a call has,
-:func:`temperatures_of_rows` checks the tensor and brings it into the form of the kernels, and
-:func:`check_temperatures` checks its values on the CPU. Modules store a number or a tensor by :func:`keep_temperature`.
+of the operators, so that other values need no compilation. :func:`number_and_tensor` separates the two,
+:func:`temperatures_of_rows` checks the tensor and converts it for the kernels, and :func:`check_temperatures` checks
+its values on the CPU. Modules store a number or a tensor by :func:`keep_temperature`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 def number_and_tensor(temperature: Any) -> tuple[Any, Tensor | None]:
     """Return the number and the tensor that the operators get for the argument ``temperature``.
 
-    A tensor gives 1.0 and the tensor; a number gives the number and None.
+    For a tensor they are 1.0 and the tensor; for a number, the number and None.
     """
     return (1.0, temperature) if isinstance(temperature, Tensor) else (temperature, None)
 
@@ -49,13 +49,13 @@ def keep_temperature(module: nn.Module, temperature: Any) -> None:
 
 
 def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
-    """Reject a tensor of temperatures of several positions if this rank has only a part of the positions, as with a
-    DTensor.
+    """Check that there is only one temperature if this rank has only a part of the positions, as with a DTensor.
 
-    Such a tensor would have to be divided over the ranks as the positions are, which is not implemented.
+    A tensor with several temperatures would have to be divided over the ranks like the positions, which is not
+    implemented.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: there are several temperatures.
     """
     if isinstance(temperature, Tensor) and temperature.numel() > 1 and not has_all_rows:
         raise NotImplementedError(
@@ -68,11 +68,11 @@ def check_rows(caller: Caller, temperature: Any, has_all_rows: bool) -> None:
 def temperatures_of_rows(
     caller: Caller, temperature: Tensor | None, shape: Sequence[int], device: torch.device
 ) -> Tensor | None:
-    """Return the temperatures of the rows, float32 [N], or [1] for one element; None without a tensor.
+    """Return the temperatures of the rows, float32 [N], or [1] for one element; None if ``temperature`` is None.
 
     Args:
         caller: the function that error messages name.
-        temperature: the tensor, of one element, or of a shape that broadcasts to ``shape``.
+        temperature: the tensor, of one element, or of a shape that broadcasts to ``shape``; or None.
         shape: the shape of the positions.
         device: the device of the function's first argument.
 
@@ -112,15 +112,14 @@ def temperatures_of_rows(
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether ``expand`` can bring a tensor of the shape ``shape`` to the shape ``wanted``."""
     missing = len(wanted) - len(shape)
     return missing >= 0 and all(size in (1, of_whole) for size, of_whole in zip(shape, wanted[missing:], strict=True))
 
 
 def check_temperatures(caller: Caller, temperatures: Tensor | None, least: float, most: float) -> None:
-    """Check that all temperatures of a call, if it has any, are in the range of the kernels.
+    """Check that all temperatures of a call are in the range of the kernels; None passes.
 
-    The check reads their values, so it is for the CPU. Elsewhere a temperature out of range makes the results of its
+    The check reads the values, so it is for the CPU. Elsewhere a temperature out of range makes the results of its
     position NaN.
 
     Raises:

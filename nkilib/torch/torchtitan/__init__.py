@@ -4,10 +4,8 @@
 """The losses of TorchTitan on the kernels, from logits or from hidden states. Importing this package does not import
 TorchTitan.
 
-How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
-
-``losses`` has the losses from logits, ``linear`` those from hidden states, and ``installation`` has ``install``, which
-replaces TorchTitan's own.
+``losses`` has the losses from logits, ``linear`` the losses from hidden states, and ``installation`` has ``install``,
+which replaces TorchTitan's own losses. docs/reference/torch.md#which-function-for-which-trainer describes how.
 """
 
 from nkilib.torch.replacement import Undo

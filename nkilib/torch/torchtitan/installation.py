@@ -5,7 +5,7 @@
 without logits.
 
 Each replaced function, :func:`_cross_entropy_loss`, :func:`_compute_logprobs` and the :func:`_call` of
-``ChunkedLossWrapper``, passes a call to a loss of this package, or to TorchTitan's own code where the kernels do not
+``ChunkedLossWrapper``, passes a call to a loss of this package, or to TorchTitan's own code if the kernels do not
 take it.
 """
 
@@ -43,7 +43,7 @@ class _Scores(NamedTuple):
     """Log-probabilities and entropies of the labels, computed from hidden states, which a policy loss gets in place of
     logits.
 
-    The loss passes them to ``compute_logprobs``, whose replacement returns them unchanged.
+    The loss passes the object to ``compute_logprobs``, whose replacement returns its tensors unchanged.
     """
 
     logprob: Tensor
@@ -80,12 +80,11 @@ def _compute_logprobs(theirs: Callable[..., Any], devices: frozenset[str]) -> Ca
 
 
 def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
-    """Return whether the losses from hidden states can be computed from this output layer and this tensor of hidden
-    states.
+    """Return whether the losses from hidden states can be computed from this output layer and these hidden states.
 
     Args:
         head: the output layer; None if none is set.
-        hidden: the hidden states, or whatever else the trainer passed in their place.
+        hidden: the hidden states, or another object that the trainer passed in their place.
         devices: the device types given to :func:`install`.
     """
     if head is None or not isinstance(hidden, Tensor) or dtensor(hidden) is not None:

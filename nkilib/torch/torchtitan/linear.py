@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of TorchTitan from hidden states and the output layer, without logits, not even those of a chunk of tokens.
+"""Losses of TorchTitan from hidden states and the output layer, without logits, not even for a chunk of tokens.
 
 :class:`LinearCrossEntropyLoss` computes the cross-entropy, and :func:`compute_linear_logprobs` log-probabilities and
-entropies. ``install`` computes both kinds of losses by :func:`linear_loss`, :func:`logprobs_of` and
-:func:`loss_by_head`. :func:`checked_head` and :func:`reason_against` tell whether the kernels take an output layer.
+entropies. ``install`` uses their parts, :func:`linear_loss`, :func:`logprobs_of` and :func:`loss_by_head`.
+:func:`checked_head` and :func:`reason_against` check whether the kernels take an output layer.
 
 The reference is ``torchtitan/components/loss.py``, version 0.3.0: the output layer, followed by the loss of
 :mod:`nkilib.torch.torchtitan.losses` of its logits.
@@ -41,9 +41,8 @@ Reduced = Callable[..., Tensor]
 
 
 def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
-    """Return the type and the message of the error for an output layer that the losses of this module do not support.
-
-    It is None if they support the layer.
+    """Return the type and the message of the error for an output layer that the losses of this module do not support;
+    None if they support the layer.
     """
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         return TypeError, f"lm_head must be a torch.nn.Linear with the forward of that, got {type(head).__qualname__}"
@@ -63,10 +62,10 @@ def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
 
 
 def checked_head(caller: str, head: nn.Module) -> nn.Linear:
-    """Return the output layer, once :func:`reason_against` has found nothing against it.
+    """Return the output layer, after a check that the losses of this module support it.
 
-    It must compute a product and a bias, and its weights must be whole on every rank, or sharded by a ``fully_shard``
-    that was applied to this layer itself.
+    The layer must compute a product and a bias, and its weights must be whole on every rank, or sharded by a
+    ``fully_shard`` that was applied to this layer itself.
 
     Raises:
         TypeError: it is not a ``torch.nn.Linear``, or computes something else.
@@ -80,12 +79,12 @@ def checked_head(caller: str, head: nn.Module) -> nn.Linear:
 
 
 def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
-    """Return the results of the function ``scored``, run while the weights of ``head`` are gathered on this rank."""
     return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
 
 
 def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
-    """Return a loss computed from the results of ``scored``, which runs while the weights of ``head`` are whole.
+    """Return a loss that ``reduced`` computes from the results of ``scored``, which is called while the weights of
+    ``head`` are whole.
 
     Args:
         head: the output layer.
@@ -93,7 +92,7 @@ def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored
         labels: the labels of the same tokens.
         scored: a function of hidden states [tokens, D] that uses the weights of ``head``. If ``fully_shard`` was
             applied to ``head``, ``scored`` runs within a call of ``head``, whose hooks gather the weights.
-        reduced: a function that takes the results of ``scored`` and returns the loss.
+        reduced: a function of the results of ``scored`` that returns the loss.
     """
     loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
     if is_fully_sharded(head) and not torch.is_grad_enabled():
@@ -125,7 +124,7 @@ def linear_loss(
     memory_limit: int | None = None,
 ) -> Tensor:
     """Return the loss of :class:`LinearCrossEntropyLoss`: the weighted sum of the predictions' losses, divided by
-    ``global_valid_tokens`` unless that is None.
+    ``global_valid_tokens`` unless it is None.
 
     Args:
         head: an output layer that :func:`checked_head` accepts.

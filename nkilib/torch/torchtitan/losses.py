@@ -8,7 +8,7 @@ They are :func:`cross_entropy_loss` and :func:`compute_logprobs`, and the losses
 has several predictions and labels: :func:`predictions_of` pairs them, and :func:`weighted_sum` adds up their losses.
 
 The reference is ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss` and 0.3.0 for the
-rest. How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
+other losses. docs/reference/torch.md#which-function-for-which-trainer describes how each replaces TorchTitan's loss.
 """
 
 from __future__ import annotations
@@ -50,11 +50,16 @@ class Prediction(NamedTuple):
 
 
 def predictions_of(caller: str, pred: Tensors, labels: Tensors, mtp_scale: float) -> list[Prediction]:
-    """Return the pairs of predictions and labels with their weights, as TorchTitan's ``MTPLoss`` weights them: 1 for
-    the first one, and ``mtp_scale`` divided equally among the others.
+    """Return the predictions with their labels and weights, as TorchTitan's ``MTPLoss`` weights them: 1 for the first
+    one, and ``mtp_scale`` divided equally among the others.
+
+    Args:
+        caller: the function that error messages name.
+        pred, labels: two tensors, or two tuples of the same length, of at least two tensors.
+        mtp_scale: the sum of the weights of all predictions but the first.
 
     Raises:
-        ValueError: neither two tensors nor two tuples of the same length, of at least two tensors.
+        ValueError: ``pred`` and ``labels`` are something else.
     """
     if isinstance(pred, Tensor) and isinstance(labels, Tensor):
         return [Prediction(pred, labels, 1.0)]
@@ -70,7 +75,9 @@ def predictions_of(caller: str, pred: Tensors, labels: Tensors, mtp_scale: float
 
 
 def weighted_sum(predictions: Sequence[Prediction], losses: Iterable[Tensor]) -> Tensor:
-    """Return the sum of the losses, each multiplied by the weight of its prediction; the first one has weight 1."""
+    """Return the sum of the losses, each multiplied by the weight of its prediction; the weight of the first one is
+    1.
+    """
     first, *others = losses
     for prediction, loss in zip(predictions[1:], others, strict=True):
         first = first + prediction.weight * loss
@@ -84,7 +91,7 @@ def _as_taken(logits: Tensor) -> Tensor:
 def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """Return the group of ranks that share the vocabulary of plain logits; None if this rank has the whole vocabulary.
 
-    It is ``group`` if the caller passed one, else the tensor-parallel group of the mesh with which TorchTitan runs.
+    It is ``group`` if the caller passed one, else the tensor-parallel group of TorchTitan's mesh.
     """
     if group is not None or dtensor(logits) is not None:
         return group
@@ -96,8 +103,8 @@ def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dis
 
 
 def _check_whole(noun: str, logits: Tensor, global_vocab_size: int | None) -> None:
-    """Reject ``global_vocab_size`` that differs from the number of classes of ``logits``, where no group of ranks is
-    known that could have the other classes.
+    """Check that the logits have all classes, ``global_vocab_size``, because no group of ranks with other classes is
+    known.
     """
     if global_vocab_size in (None, logits.shape[-1]):
         return

@@ -7,8 +7,8 @@ After ``nkilib.torch.trl.install()`` TRL's SFT, DPO, KTO, GRPO and RLOO trainers
 :func:`nkilib.torch.linear_token_scores`, and its distillation trainer compares student and teacher with
 :func:`nkilib.torch.linear_distillation_loss`. Importing this package does not import ``trl``.
 
-``installation`` has ``install``, TRL's functions and their replacements; ``recipes`` their computation by the kernels;
-``deepspeed_zero3`` output layers whose parameters ZeRO-3 shards.
+``installation`` has ``install``, which replaces TRL's functions; ``recipes`` computes them by the kernels;
+``deepspeed_zero3`` gathers output layers whose parameters ZeRO-3 shards.
 """
 
 from nkilib.torch.trl.installation import Undo, install

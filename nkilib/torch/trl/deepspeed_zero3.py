@@ -5,8 +5,9 @@
 are gathered.
 
 Weight and bias are gathered for the forward, and have no elements afterwards. The backward gathers them again, with
-TRL's own context; nothing keeps them in between. :func:`is_sharded` tells whether this is needed, and
-:func:`gathered_results` computes the results of a recipe in this way.
+TRL's own context; nothing keeps them in between. :func:`is_sharded` tells whether parameters are sharded, and
+:func:`gathered_results` computes the results of a *recipe*: the options of a function of TRL, with a method that
+computes its results on the kernels (:class:`Recipe`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=
 
 
 class Recipe(Protocol[_Results_co]):
-    """The options of a function of TRL, with the method that computes the function's results, as a protocol."""
+    """A protocol: the options of a function of TRL, with a method that computes the function's results."""
 
     def results(self, operands: Operands) -> _Results_co:
         """Return the results of TRL's function for these operands: hidden states, weights and biases."""
@@ -46,7 +47,7 @@ def is_sharded(*parameters: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class _OfParameter:
-    """The placeholder that a graph keeps for a saved tensor which shares memory with a parameter.
+    """A placeholder for a saved tensor that shares memory with a parameter; a graph keeps it in place of the tensor.
 
     Attributes:
         number: the index of the parameter in :attr:`_Parameters.tensors`.
@@ -63,8 +64,7 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Gathered weights and biases, and the hooks by which a graph saves placeholders for their memory instead of
-    keeping it.
+    """Gathered weights and biases, with the saved-tensor hooks that replace tensors in their memory by placeholders.
 
     Attributes:
         tensors: the weights, and the biases that exist.
@@ -73,7 +73,7 @@ class _Parameters:
     tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
-        """Return what the graph keeps for a tensor that it saves: a placeholder if the tensor shares memory with a
+        """Return the object that the graph keeps for a saved tensor: a placeholder if the tensor shares memory with a
         parameter, else the tensor.
         """
         for number, parameter in enumerate(self.tensors):
@@ -82,7 +82,7 @@ class _Parameters:
         return saved
 
     def unpack(self, kept: _Saved) -> Tensor:
-        """Return the saved tensor for ``kept``, the object from :meth:`pack`; a placeholder needs the parameters
+        """Return the saved tensor for ``kept``, the object from :meth:`pack`. For a placeholder, the parameters must be
         gathered again.
         """
         if isinstance(kept, Tensor):
@@ -91,13 +91,12 @@ class _Parameters:
 
 
 def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """Return a tensor in the same memory that is a leaf of a new autograd graph."""
     return tensor.detach().requires_grad_(requires_grad)
 
 
 class _Gathered(torch.autograd.Function):
-    """An autograd function that computes results from detached operands in an inner graph, and runs that graph's
-    backward while TRL's context has gathered the parameters.
+    """An autograd function that computes results from detached operands in an inner graph. Its backward runs the
+    backward of that graph while TRL's context has gathered the parameters.
 
     Only the outer graph has the parameters themselves as inputs, so their hooks run once.
     """
@@ -158,9 +157,9 @@ def gathered_results(
 
     Args:
         recipe: the options of TRL's function, which compute the results.
-        gathered: a function that returns TRL's context for output layers.
+        gathered: a function that returns TRL's context in which output layers are gathered.
         operands: the tensors of the call.
-        layers: the output layers to gather.
+        layers: for each output layer, the indices of its weight and bias in ``operands``.
     """
     results: _Results_co = _Gathered.apply(recipe, gathered, layers, *operands)  # type: ignore[no-untyped-call]
     return results

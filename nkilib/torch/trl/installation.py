@@ -4,9 +4,9 @@
 """``install``: makes TRL's trainers score tokens and compare models on the kernels.
 
 :func:`find_places` finds the functions of the installed TRL that are replaced, and checks their arguments
-(:class:`Function`). A router takes the place of each (:class:`PatchedFunction`): it passes a call to a recipe, which
-the kernels compute, or to TRL's own code (:class:`ScoreRouter`, :class:`DivergenceRouter`). :class:`Undo` ends an
-:class:`Installation`.
+(:class:`Function`). :class:`PatchedFunction` is the *location* of such a function: the module attribute that trainers
+look up. A *router* replaces it (:class:`ScoreRouter`, :class:`DivergenceRouter`): it passes a call to a recipe, which
+the kernels compute (:mod:`.recipes`), or to TRL's own code. :class:`Undo` ends an :class:`Installation`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EMPTY: Final = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Function:
-    """A function of TRL, a subclass of ``torch.autograd.Function``.
+    """A function of TRL that is replaced, a subclass of ``torch.autograd.Function``.
 
     Attributes:
         module, attribute: the name that TRL's trainers look up at every call.
@@ -91,11 +91,11 @@ _DIVERGENCES: Final = Function(
 
 @dataclass(frozen=True)
 class PatchedFunction:
-    """The place in TRL's modules where its trainers look up a function that nkilib replaces.
+    """The location of a replaced function: the module attribute that TRL's trainers look up.
 
     Attributes:
-        module: the module in which trainers look it up.
-        attribute: its name there.
+        module: the module.
+        attribute: the name in the module.
         own: TRL's own function.
         utils: ``trl.trainer.utils``.
     """
@@ -107,17 +107,17 @@ class PatchedFunction:
 
     @property
     def current(self) -> Any:
-        """The function that trainers find at this location now."""
+        """The function at this location now."""
         return getattr(self.module, self.attribute)
 
     def put(self, function: Any) -> None:
-        """Make ``function`` the one that trainers find at this location."""
+        """Set the function at this location, which trainers then call."""
         setattr(self.module, self.attribute, function)
 
     @contextmanager
     def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
-        """Enter TRL's own context, in which ZeRO-3 gathers the parameters of the given output layers (tuples of weight
-        and bias).
+        """Return TRL's own context, in which ZeRO-3 gathers the parameters of the given output layers (tuples of
+        weight and bias).
         """
         with ExitStack() as contexts:
             for parameters in layers:
@@ -126,9 +126,6 @@ class PatchedFunction:
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """Return a clause for each difference between the arguments of TRL's installed function ``own`` and those that
-    ``function`` records from the release that was read.
-    """
     _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
     names, expected = [parameter.name for parameter in parameters], list(function.parameters)
     if names != expected:
@@ -142,8 +139,8 @@ def _differences(function: Function, own: Any) -> list[str]:
 
 
 def _located(function: Function, faults: list[str]) -> PatchedFunction | None:
-    """Return the location of a function, or None if TRL's installed function is not as expected; the differences are
-    then added to ``faults``, one clause each.
+    """Return the location of a function; None if TRL's installed function is not as expected. The differences are added
+    to ``faults``, one clause each.
     """
     try:
         utils, module = import_module(_UTILS), import_module(function.module)
@@ -158,11 +155,11 @@ def _located(function: Function, faults: list[str]) -> PatchedFunction | None:
 
 
 class Places(NamedTuple):
-    """The locations of both functions of TRL that are replaced.
+    """The locations of the two functions of TRL that are replaced.
 
     Attributes:
-        scores: the location of the token scores.
-        divergences: the location of the divergence of a student from a teacher.
+        scores: the location of the function that computes token scores.
+        divergences: the location of the function that computes the divergence of a student from a teacher.
     """
 
     scores: PatchedFunction
@@ -173,7 +170,7 @@ def find_places() -> Places:
     """Import the installed TRL and return the locations of its functions.
 
     Raises:
-        ImportError: TRL is not installed, or differs from the release that this was written for; the message names the
+        ImportError: TRL is not installed, or differs from the release that this module supports; the message names the
             differences.
     """
     try:
@@ -210,7 +207,7 @@ class Installation:
 
 @dataclass
 class Router:
-    """The replacement of a function of TRL. Trainers call its ``apply``, which passes each call to the kernels or to
+    """The replacement of a function of TRL. Its ``apply``, which trainers call, passes a call to the kernels or to
     TRL's own code.
 
     Attributes:
@@ -222,7 +219,7 @@ class Router:
     installed: list[Installation] = field(default_factory=list)
 
     def is_for(self, tensor: Tensor) -> bool:
-        """Return whether an installation has the device of this tensor, so that its calls go to the kernels."""
+        """Return whether calls with this tensor go to the kernels: an installation includes the tensor's device."""
         return any(tensor.device.type in installation.devices for installation in self.installed)
 
     def add(self, installation: Installation) -> None:
@@ -231,7 +228,7 @@ class Router:
         self.place.put(self)
 
     def remove(self, installation: Installation) -> None:
-        """Remove an installation's devices; if no installation is left, make trainers call TRL's function again."""
+        """Remove an installation's devices. If no installation is left, make trainers call TRL's function again."""
         if installation in self.installed:
             self.installed.remove(installation)
         if not self.installed and self.place.current is self:
@@ -253,8 +250,8 @@ class ScoreRouter(Router):
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = OUTPUTS,
     ) -> TokenResults:
-        """Return what TRL's function returns: by the kernels if they are installed for the device and take the
-        operands, else by TRL's own code.
+        """Return the results of TRL's function, from the kernels if they are installed for the device and take the
+        operands, else from TRL's own code.
         """
         recipe = ScoreRecipe(temperature, final_logit_softcapping, logit_scale, outputs)
         head, operands = Head(hidden, weight, bias), (hidden, weight, bias, targets)
@@ -285,8 +282,8 @@ class DivergenceRouter(Router):
         teacher_logit_scale: float = 1.0,
         teacher_final_logit_softcapping: float | None = None,
     ) -> DivergenceResults:
-        """Return what TRL's function returns: by the kernels if they are installed for the device and take the
-        operands, else by TRL's own code.
+        """Return the results of TRL's function, from the kernels if they are installed for the device and take the
+        operands, else from TRL's own code.
         """
         student = Head(student_hidden, student_weight, student_bias)
         teacher = Head(teacher_hidden, teacher_weight, teacher_bias)
@@ -304,7 +301,7 @@ class DivergenceRouter(Router):
 
 
 def router_of(place: PatchedFunction, kind: type[Router]) -> Router:
-    """Return the router at a location, or a new one, which replaces the function as soon as an installation is added.
+    """Return the router at a location, or a new one, which replaces the function when its first installation is added.
 
     Raises:
         RuntimeError: the location holds neither TRL's function nor a router.
@@ -322,11 +319,11 @@ def router_of(place: PatchedFunction, kind: type[Router]) -> Router:
 
 
 class Undo:
-    """Undoes an installation when it is called, or at the end of a ``with`` block.
+    """The reverse of an installation, when it is called, or at the end of a ``with`` block.
 
     A second call does nothing. Other installations stay: TRL's functions are restored when the last one is undone. If
-    something else has replaced them in the meantime, it stays, and the functions that it calls are TRL's own code
-    again. The backward of results computed before still works.
+    something else has replaced the functions in the meantime, that replacement stays, and the functions that it calls
+    are TRL's own code again. The backward of earlier results still works.
 
     Attributes:
         devices: the device types whose tensors the kernels take.

@@ -3,10 +3,10 @@
 
 """The computation of TRL's functions on the kernels: the conversion of TRL's arguments to those of nkilib's functions.
 
-A recipe holds the arguments of a function of TRL that are not tensors, says whether the kernels take a call, and
-computes the results from the :data:`Operands`: token scores (:class:`ScoreRecipe`), and the divergence of a student
-from a teacher (:class:`DivergenceRecipe`). The operands are hidden states and output layers (:class:`Head`).
-:func:`rounded` and :func:`read_cap` read biases and caps as TRL does.
+A *recipe* holds the arguments of a function of TRL that are not tensors, says whether the kernels take a call, and
+computes the results from the tensors, the :data:`Operands`: token scores (:class:`ScoreRecipe`), and the divergence of
+a student from a teacher (:class:`DivergenceRecipe`). The operands are hidden states and output layers (:class:`Head`).
+:func:`rounded` and :func:`read_cap` convert biases and caps as TRL does.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, operands: Operands) -> Head:
-        """Return the head for hidden states, weight and bias.
+        """Return the head with these operands: hidden states, weight and bias.
 
         Raises:
-            TypeError: hidden states or weight are missing.
+            TypeError: hidden states or weight are None.
         """
         hidden, weight, bias = operands
         if hidden is None or weight is None:
@@ -70,15 +70,15 @@ class Head(NamedTuple):
     def num_classes(self) -> int:
         """V, the number of classes, which is the number of rows of the weight.
 
-        Where ZeRO-3 leaves the weight without elements, it is read from the shape that DeepSpeed stores with it.
+        If ZeRO-3 has left the weight without elements, the number comes from the shape that DeepSpeed stores with it.
         """
         shape = getattr(self.weight, "ds_shape", self.weight.shape)
         return int(shape[0])
 
 
 class _Rounded(torch.autograd.Function):
-    """An autograd function that rounds a bias to the values of another dtype and returns them as float32; its gradient
-    is not rounded to that dtype.
+    """An autograd function that rounds a bias to the values of another dtype and returns them as float32. Its gradient
+    is not rounded.
     """
 
     @staticmethod
@@ -92,10 +92,10 @@ class _Rounded(torch.autograd.Function):
 
 
 def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias with its values rounded to ``dtype``, as TRL's token scores read it; in float32, unless it has that
-    dtype.
+    """Return a bias with its values rounded to ``dtype``, as TRL's token scores use it; the bias itself if it has that
+    dtype, else float32.
 
-    The gradient, in the type of ``bias``, is that of the rounded values, without rounding.
+    The gradient with respect to the bias is not rounded.
     """
     if bias.dtype == dtype:
         return bias
@@ -104,7 +104,7 @@ def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def read_cap(softcap: float | None) -> float | None:
-    """Return the cap as TRL reads it: 0 means 1, and the sign does not matter."""
+    """Return the cap as TRL uses it: 0 means 1, and the sign does not matter."""
     return None if softcap is None else abs(float(softcap)) or 1.0
 
 
@@ -122,8 +122,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """The options of TRL's ``ChunkedLogProbFunction`` and its results, computed by
-    :func:`nkilib.torch.linear_token_scores`.
+    """The options of TRL's ``ChunkedLogProbFunction``, with its results from :func:`nkilib.torch.linear_token_scores`.
 
     The options are the arguments that are not tensors, without ``chunk_size``.
 
@@ -148,7 +147,8 @@ class ScoreRecipe:
         return features and has_scale and KNOWN_OUTPUTS.issuperset(self.outputs)
 
     def results(self, operands: Operands) -> TokenResults:
-        """Return TRL's five results [N], the first two of which are differentiable.
+        """Return TRL's five results [N]: log-probability and entropy, which are differentiable, log of the sum of
+        squared probabilities, mean logit, and whether the target has the largest logit.
 
         Args:
             operands: hidden states [N, D], weight [V, D], bias [V], and targets [N], int64.
@@ -213,23 +213,20 @@ def _products(student: Head, teacher: Head) -> torch.dtype | None:
 
 
 def _fit_on_chip(student: Head, teacher: Head) -> bool:
-    """Return whether the hidden states of both models, in the dtypes of their products, fit on chip together."""
     dtype = _products(student, teacher)
     sizes = [model.hidden.shape[-1] * (dtype or model.hidden.dtype).itemsize for model in (student, teacher)]
     return sum(sizes) <= most_hidden_bytes(dtype is not None)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context without autocast, so that a call rounds its operands only to the ``compute_dtype`` that it
-    names.
-    """
+    # A call then rounds its operands only to its compute_dtype.
     is_on = autocast_dtype(device) is not None
     return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
 
 
 @dataclass(frozen=True)
 class DivergenceRecipe:
-    """The arguments of TRL's ``ChunkedDivergenceFunction`` that are not tensors, and its results by
+    """The options of TRL's ``ChunkedDivergenceFunction``, its arguments that are not tensors, with its results from
     :func:`nkilib.torch.linear_distillation_loss`.
 
     Attributes:
@@ -260,7 +257,7 @@ class DivergenceRecipe:
         student's entropy.
 
         Args:
-            operands: hidden states [N, D], weight [V, D] and bias [V] of the student, and then of the teacher.
+            operands: hidden states [N, D], weight [V, D] and bias [V] of the student, followed by those of the teacher.
 
         Raises:
             TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`nkilib.torch.linear_distillation_loss`.

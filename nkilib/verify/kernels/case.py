@@ -3,9 +3,10 @@
 
 """A launch of a kernel of the library, and the comparison of its results with float64 and the simulator.
 
-:class:`Case` is the launch, :class:`Reference` the expected value of a result, and :func:`judged` compares the two.
-Results of a device and of the simulator are compared by the classes of their elements, such as NaN
-(:func:`class_difference`), and by their :func:`distance` in units in the last place.
+:class:`Case` is the launch, :class:`Reference` the expected value of a result, and :func:`judged` compares the two. A
+*value class* says what kind of number an element is: NaN, an infinity, normal, subnormal, or zero, with its sign
+(:data:`CLASSES`). The results of a device and of the simulator are compared by the value classes of their elements
+(:func:`class_difference`) and by their :func:`distance` in units in the last place.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ _SMALLEST_NORMAL: Final = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16
 
 
 def is_float(array: Array) -> bool:
-    """Tell whether an array has one of the floating-point types in which kernels compute."""
+    """Return whether an array has one of the floating-point types in which kernels compute."""
     return array.dtype.name in _SMALLEST_NORMAL
 
 
 def classes_of(array: Array) -> npt.NDArray[np.int8]:
-    """Return the class of each element, such as NaN, as an index in ``CLASSES``; the array must have a type of
-    :func:`is_float`.
-    """
+    """Return the value class of each element, as an index in ``CLASSES``. The array must satisfy :func:`is_float`."""
     values = array.astype(np.float32)  # exact
     size, negative = np.abs(values), np.signbit(values)
     classes = np.select(
@@ -46,14 +45,14 @@ def classes_of(array: Array) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class ClassDifference:
-    """The elements of a result whose class (:data:`CLASSES`), such as NaN, is not the expected one.
+    """The elements of a result whose value class is not the expected one.
 
     Attributes:
         count: the number of these elements.
         rows: the indices of these elements along the first dimension.
         index: the index of the first of these elements.
-        came: the class that this first element has.
-        expected: the class that it should have.
+        came: the value class of the first of these elements.
+        expected: the value class that this element should have.
     """
 
     count: int
@@ -71,8 +70,8 @@ class ClassDifference:
 
 
 def class_difference(came: Array, expected: Array) -> ClassDifference | None:
-    """Return the elements of ``came`` whose class differs from that in ``expected``; None if there are none, or for
-    integers.
+    """Return the elements of ``came`` whose value class differs from that in ``expected``; None if all classes are
+    equal, or for integers.
     """
     if not is_float(came) or not is_float(expected):
         return None
@@ -104,9 +103,7 @@ class Distance:
 
 
 def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
-    """Return the bits of floats as integers that are ordered like the floats, so that neighbouring floats differ by
-    1.
-    """
+    """Return the bits of floats as integers in the order of the floats, so that neighbouring floats differ by 1."""
     lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
     return np.where(bits < 0, lowest - bits, bits)
 
@@ -129,9 +126,9 @@ class Reference(NamedTuple):
 
     Attributes:
         exact: the value in float64, or exactly, as integers.
-        bound: the largest accepted error of each element; None: every element must be equal.
-        is_defined: the elements for which the value is defined; None for all. Of the other elements, only the class
-            (:data:`CLASSES`), such as NaN, is compared with the simulator's.
+        bound: the largest accepted error of each element; None means that every element must be equal.
+        is_defined: a mask of the elements for which the value is defined; None for all. Of the other elements, only the
+            value class is compared with the simulator's.
     """
 
     exact: Array
@@ -139,9 +136,9 @@ class Reference(NamedTuple):
     is_defined: Array | None = None
 
     def worst_error(self, came: Array) -> float:
-        """Return the largest ratio of an element's error to its bound; infinite if the class of an element differs.
+        """Return the largest ratio of an element's error to its bound; infinite if an element has another value class.
 
-        Without a bound, the result is infinite if any element differs, else 0.
+        Without a bound, return 0 if all elements are equal, else infinity.
         """
         if self.bound is None:
             return 0.0 if np.array_equal(came, self.exact) else np.inf
@@ -158,11 +155,11 @@ Names = Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
 
 @dataclass(frozen=True)
 class JudgedResult:
-    """A result compared with float64 and the simulator.
+    """The comparison of a result with float64 and the simulator.
 
     Attributes:
         name: the name of the result.
-        wrong: a message about what is not as expected; empty if everything is.
+        wrong: a message about an unexpected value, shape or type; empty if there is none.
         worst: the largest ratio of an element's error to its bound; None if there is no reference.
         distance: the distance from the simulator's result; None if shape or type differ.
     """
@@ -177,7 +174,7 @@ class JudgedResult:
         return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
 
     def details(self) -> dict[str, Any]:
-        """Return the entries for the JSON report, where None stands for an infinite ratio, because JSON has no infinite
+        """Return the entries for the JSON report. None stands for an infinite ratio, because JSON has no infinite
         number.
         """
         worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
@@ -188,8 +185,13 @@ class JudgedResult:
 
 
 def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
-    """Return the comparison of a result with the simulator's result and, unless it is None, with the float64
-    reference.
+    """Return the comparison of a result with the simulator's result and, if there is one, with the float64 reference.
+
+    Args:
+        name: the name of the result.
+        came: the result.
+        simulated: the simulator's result of the same launch.
+        reference: the float64 reference, or None.
     """
     came = typed(came, simulated)
     if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
@@ -213,12 +215,11 @@ class Case(Step):
         sizes: the numbers of positions and classes of the logits.
         kernel: the kernel that ``nki.jit`` returned.
         arguments: a function that makes the arguments by name, the same ones every time.
-        names: the names of the returned tensors, in order, or a function that tells them from the arguments: a list of
-            cases makes no arguments.
-        references: a function that makes the references of results from the arguments; a result without a reference
-            is compared with the simulator's by classes of values alone, such as NaN (:data:`CLASSES`).
+        names: the names of the returned tensors, in order, or a function from the arguments to these names.
+        references: a function from the arguments to the references of results. A result without a reference is only
+            compared with the simulator's, by value classes.
         num_cores: the number of cores of the launch.
-        written: the argument that the kernel overwrites, if it does.
+        written: the name of the argument that the kernel overwrites, or None.
     """
 
     sizes: tuple[int, int]
@@ -265,7 +266,6 @@ class Case(Step):
         return Verdict(Status.AS_EXPECTED, "\n".join(lines), details)
 
     def _changed(self, observation: Observation, arguments: Mapping[str, Any]) -> list[str]:
-        """Return a message for each argument array that the launch changed although the kernel should only read it."""
         return [
             f"{name}: changed by the launch, which only reads it"
             for name, value in arguments.items()

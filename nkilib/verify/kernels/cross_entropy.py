@@ -3,7 +3,8 @@
 
 """Cases of plain cross-entropy, in which every target is a class and every position is valid.
 
-The last one calls forward and backward from another kernel, :func:`inlined_cross_entropy`, as kernels of users do.
+In the last case, a kernel of this module (:func:`inlined_cross_entropy`) calls forward and backward, as kernels of
+users do. The functions ``..._references`` return the float64 references of a launch, with bounds on the error.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
 
 
 def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
-    """Return the exact log-sum-exp of each row, rounded to float32, as a forward with float32 results would pass it to
-    the backward.
+    """Return the exact log-sum-exp of each row, rounded to float32, as the backward would get it from a forward.
 
     ``dtype`` is the type of the kernel's tiles, to which the logits are rounded first.
     """
@@ -118,8 +118,8 @@ def _special(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _late_maxima(type_name: str) -> dict[str, Any]:
-    """Return arguments for a forward that subtracts a shift instead of a row's maximum, with logits for which rows have
-    to be recomputed.
+    """Return arguments for a forward that subtracts a shift instead of a row's maximum, with rows that must be
+    recomputed.
 
     On each core the loop that recomputes rows has more than one iteration.
     """
@@ -180,7 +180,7 @@ _LSE_UNITS: Final = 4.0
 
 
 def widened(references: References) -> References:
-    """Return the references with wider bounds for gradients of a launch that computes its own log-sum-exp.
+    """Return the references with wider bounds, for gradients of a launch that computes its own log-sum-exp.
 
     An error of the log-sum-exp by some units changes every softmax probability by as many units of its own size.
     """
@@ -193,8 +193,8 @@ def widened(references: References) -> References:
 def _inlined_references(arguments: Mapping[str, Any]) -> References:
     """Return the references of a kernel that calls forward and backward.
 
-    The gradient is that of the exact log-sum-exp, rounded; the log-sum-exp of the launch may differ from it by some
-    units.
+    The reference of the gradient uses the exact log-sum-exp, rounded. The log-sum-exp of the launch may differ from it
+    by some units, so the bound is wider.
     """
     launch = {**arguments, "dtype": nl.float32}
     lse = exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], nl.float32)
@@ -203,7 +203,7 @@ def _inlined_references(arguments: Mapping[str, Any]) -> References:
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
     summed = partial(_backward, *small, "float32", inplace=False, reduction="sum")
     yield _forward_case("small, float32", 1, partial(_forward, *small, "float32"))

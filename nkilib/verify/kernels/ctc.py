@@ -84,7 +84,7 @@ def _backward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     ways: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("none", 1, {"reduction": "none"}),
         ("mean, zero_infinity", 2, {"zero_infinity": True}),

@@ -45,7 +45,6 @@ def _arguments(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a launch by the names that the float64 reference takes: beta and temperature."""
     return {"beta": arguments["beta"], "temperature": arguments.get("temperature_hbm", arguments.get("temperature"))}
 
 
@@ -72,7 +71,7 @@ def _backward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     of_positions = np.geomspace(0.25, 8.0, _SIZES[0]).astype(np.float32)
     for type_name in inputs.TYPES:
         for name, cores, options in (

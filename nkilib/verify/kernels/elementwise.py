@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the elementwise losses, from the registry of losses, with certain options of each (:data:`ENTRIES`).
+"""Cases of the elementwise losses, from the registry of losses, with some combinations of options (:data:`ENTRIES`).
 
-Each has a forward and a backward; some also the fused forward-backward, and weights that rows or columns share.
+Each combination has a forward and a backward case; some also have a fused forward-backward, and weights with one number
+per row or column.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _TILING: Final = {"columns": 512, "buffers": 2}
 
 @dataclass(frozen=True)
 class ElementwiseEntry:
-    """An elementwise loss with options.
+    """An elementwise loss with a combination of options.
 
     Attributes:
-        name: the name of the loss and of its form.
+        name: the name of the loss and of the combination.
         forward, backward: the kernels.
         reference: the float64 reference, with the same options.
-        tensors: the kind of values of each tensor, by the names of the loss definition, in the order of the kernel's
+        tensors: the distribution of each tensor, by the names of the loss definition, in the order of the kernel's
             arguments.
-        gradients: the names of the tensors by which the backward differentiates, in its order.
+        gradients: the names of the tensors whose gradients the backward returns, in this order.
         options: the options of both kernels.
         absent: the optional tensors that are None.
         both: the fused forward-backward kernel; None if there is none.
@@ -59,7 +60,7 @@ class ElementwiseEntry:
 
     @classmethod
     def of(cls, loss: ElementwiseLoss, form: Form) -> ElementwiseEntry:
-        """Return the entry for a form (a choice of options) of a registered loss."""
+        """Return the entry for one combination of options (``form``) of a registered loss."""
         return cls(
             f"{loss.name}{form.label}",
             loss.forward,
@@ -73,8 +74,11 @@ class ElementwiseEntry:
         )
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
-        """Return pseudo-random tensors of a shape, by the names of the loss definition; their types are ``dtypes`` in
-        order, repeated.
+        """Return pseudo-random tensors of a shape, by the names of the loss definition.
+
+        Args:
+            shape: the shape of all tensors.
+            dtypes: the types of the tensors in order, repeated if there are fewer types than tensors.
         """
         return {
             name: MAKERS[sample](seed, shape).astype(dtypes[seed % len(dtypes)])
@@ -92,7 +96,8 @@ class ElementwiseEntry:
         Args:
             tensors: the tensors by name.
             upstream: the upstream gradient.
-            wanted: the wanted gradients by name of the tensor, all by default. A single gradient has no flag.
+            wanted: by name of a tensor, whether its gradient is wanted; without any, all are. A kernel with a single
+                gradient has no such flag.
         """
         named = self.gradients if len(self.gradients) > 1 else ()
         flags = {f"grad_{name}_wanted": wanted.get(name, not wanted) for name in named}
@@ -110,8 +115,8 @@ def _tensors(entry: ElementwiseEntry, type_name: str) -> dict[str, Any]:
 
 
 def _named(entry: ElementwiseEntry, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a launch by the names of the loss definition, with weights of rows or columns expanded to
-    all elements, as the reference takes them.
+    """Return the tensors of a launch by the names of the loss definition, expanded to all elements, as the reference
+    needs.
     """
     return {name: np.broadcast_to(arguments[f"{name}_hbm"], _SIZES) for name in entry.tensors}
 
@@ -130,7 +135,6 @@ def _forward_references(entry: ElementwiseEntry, arguments: Mapping[str, Any]) -
 
 
 def _backward(entry: ElementwiseEntry, type_name: str, reduction: str, **wanted: bool) -> dict[str, Any]:
-    """Return the arguments of a backward: in place and with all gradients, unless ``wanted`` selects some."""
     upstream = inputs.numbers(7, *(_SIZES if reduction == "none" else (1,))) + np.float32(3)
     arguments = entry.backward_arguments(_tensors(entry, type_name), upstream, **wanted)
     return {**arguments, **_TILING, "reduction": reduction, "inplace": not wanted}
@@ -179,9 +183,6 @@ def _of_entry(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def _forward_backward(entry: ElementwiseEntry, type_name: str) -> dict[str, Any]:
-    """Return the arguments of a fused forward-backward with reduction ``"none"`` that computes only the last
-    gradient.
-    """
     return {**_backward(entry, type_name, "none", **{entry.gradients[-1]: True}), "dtype": nl.float32}
 
 
@@ -209,8 +210,8 @@ def _in_one_launch(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def _shared(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with weights that elements share: ``weight`` has one number for each row, and ``pos_weight``
-    one for each column.
+    """Return the arguments with smaller weights: ``weight`` gets one number for each row, ``pos_weight`` one for each
+    column.
     """
     parts = {"weight_hbm": (slice(None), slice(0, 1)), "pos_weight_hbm": (slice(0, 1), slice(None))}
     return {**arguments, **{name: np.ascontiguousarray(arguments[name][part]) for name, part in parts.items()}}
@@ -244,7 +245,7 @@ def _of_shared_weights(entry: ElementwiseEntry, type_name: str) -> Iterator[Case
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for type_name in inputs.TYPES:
         for entry in ENTRIES:
             yield from _of_entry(entry, type_name)

@@ -3,8 +3,9 @@
 
 """Cases of cross-entropy with the options of training recipes, on all classes and on a shard of them.
 
-The last one calls forward and backward from another kernel, :func:`inlined_extended_cross_entropy`, as kernels of users
-do.
+In the last case, a kernel of this module (:func:`inlined_extended_cross_entropy`) calls forward and backward, as
+kernels of users do. The functions ``..._references`` return the float64 references of a launch, with bounds on the
+error. p is the softmax.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ OPTIONS.update(
 
 
 def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
-    """Return the options of a launch as the object that the float64 reference takes."""
+    """Return the options of a launch in the form that the float64 reference takes."""
     recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
     if "temperature_hbm" in arguments:
         recipe["temperature"] = arguments["temperature_hbm"]
@@ -98,10 +99,10 @@ def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 reference of every result of a forward; none if the reference does not implement one of the
+    """Return the float64 reference of every result of a forward; an empty mapping if the reference lacks one of the
     options.
 
-    For a shard of the classes the loss has no reference, because a shard does not define it.
+    A launch on a shard of the classes has no reference for the loss, because a shard does not define the loss.
     """
     if not has_reference(arguments):
         return {}
@@ -140,8 +141,8 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 reference of the gradient, for a launch on all classes; none if the reference does not
-    implement one of the options.
+    """Return the float64 reference of the gradient, for a launch on all classes; an empty mapping if the reference
+    lacks one of the options.
     """
     if not has_reference(arguments):
         return {}
@@ -159,7 +160,7 @@ def backward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the launch on all classes from which a shard's arguments were cut."""
+    """Return the arguments of the launch on all classes from which the arguments of a shard were cut."""
     type_name = arguments["logits_hbm"].dtype.name
     return {
         **arguments,
@@ -169,9 +170,7 @@ def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 reference of a shard's gradient: the columns of the gradient for all classes that the shard
-    has.
-    """
+    """Return the float64 reference of a shard's gradient: the shard's columns of the gradient for all classes."""
     (expected,) = backward_references(_whole(arguments)).values()
     if expected.bound is None:
         raise AssertionError("the gradient has a bound")
@@ -189,7 +188,6 @@ def _forward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments cut to a shard: the last classes of the launch on all classes."""
     cut = {"logits_hbm": np.ascontiguousarray(arguments["logits_hbm"][:, _SHARD_FIRST:])}
     if "class_weight_hbm" in arguments:
         cut["class_weight_hbm"] = arguments["class_weight_hbm"][_SHARD_FIRST:].copy()
@@ -201,7 +199,7 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _ties(type_name: str) -> dict[str, Any]:
-    """Return arguments in which many columns of a row have its largest logit, a few of them in the last chunk.
+    """Return arguments in which the largest logit of a row occurs in many columns, a few of them in the last chunk.
 
     The last chunk has fewer than eight columns.
     """
@@ -221,8 +219,12 @@ def _special_forward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _backward(forward: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Return the arguments of a backward from those of a forward, with the exact log-sum-exp, rounded to float32, and
-    further ``options``.
+    """Return the arguments of a backward from the arguments of a forward, with the exact log-sum-exp rounded to
+    float32.
+
+    Args:
+        forward: the arguments of the forward.
+        options: further arguments of the backward.
     """
     arguments = {name: value for name, value in {**forward, **options}.items() if name not in _ASKED}
     with np.errstate(all="ignore"):
@@ -233,10 +235,10 @@ def _backward(forward: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def _all_gradients(type_name: str) -> dict[str, Any]:
-    """Return arguments of a backward that writes over the logits and gets the upstream gradient of every result that
-    has one.
+    """Return arguments of a backward that writes over the logits, with upstream gradients of all differentiable
+    results.
 
-    It computes p from ``maximum_hbm`` and ``log_sum_hbm``.
+    The kernel computes p from ``maximum_hbm`` and ``log_sum_hbm``.
     """
     arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED, **_SQUARE))
     z = arguments["logits_hbm"].astype(np.float64)
@@ -317,7 +319,7 @@ def _special_backward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for name, options in OPTIONS.items():
         yield _forward_case(f"{name}, float32", 2, partial(_forward, "float32", **options, **_ALL_ASKED))
         yield _backward_case(f"{name}, float32", partial(_of_forward, "float32", options))

@@ -3,11 +3,11 @@
 
 """Fixed inputs of the kernels: the same on every machine, up to the last bit of numpy's log and cos.
 
-Numbers, integers, logits, probabilities, class weights, targets and so on have a function each, of a :data:`Shape` and
-of one of the :data:`TYPES` (:data:`ALL_TYPES`). Those with infinities, NaN and subnormal numbers (:data:`INF`,
-:data:`NAN`, :data:`SUBNORMAL`) begin with ``special``, and have :data:`SPECIAL_SIZES` and a :data:`SPECIAL_TILING`;
-:func:`late_maxima` are logits whose maximum is in the last column. :data:`MAKERS` makes the tensors of a registered
-loss, by the kind of values that its entry states.
+A function makes one sort of input, such as numbers, integers, logits or targets, of a :data:`Shape` and of one of the
+:data:`TYPES` (:data:`ALL_TYPES`). Inputs with infinities, NaN and subnormal numbers (:data:`INF`, :data:`NAN`,
+:data:`SUBNORMAL`) come from functions ``special_...``, and have :data:`SPECIAL_SIZES` and a :data:`SPECIAL_TILING`.
+:func:`late_maxima` makes logits whose maximum is in the last column. :data:`MAKERS` has, for each distribution in the
+registry of losses, the function that makes such tensors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ALL_TYPES: Final = {**TYPES, "float16": (np.dtype(np.float16), nl.float16)}
 
 
 def _uniform(places: Array, seed: int) -> Array:
-    """Return float64 numbers in (0, 1) that depend on the index of each element (``places``) and on the seed alone.
+    """Return float64 numbers in (0, 1), computed from the index of each element (``places``) and the seed alone.
 
-    They come from the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+    The numbers come from the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
     """
     start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
     state = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
@@ -48,7 +48,8 @@ def _uniform(places: Array, seed: int) -> Array:
 def numbers(seed: int, *shape: int) -> Array:
     """Return standard normal numbers, float32, made by Box and Muller's formula from a hash of the element's index.
 
-    A generator of numpy may change its stream with a release, but a report identifies inputs only by their case.
+    A generator of numpy may change its stream with a release. A report names only the case, so its inputs must not
+    change.
     """
     places = np.arange(int(np.prod(shape)), dtype=np.uint64)
     radius = np.sqrt(-2.0 * np.log(_uniform(places, 2 * seed)))
@@ -62,8 +63,8 @@ def integers(seed: int, limit: int, *shape: int) -> Array:
 
 
 def logits(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Return normal logits with a standard deviation of 3. Every seventh row has one class whose logit is far
-    larger.
+    """Return normal logits with a standard deviation of 3. In every seventh row, the middle class has a far larger
+    logit.
     """
     values = 3.0 * numbers(1, positions, vocabulary)
     values[::7, vocabulary // 2] += 20.0
@@ -71,7 +72,7 @@ def logits(positions: int, vocabulary: int, type_name: str) -> Array:
 
 
 def targets(positions: int, vocabulary: int) -> Array:
-    """Return a class for each position; in every seventh one it is the class with the far larger logit of
+    """Return a target for each position. At every seventh position it is the class with the far larger logit of
     :func:`logits`, so that its probability is close to 1.
     """
     classes = integers(2, vocabulary, positions)
@@ -80,7 +81,7 @@ def targets(positions: int, vocabulary: int) -> Array:
 
 
 def probabilities(positions: int, vocabulary: int) -> Array:
-    """Return rows of positive numbers whose sum is 1, float32."""
+    """Return rows of positive numbers whose sum is 1, float32 [positions, vocabulary]."""
     positive = np.abs(numbers(3, positions, vocabulary))
     return (positive / positive.sum(axis=1, keepdims=True)).astype(np.float32)
 
@@ -122,7 +123,7 @@ SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size"
 def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
     """Return logits whose largest one is in the last column of most rows, 200 above the others.
 
-    Every fourteenth row, from the first, lacks this addition; every fifth row is sorted.
+    Every 14th row, from the first on, is an exception. Every fifth row is sorted.
     """
     values = logits(positions, vocabulary, "float32")
     values[np.arange(positions) % 14 != 0, -1] += 200.0
@@ -131,7 +132,7 @@ def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
 
 
 def special_logits(type_name: str) -> Array:
-    """Return rows of logits with infinities, NaN, both zeros, subnormal numbers, and numbers at the ends of the range.
+    """Return rows of logits with infinities, NaN, both zeros, subnormal numbers, and the largest and smallest numbers.
 
     The softmax of some rows is subnormal.
     """
@@ -140,7 +141,7 @@ def special_logits(type_name: str) -> Array:
 
 
 def special_targets() -> Array:
-    """Return a class for each row of :func:`special_logits`."""
+    """Return a target for each row of :func:`special_logits`."""
     return np.array([target for _, target in _ROWS], np.int32)
 
 
@@ -149,20 +150,17 @@ def _numbers(seed: int, shape: Shape) -> Array:
 
 
 def _logits(seed: int, shape: Shape) -> Array:
-    """Return logits of which every 13th is large, up to about 60."""
     values: Array = 3.0 * numbers(seed, *shape)
     values.reshape(-1)[::13] *= 20.0
     return values
 
 
 def _positive(seed: int, shape: Shape) -> Array:
-    """Return positive numbers, none less than 1/8."""
     values: Array = np.abs(numbers(seed, *shape)) + np.float32(0.125)
     return values
 
 
 def _probabilities(seed: int, shape: Shape) -> Array:
-    """Return numbers in (0, 1); every eleventh is 0.999."""
     values: Array = 1.0 / (1.0 + np.exp(-3.0 * numbers(seed, *shape)))
     values.reshape(-1)[::11] = 0.999
     return values
@@ -174,13 +172,11 @@ def _log_probabilities(seed: int, shape: Shape) -> Array:
 
 
 def _signs(seed: int, shape: Shape) -> Array:
-    """Return numbers that are 1 or -1."""
     values: Array = np.where(numbers(seed, *shape) < 0.0, np.float32(-1.0), np.float32(1.0))
     return values
 
 
 def _similarities(seed: int, shape: Shape) -> Array:
-    """Return numbers that are 1 or -1, except every 13th, which is neither."""
     values = _signs(seed, shape)
     values.reshape(-1)[::13] = 0.5
     return values

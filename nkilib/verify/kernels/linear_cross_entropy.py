@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of linear cross-entropy, whose inputs are hidden states and output weights.
+"""Cases of linear cross-entropy, whose inputs are hidden states X and output weights W. dX and dW are their
+gradients, p is the softmax of the logits.
 
-They are a forward, a backward and the fused forward-backward, with options (:func:`launch_of`), for a shard of the
-classes, for transposed weights and for masked classes. The cases of token scores use its sizes and :func:`problem_of`.
+The kernels are a forward, a backward and the fused forward-backward. The cases cover options, a shard of the classes,
+transposed weights and masked classes. The cases of token scores use the sizes of this module and :func:`problem_of`.
+The functions ``..._references`` return the float64 references of a launch, with bounds on the error.
 """
 
 from __future__ import annotations
@@ -67,7 +69,6 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return X and W rounded to the launch's ``compute_dtype``, by argument name; nothing if it names none."""
     if arguments.get("compute_dtype") is None:
         return {}
     dtype = _TYPES[str(arguments["compute_dtype"])]
@@ -75,9 +76,9 @@ def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
-    """Return the arguments of a launch on all classes as the problem that the float64 reference takes.
+    """Return the arguments of a launch on all classes in the form that the float64 reference takes.
 
-    X and W are rounded to the type of the products, as the kernel does.
+    X and W are rounded to the type of the matrix products, as in the kernel.
     """
     arguments = {**arguments, **_rounded(arguments)}
     options = loss_of(arguments)
@@ -94,10 +95,9 @@ def _lse(arguments: Mapping[str, Any]) -> Array:
 
 
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
-    """Return the inputs of the backward that the reference takes beside the problem: upstream gradients and
-    log-sum-exp.
+    """Return the upstream gradients and the log-sum-exp of a backward, in the form that the float64 reference takes.
 
-    For a launch without ``lse_hbm``, which computes the log-sum-exp itself, it is the exact one.
+    If the launch has no ``lse_hbm``, because it computes the log-sum-exp itself, the exact log-sum-exp is returned.
     """
     if "lse_hbm" not in arguments:
         scale = arguments["grad_scale"] if "grad_scale" in arguments else arguments["grad_scale_hbm"][0]
@@ -112,8 +112,8 @@ def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 reference of every result of a forward; for a shard of the classes without the loss, which a
-    shard does not define.
+    """Return the float64 reference of every result of a forward. For a shard of the classes the loss is left out,
+    because a shard does not define the loss.
     """
     first, problem = arguments.get("first_class", 0), problem_of(arguments)
     if "num_classes" in arguments:  # a target of another shard has no element here, as one that is ignored
@@ -135,8 +135,11 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the float64 reference of each gradient; ``classes`` selects the classes of a shard from those of the
-    weight.
+    """Return the float64 reference of each gradient.
+
+    Args:
+        arguments: the arguments of the launch, with the weight of all classes.
+        classes: the classes of the shard whose gradients are returned.
     """
     problem, upstream = problem_of(arguments), upstream_of(arguments)
     with np.errstate(all="ignore"):
@@ -150,7 +153,7 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _operands(type_name: str) -> dict[str, Any]:
-    """Return X, W, targets, a bias and class weights; at every seventh position the target's probability is close to
+    """Return X, W, targets, a bias and class weights. At every seventh position the target's probability is close to
     1.
     """
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
@@ -168,18 +171,24 @@ def _operands(type_name: str) -> dict[str, Any]:
 
 
 def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
+    """Return the float64 references of a shard's gradients, cut from the gradients for all classes."""
     return backward_references({**arguments, **_operands(arguments["input_hbm"].dtype.name)}, _SHARD)
 
 
 def forward_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 references of the loss and the gradients that the fused forward-backward kernel returns."""
+    """Return the float64 references of the results of the fused forward-backward kernel."""
     forward = forward_references(arguments)
     return {"loss": forward["loss"], "lse": forward["lse"], **backward_references(arguments)}
 
 
 def launch_of(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a launch: operands, those optional tensors that ``options`` names, and the options."""
+    """Return the arguments of a launch.
+
+    Args:
+        type_name: the type of X and W.
+        options: the options of the kernel. ``bias_hbm`` or ``class_weight_hbm`` adds this optional tensor, whatever the
+            value.
+    """
     arguments = _operands(type_name)
     optional = {name: arguments.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
     arguments |= {name: optional[name] for name in options.keys() & optional.keys()}
@@ -192,7 +201,7 @@ def _transposed(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _masked(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with every fifth class masked by a bias of -inf, and targets that were masked moved to the
+    """Return the arguments with every fifth class masked by a bias of -inf. A target that would be masked moves to the
     next class.
     """
     bias, targets = arguments["bias_hbm"].copy(), arguments["targets_hbm"].copy()
@@ -211,8 +220,7 @@ def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
-    """Return arguments of a backward that gets upstream gradients of all three results that have one: loss, lse and
-    log-probability.
+    """Return arguments of a backward with the upstream gradients of loss, log-sum-exp and log-probability.
 
     The kernel then computes p from ``maximum_hbm`` and ``log_sum_hbm``, and adds dW to ``grad_weight_sum_hbm``.
     """
@@ -235,9 +243,6 @@ def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments of a backward of scores: with upstream gradients of log-probability and entropy, and masked
-    classes.
-    """
     arguments = _masked_launch(type_name, **options)
     with np.errstate(all="ignore"):
         entropy = linear_forward_reference(problem_of(arguments)).entropy
@@ -250,7 +255,6 @@ def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments cut to a shard: the last classes of the launch on all classes."""
     weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
     return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 
@@ -262,8 +266,8 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 def _shard_backward(type_name: str) -> dict[str, Any]:
     """Return the arguments of a backward on one shard of the classes.
 
-    The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too. Its
-    dX, a summand of the whole, is not rounded.
+    The shard cannot know the weights of the targets' classes and the sum of all weights, so they are passed too. dX is
+    not rounded, because the dX of all shards are added.
     """
     arguments = _backward({**_operands(type_name), "label_smoothing": 0.1})
     weights = arguments["class_weight_hbm"]
@@ -320,14 +324,12 @@ def _masked_backward(type_name: str) -> dict[str, Any]:
 
 
 def _scaled(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments with the gradient's scale in HBM (``grad_scale_hbm``), as for a mean whose divisor only the
-    device knows.
-    """
+    """Return arguments with ``grad_scale_hbm``, a scale of the gradient that only the device knows."""
     return launch_of(type_name, grad_scale_hbm=np.full(1, 1 / POSITIONS, np.float32), **options)
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     all_options, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
     blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
     scaled = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}

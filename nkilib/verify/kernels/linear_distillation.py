@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of distillation from hidden states and output weights of both models: forward, backward, and the sums of a
-mixture.
+"""Cases of distillation from hidden states X and output weights W of a student and a teacher: forward, backward, and
+the mixture kernel, which computes sums over a shard that beta strictly between 0 and 1 needs. dX and dW
+are the gradients of the student.
+
+The functions ``..._references`` return the float64 references of a launch, with bounds on the error.
 """
 
 from __future__ import annotations
@@ -88,8 +91,8 @@ def _model_of(arguments: Mapping[str, Any], name: str) -> ModelProblem:
 
 
 def problem_of(arguments: Mapping[str, Any]) -> PairProblem:
-    """Return the arguments of a launch as the problem that the float64 reference takes, with operands rounded to the
-    type of the products.
+    """Return the arguments of a launch in the form that the float64 reference takes, with X and W rounded to the type
+    of the matrix products.
     """
     student, teacher = (_model_of(arguments, name) for name in _MODELS)
     return PairProblem(
@@ -104,13 +107,13 @@ def problem_of(arguments: Mapping[str, Any]) -> PairProblem:
 
 
 def statistics_of(arguments: Mapping[str, Any]) -> Statistics:
-    """Return the log-sum-exps of both models, which are among the arguments of a backward or mixture launch."""
+    """Return the log-sum-exps of both models, which are arguments of a backward or mixture launch."""
     return Statistics(*(arguments[f"{name}_hbm"] for name in _STATISTICS))
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 reference of every result of a forward; for a shard of the classes only of the results that a
-    shard defines.
+    """Return the float64 reference of every result of a forward. For a shard of the classes, the results that a shard
+    does not define are left out.
     """
     problem = problem_of(arguments)
     with np.errstate(all="ignore"):
@@ -132,8 +135,11 @@ def mixture_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the float64 reference of each gradient; ``classes`` selects the classes of a shard from those of the
-    weight.
+    """Return the float64 reference of each gradient.
+
+    Args:
+        arguments: the arguments of the launch, with the weights of all classes.
+        classes: the classes of the shard whose gradients are returned.
     """
     problem = problem_of(arguments)
     upstream = PairUpstream(
@@ -153,9 +159,10 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _launch(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a launch: operands, those optional tensors that ``options`` names, and the options.
+    """Return the arguments of a launch. ``options`` has the options of the kernel; the name of an optional tensor among
+    them adds this tensor.
 
-    The student's logits have a standard deviation of 1 and the teacher's of 2; every seventh position of the teacher is
+    The student's logits have a standard deviation of 1 and the teacher's of 2; at every seventh position the teacher is
     confident.
     """
     types = dict(zip(_MODELS, (type_name, _TEACHER[type_name]), strict=True))
@@ -178,7 +185,6 @@ def _launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     whole = _launch(type_name, **_BIASES)
     weights = {name: whole[name] for name in whole if name.endswith(("_weight_hbm", "_bias_hbm"))}
     return backward_references(
@@ -195,7 +201,7 @@ def _transposed(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _masked(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments with every fifth class masked in both models, and labels that were masked moved to the next
+    """Return arguments with every fifth class masked in both models. A label that would be masked moves to the next
     class.
     """
     arguments = _launch(type_name, **_BIASES, **_LABELS, **options)
@@ -206,7 +212,6 @@ def _masked(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _of_shard(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a launch cut to a shard: the last classes of the launch on all classes."""
     arguments = _launch(type_name, **_BIASES, **options)
     divided = {f"{name}_{part}_hbm" for name in _MODELS for part in ("weight", "bias")}
     arguments |= {name: arguments[name][_SHARD].copy() for name in divided}
@@ -214,8 +219,8 @@ def _of_shard(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _with_statistics(arguments: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments and, for the backward, the log-sum-exps and ``moment_hbm`` of the launch ``whole`` on all
-    classes.
+    """Return the arguments of a backward: ``arguments`` with the log-sum-exps and ``moment_hbm`` of the launch
+    ``whole``.
     """
     with np.errstate(all="ignore"):
         exact = pair_forward_reference(problem_of(whole))
@@ -242,7 +247,7 @@ def _every_gradient(type_name: str, beta: float) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments of a backward on one shard, whose dX is float32, because the sum over all shards is rounded
+    """Return the arguments of a backward on one shard. dX is float32, because the sum over all shards is rounded
     later.
     """
     options = {**_LABELS, "beta": 0.3}
@@ -252,11 +257,11 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def _mixture(make: Any, make_whole: Any | None = None) -> dict[str, Any]:
-    """Return the arguments for the mixture kernel, which takes no labels, no ``moment_hbm`` and no classes of a shard.
+    """Return the arguments of the mixture kernel, which has no labels, no ``moment_hbm`` and no classes of a shard.
 
     Args:
         make: a function that makes the arguments of a forward.
-        make_whole: a function that makes those of the launch on all classes; None: ``make`` has all classes.
+        make_whole: a function that makes the arguments of the forward on all classes; None if ``make`` does.
     """
     arguments = make()
     mixture = _with_statistics(arguments, arguments if make_whole is None else make_whole())
@@ -299,7 +304,7 @@ def _mixture_case(name: str, cores: int, make: Any, classes: int = CLASSES) -> C
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         for loss, beta in _LOSSES.items():

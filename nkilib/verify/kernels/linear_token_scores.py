@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of token scores: log-probabilities of several target ids per position, from hidden states and weights."""
+"""Cases of token scores: log-probabilities of several target ids per position, from hidden states X and output weights.
+
+dX is the gradient of X, p is the softmax of the logits.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ _GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "gr
 
 
 def with_ids(arguments: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
-    """Return the arguments with ``ids`` target ids in place of the target of each position.
+    """Return the arguments with ``ids`` target ids per position in place of one target.
 
     If there is more than one, the first and the last id are equal, and the second is ignored at every third position.
     """
@@ -67,8 +70,8 @@ def with_ids(arguments: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the float64 reference of every result of a forward; for a shard of the classes only of the results that a
-    shard defines.
+    """Return the float64 reference of every result of a forward, with bounds. For a shard of the classes, the results
+    that a shard does not define are left out.
     """
     problem, first = problem_of(arguments), arguments.get("first_class", 0)
     if "num_classes" in arguments:
@@ -88,8 +91,11 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the float64 reference of each gradient; ``classes`` selects the classes of a shard from those of the
-    weight.
+    """Return the float64 reference of each gradient, with bounds.
+
+    Args:
+        arguments: the arguments of the launch, with the weight of all classes.
+        classes: the classes of the shard whose gradients are returned.
     """
     problem = problem_of(arguments)
     names = ("grad_logprob_hbm", "grad_lse_hbm", "entropy_hbm", "grad_entropy_hbm")
@@ -104,7 +110,6 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
 
 
 def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return the float64 references of a shard's gradients: those of the launch on all classes, cut to the shard."""
     whole = launch_of(type_name, bias_hbm=True)
     return backward_references({**arguments, "weight_hbm": whole["weight_hbm"], "bias_hbm": whole["bias_hbm"]}, _SHARD)
 
@@ -141,7 +146,7 @@ def _with_sum(type_name: str) -> dict[str, Any]:
 
 
 def _with_maximum(**options: Any) -> dict[str, Any]:
-    """Return the arguments of a backward that gets maximum and log-sum, from which it computes p, and returns only
+    """Return the arguments of a backward that computes p from ``maximum_hbm`` and ``log_sum_hbm``, and returns only
     dX.
     """
     arguments = _launch("bfloat16", **options)
@@ -154,7 +159,6 @@ def _with_maximum(**options: Any) -> dict[str, Any]:
 
 
 def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments cut to a shard: the last classes of the launch on all classes."""
     weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm")}
     return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 
@@ -184,7 +188,7 @@ def _backward_case(
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         make = partial(_launch, type_name)

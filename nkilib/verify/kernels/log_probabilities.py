@@ -58,8 +58,8 @@ def _kl_div(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _special(type_name: str) -> dict[str, Any]:
-    """Return arguments with every pair of a difficult log-probability and a difficult probability, such as infinities,
-    NaN and 0.
+    """Return arguments with all pairs of special log-probabilities and special probabilities, such as infinities, NaN
+    and 0.
     """
     x = np.array([0.0, -1.0, -1e-3, -88.0, -1e4, -inputs.INF, inputs.INF, inputs.NAN, inputs.SUBNORMAL, 3e38])
     t = np.array([0.0, 1.0, 0.5, 0.999, 1e-3, 1e-30, inputs.NAN])
@@ -72,9 +72,6 @@ def _special(type_name: str) -> dict[str, Any]:
 
 
 def _of_kl_div(arguments: Mapping[str, Any]) -> tuple[KlDivReference, dict[str, Array]]:
-    """Return the float64 reference of a launch of the Kullback-Leibler divergence, and the tensors that the reference
-    takes.
-    """
     return KlDivReference(bool(arguments.get("log_target", False))), {
         "input": arguments["input_hbm"],
         "target": arguments["target_hbm"],
@@ -180,7 +177,7 @@ def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for type_name in inputs.TYPES:
         for streamed in (False, True):
             yield from _nll_cases(type_name, streamed)

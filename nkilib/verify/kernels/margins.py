@@ -31,7 +31,7 @@ _MARGIN: Final = 0.75
 
 @dataclass(frozen=True)
 class _Loss:
-    """One of the two margin losses, with what its check needs.
+    """One of the two margin losses, with the functions that its cases need.
 
     Attributes:
         row: the registry entry of the loss.
@@ -39,7 +39,7 @@ class _Loss:
         made: a function that makes scores, targets and options of a launch, by the name of a type.
         module: the module with the float64 reference and its bounds.
         reference: a function that makes the float64 reference from the arguments.
-        further: a function that returns, from the arguments, the options that the functions for the bounds take.
+        further: a function from the arguments to the options for the functions of the bounds.
     """
 
     row: SizedLoss
@@ -50,16 +50,13 @@ class _Loss:
     further: Callable[[Mapping[str, Any]], tuple[float, ...]]
 
     def forward(self, type_name: str, **options: Any) -> dict[str, Any]:
-        """Return the arguments of a launch of the forward."""
         return {**self.made(type_name), **options}
 
     def backward(self, type_name: str, **options: Any) -> dict[str, Any]:
-        """Return the arguments of a launch of the backward."""
         shape = self.sizes[:1] if options["reduction"] == "none" else (1,)
         return {**self.forward(type_name, **options), "grad_loss_hbm": inputs.numbers(7, *shape) + np.float32(3)}
 
     def forward_references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the losses in float64 and the bounds on their errors."""
         x, reduction = arguments["input_hbm"], arguments["reduction"]
         reference, further = self.reference(arguments), self.further(arguments)
         losses = reference.losses()
@@ -72,7 +69,6 @@ class _Loss:
         return {"loss": Reference(exact, factor * self.module.sum_bound(x, reference, *further) + UNIT * np.abs(exact))}
 
     def backward_references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the gradient in float64 and the bounds on its errors."""
         x, reference = arguments["input_hbm"], self.reference(arguments)
         upstream = reduction_factor(x.shape[:1], arguments["reduction"]) * arguments["grad_loss_hbm"].astype(np.float64)
         bounds = self.module.gradient_bounds(x, reference, *self.further(arguments), upstream)
@@ -96,7 +92,7 @@ def _multi_margin_reference(arguments: Mapping[str, Any]) -> multi_margin.MultiM
 
 
 def _multilabel_margin(type_name: str) -> dict[str, Any]:
-    """Return arguments with up to five target classes in each row; some rows have no target, and one class may occur
+    """Return arguments with up to five target classes in each row. Some rows have no target, and a class may occur
     twice.
     """
     rows, classes = _LABEL_SIZES
@@ -123,7 +119,7 @@ _MULTILABEL: Final = _Loss(
 
 
 def _pair(loss: _Loss, type_name: str, name: str, cores: int, **options: Any) -> Iterator[Case]:
-    """Yield the case of a forward and that of a backward, which writes over the scores if ``cores`` is 2.
+    """Yield a forward case and a backward case. The backward writes over the scores if ``cores`` is 2.
 
     ``{}`` in ``name`` becomes ", in place" for such a backward, else nothing.
     """
@@ -152,7 +148,7 @@ def _pair(loss: _Loss, type_name: str, name: str, cores: int, **options: Any) ->
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     ways = ((1, "none"), (2, "mean"))
     for type_name in inputs.TYPES:
         for p in (1, 2):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the row-wise losses of the registry, each in all of its forms, choices of options (:data:`ENTRIES`)."""
+"""Cases of the row-wise losses of the registry, each with some combinations of options (:data:`ENTRIES`)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _SHORT_SIZES: Final = (700, 9)
 
 @dataclass(frozen=True)
 class RowwiseEntry:
-    """A row-wise loss with options.
+    """A row-wise loss with a combination of options.
 
     Attributes:
-        name: the name of the loss and of its form.
+        name: the name of the loss and of the combination.
         forward, backward: the kernels.
         reference: the float64 reference, with the same options.
-        tensors: the kind of values of each tensor, by name, in the order of the kernel's arguments.
-        gradients: the names of the tensors by which the backward differentiates, in its order.
+        tensors: the distribution of each tensor, by name, in the order of the kernel's arguments.
+        gradients: the names of the tensors whose gradients the backward returns, in this order.
         options: the options of the forward.
-        of_forward: the names of tensors and options that the backward does not take.
+        of_forward: the names of tensors and options that only the forward takes.
         has_coefficients: whether the forward returns coefficients, from which the backward computes the gradients.
     """
 
@@ -57,7 +57,7 @@ class RowwiseEntry:
 
     @classmethod
     def of(cls, loss: RowwiseLoss, form: Form) -> RowwiseEntry:
-        """Return the entry for a form (a choice of options) of a registered loss."""
+        """Return the entry for one combination of options (``form``) of a registered loss."""
         forward, backward = (inspect.signature(kernel).parameters for kernel in (loss.forward, loss.backward))
         return cls(
             f"{loss.name}{form.label}",
@@ -72,8 +72,11 @@ class RowwiseEntry:
         )
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
-        """Return pseudo-random tensors of a shape, by name; their types are ``dtypes`` in order, repeated, but per-row
-        scalars are float32.
+        """Return pseudo-random tensors of a shape, by name.
+
+        Args:
+            shape: the shape of the matrices; other tensors have one float32 number per row.
+            dtypes: the types of the matrices in order, repeated if there are fewer types than tensors.
         """
         tensors = {name: MAKERS[sample](seed, shape) for seed, (name, sample) in enumerate(self.tensors.items())}
         types = {
@@ -92,7 +95,7 @@ class RowwiseEntry:
         Args:
             tensors: the tensors by name.
             upstream: the upstream gradient.
-            wanted: the wanted gradients by name of the tensor; all of them if none is named.
+            wanted: by name of a tensor, whether its gradient is wanted; without any, all are.
         """
         arguments = {f"{name}_hbm": tensor for name, tensor in tensors.items() if name not in self.of_forward}
         arguments |= {name: value for name, value in self.options.items() if name not in self.of_forward}
@@ -134,7 +137,6 @@ def _forward_references(entry: RowwiseEntry, arguments: Mapping[str, Any]) -> Re
 def _backward(
     entry: RowwiseEntry, type_name: str, sizes: tuple[int, int], reduction: str, **wanted: bool
 ) -> dict[str, Any]:
-    """Return the arguments of a backward: in place and with all gradients, unless ``wanted`` selects some."""
     upstream = inputs.numbers(7, sizes[0] if reduction == "none" else 1) + np.float32(3)
     arguments = entry.backward_arguments(_tensors(entry, type_name, sizes), upstream, **wanted)
     tiling = _TILING if sizes == _SIZES else {}
@@ -156,7 +158,6 @@ def _backward_references(
 
 
 def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
-    """Yield a forward that returns coefficients for the backward, if the loss has some, and a forward that does not."""
     without = {"coefficients_wanted": False} if entry.has_coefficients else {}
     with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
     for reduction, cores, options, results in (
@@ -197,7 +198,7 @@ def _of_entry(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for type_name in inputs.TYPES:
         for entry in ENTRIES:
             yield from _of_entry(entry, type_name)

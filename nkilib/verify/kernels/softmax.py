@@ -36,7 +36,8 @@ _MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 class _Kernel:
     """One of the softmax kernels, with its float64 reference and the bound on its errors.
 
-    A backward takes the output of a forward, whose reference is ``of_forward``; it is None for a forward.
+    ``of_forward`` is None for a forward kernel. For a backward kernel it is the reference of the forward, which makes
+    the output that the backward takes.
     """
 
     function: Any
@@ -45,9 +46,6 @@ class _Kernel:
     of_forward: Callable[..., Any] | None
 
     def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
-        """Return the arguments of a launch with tensors of one type: x for a forward; the gradient dy and the output y
-        for a backward.
-        """
         axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
         x = 3.0 * inputs.numbers(21, *shape)
         if self.of_forward is None:
@@ -56,14 +54,12 @@ class _Kernel:
         return {"grad_hbm": inputs.numbers(22, *shape).astype(dtype), "output_hbm": output, **options}
 
     def references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the float64 reference, with its bound, of the kernel's only result."""
         arrays: list[Array] = [arguments[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in arguments]
         axis = arguments.get("axis", -1)
         dtype = np.float32 if "dtype" in arguments else arrays[0].dtype
         return {"result": Reference(self.reference(*arrays, axis), self.bound(*arrays, axis, dtype))}
 
     def case(self, name: str, type_name: str, shape: tuple[int, ...], cores: int, **options: Any) -> Case:
-        """Return the case that launches the kernel with such arguments on ``cores`` cores."""
         return Case(
             f"{self.function.__name__}: {name}, {type_name}",
             False,
@@ -96,7 +92,7 @@ _KERNELS: Final = (
 
 
 def cases() -> Iterator[Case]:
-    """Yield every launch that this module verifies, as a :class:`~nkilib.verify.kernels.case.Case`."""
+    """Yield every launch of this module."""
     for type_name in inputs.TYPES:
         for kernel in _KERNELS:
             for number, shape in enumerate(_LAST_AXIS):

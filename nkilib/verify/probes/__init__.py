@@ -3,8 +3,8 @@
 
 """Small kernels that find out how a device answers questions that the documentation of NKI leaves open.
 
-Each possible answer is a reading (:class:`.probe.Reading`), with the results that numpy computes for it. The result of
-a device is looked up among these; the simulator is only one of the devices that are asked. A result that no reading
+Each possible answer is a reading (:class:`.probe.Reading`), with the results that numpy computes for it. A probe
+compares the result of a device, or of the simulator, with the results of all readings. A result that no reading
 explains is an answer, too, and is shown.
 
 - ``probe``: the interface of a probe, and what all of them share;

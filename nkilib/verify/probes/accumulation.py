@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of sums over several instructions: in the registers in which Scalar and Vector add up the elements that they
-write, and in PSUM, where Tensor adds up products.
+"""Probes of sums over several instructions.
+
+Scalar and Vector have registers in which they add up the elements that they write; Tensor adds up products in PSUM.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _PIECES: Final = 3
 
 @nki.jit
 def sums_of_pieces(values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Sum values that go through PSUM in three pieces, on Scalar and on Vector, as kernels sum the terms of an
-    entropy.
+    """Return the sums of values that go through PSUM in three pieces, on Scalar and on Vector, as kernels sum the terms
+    of an entropy.
     """
     values_sbuf = loaded(values_hbm)
     of_scalar_sbuf, of_vector_sbuf = tile((1, 1)), tile((1, 1))
@@ -94,7 +95,7 @@ OF_VECTOR: Final = _probe(
 
 @nki.jit
 def product_over(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute left.T @ right in a bank of PSUM filled with other numbers."""
+    """Return left.T @ right, computed in a bank of PSUM that is filled with other numbers."""
     product_psum = nl.ndarray((left_hbm.shape[1], right_hbm.shape[1]), dtype=nl.float32, buffer=nl.psum)
     nisa.memset(dst=product_psum, value=_MARK)
     nisa.nc_matmul(dst=product_psum, stationary=loaded(left_hbm), moving=loaded(right_hbm))
@@ -124,8 +125,8 @@ PRODUCT: Final = Probe(
 
 @nki.jit
 def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute three groups of products one after the other in one bank of PSUM: 2 times left.T @ right, 4 times that,
-    and left.T.
+    """Return three results that are computed one after the other in one bank of PSUM: 2 left.T @ right, 4 left.T @
+    right, and left.T.
     """
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     (terms, rows), columns = left_hbm.shape, right_hbm.shape[1]
@@ -141,7 +142,7 @@ def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> n
 
 
 def _beside(first: int, second: int) -> dict[str, np.ndarray]:
-    """Return the result to expect if the first group adds up ``first`` products and the second group ``second``."""
+    """Return the expected result if the first sum has ``first`` products and the second sum ``second``."""
     product = _LEFT.T @ _RIGHT
     return {"sums": np.concatenate([first * product, second * product, _LEFT.T], axis=1)}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of arithmetic on Vector and Scalar: casts to integers, sums beside a rounded result, activation functions of
-large numbers, infinities and NaN, and subnormal results.
+"""Probes of arithmetic on Vector and Scalar: casts to integers, sums while the results are rounded, activation
+functions of large numbers, infinities and NaN, and subnormal results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAN: Final = np.nan
 
 @nki.jit
 def cast_to_int32(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Cast float32 to int32 on Vector."""
+    """Return float32 values cast to int32 on Vector."""
     values_sbuf = loaded(values_hbm)
     integers_sbuf = tile(values_hbm.shape, nl.int32)
     nisa.tensor_copy(dst=integers_sbuf, src=values_sbuf)
@@ -51,7 +51,7 @@ _ROUNDED: Final[dict[str, Callable[[Array], Array]]] = {
 
 
 def _int32(rounded: Callable[[Array], Array], saturates: bool) -> Array:
-    """Return the int32 results to expect of the cast, if the device rounds like the function ``rounded``.
+    """Return the expected int32 results of the cast, if the device rounds like the function ``rounded``.
 
     With ``saturates``, values out of range become the nearest integer and NaN becomes 0; else all of them become the
     lowest integer, as on x86.
@@ -85,8 +85,10 @@ CAST: Final = Probe(
 
 @nki.jit
 def sum_beside_cast(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum the exponentials of bfloat16 values, and write the rounded exponentials over the values, as the forward of
-    cross-entropy does.
+    """Return the sum of the exponentials of bfloat16 values, while the rounded exponentials are written over the
+    values.
+
+    The forward of cross-entropy does this.
     """
     values_sbuf = loaded(values_hbm)
     sum_sbuf, zero_sbuf = tile((1, 1)), tile((1, 1))
@@ -125,7 +127,7 @@ SUM: Final = Probe(
 
 @nki.jit
 def activations(values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """Compute exp, log and tanh on Scalar."""
+    """Return exp, log and tanh of the values, from Scalar."""
     values_sbuf = loaded(values_hbm)
     results = []
     for function in (nl.exp, nl.log, nl.tanh):
@@ -215,7 +217,7 @@ TANGENTS: Final = Probe(
 
 @nki.jit
 def subnormal_results(exponents_hbm: nl.NkiTensor, factors_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute results below the smallest normal number on Scalar and on Vector."""
+    """Return results below the smallest normal number: exponentials from Scalar, and products from Vector."""
     exponents_sbuf, factors_sbuf = loaded(exponents_hbm), loaded(factors_hbm)
     of_scalar_sbuf, of_vector_sbuf = tile(exponents_hbm.shape), tile(factors_hbm.shape)
     nisa.activation(dst=of_scalar_sbuf, op=nl.exp, data=exponents_sbuf)
@@ -228,8 +230,8 @@ _FACTORS: Final = row(2.0**-80, 2.0**-90, 2.0**-95)
 
 
 def _kept_and_flushed(values: Array) -> dict[bool, Array]:
-    """Return the results to expect of values whose last two are subnormal: by True if these are kept, by False if they
-    are flushed to zero.
+    """Return two possible results of values whose last two are subnormal: under True, with these kept; under False,
+    with these flushed to zero.
     """
     values = values.astype(np.float32)
     return {True: values, False: np.where(values < 2.0**-126, np.float32(0), values)}

@@ -31,8 +31,8 @@ from nkilib.verify.step import Array
 
 @nki.jit
 def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Store two numbers: the number of programs of the launch, from the first program, and the last program's own
-    number, from the last one.
+    """Return two numbers: the number of programs of the launch, which the first program stores, and the number of the
+    last program, which that program stores.
     """
     count, number = nl.num_programs(), nl.program_id(0)
     results = []
@@ -67,7 +67,7 @@ _POSITIONS: Final = 128 * 16
 
 @nki.jit
 def interleaved(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Copy bfloat16 numbers, of which the cores take every second one each.
+    """Return a copy of bfloat16 numbers, of which each core copies every second one.
 
     Two neighbouring numbers share four bytes, which different cores write.
     """
@@ -88,9 +88,7 @@ _VALUES: Final = (1.0 + np.arange(_POSITIONS) % 128).astype(ml_dtypes.bfloat16)
 
 
 def _without(core: int) -> Array:
-    """Return the result to expect if the numbers that one core wrote are lost: the values with zeros in their
-    places.
-    """
+    """Return the expected result if the numbers that one core wrote are lost: zeros in their places."""
     values = _VALUES.copy()
     values[core::2] = 0
     return values
@@ -116,7 +114,7 @@ NEIGHBOURS: Final = Probe(
 
 @nki.jit
 def exchanged(numbers_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Exchange each core's number with the other core, and store the larger one from each core."""
+    """Exchange each core's number with the other core, and return the larger number from each core."""
     core = nl.program_id(0)
     own_sbuf, others_sbuf = loaded(numbers_hbm[:, core : core + 1]), tile((1, 1), nl.int32)
     nisa.sendrecv(src=own_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)

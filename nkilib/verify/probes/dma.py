@@ -3,6 +3,8 @@
 
 """Probes of DMA: casts, loads with stride 0, the bounds of indices, the order of writes, written arguments, and large
 tensors.
+
+A *mark* is a number that fills memory before a probe writes to it, and shows what the probe left unwritten.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ _MARK: Final = -5.0
 
 
 def bfloat16(values: Array) -> Array:
-    """Round float32 to the nearest bfloat16, halves to even: one way in which a DMA may cast."""
+    """Return the numbers rounded to the nearest bfloat16, halves to even: one way in which a DMA may cast."""
     return values.astype(BFLOAT16)
 
 
 def truncated(values: Array) -> Array:
-    """Cut float32 to bfloat16, its upper 16 bits: one way in which a DMA may cast."""
+    """Return the upper 16 bits of float32 numbers as bfloat16: one way in which a DMA may cast."""
     return (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
 
 
 def half_up(values: Array) -> Array:
-    """Round float32 to the nearest bfloat16, halves away from zero: one way in which a DMA may cast."""
+    """Return the numbers rounded to the nearest bfloat16, halves away from zero: one way in which a DMA may cast."""
     bits = np.ascontiguousarray(values).view(np.uint32) + np.uint32(0x8000)
     return (bits >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
 
 
 def lower_half(values: Array) -> Array:
-    """Return the lower 16 bits of float32 as bfloat16, the result if a DMA moved bytes without a cast."""
+    """Return the lower 16 bits of float32 numbers as bfloat16: the result if a DMA moves bytes without a cast."""
     return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFF)).astype(np.uint16).view(BFLOAT16)
 
 
@@ -69,7 +71,7 @@ _ROUNDINGS: Final = {
 
 @nki.jit
 def rounded_loads(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Load float32 from HBM into bfloat16 tiles: all of it, and gathered by index."""
+    """Return float32 numbers that were loaded from HBM into bfloat16 tiles: all in order, and gathered by index."""
     rows = values_hbm.shape[0]
     direct_sbuf, gathered_sbuf = tile((rows, 1), nl.bfloat16), tile((rows, 1), nl.bfloat16)
     nisa.dma_copy(dst=direct_sbuf, src=values_hbm)
@@ -100,7 +102,7 @@ ROUNDED: Final = Probe(
 
 @nki.jit
 def widened_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Scatter bfloat16 numbers from a tile to places of a float32 tensor in HBM that is filled with a mark."""
+    """Return a float32 tensor in HBM, filled with a mark, to which bfloat16 numbers of a tile were scattered."""
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)
@@ -121,13 +123,15 @@ def _scattered(values: Array) -> Array:
 
 
 def _as_bits(values: Array, shift: int) -> Array:
-    """Return float32 numbers whose bits, from bit ``shift`` on, are those of the values in bfloat16, and else 0."""
+    """Return float32 numbers that hold the 16 bits of the bfloat16 values from bit ``shift`` on, and zeros
+    elsewhere.
+    """
     return (bfloat16(values).view(np.uint16).astype(np.uint32) << np.uint32(shift)).view(np.float32)
 
 
 def _half_written(values: Array, mark: float) -> Array:
-    """Return the float32 numbers to expect if a cast writes only two bytes: ``mark``, with its lower half replaced by
-    the values in bfloat16.
+    """Return the expected float32 numbers if a cast writes only two bytes: ``mark``, with its lower half replaced by
+    the bfloat16 values.
     """
     upper = np.float32(mark).view(np.uint32) & np.uint32(0xFFFF0000)
     return (bfloat16(values).view(np.uint16).astype(np.uint32) | upper).view(np.float32)
@@ -153,7 +157,7 @@ WIDENED: Final = Probe(
 
 @nki.jit
 def gathered_from_part(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Gather elements of the rows from 4 to 7, by indices that count from row 4, into a tile filled with a mark."""
+    """Return elements of rows 4 to 7, gathered by indices that count from row 4, in a tile filled with a mark."""
     part_hbm = values_hbm.slice(0, 4, 8)
     gathered_sbuf = tile((index_hbm.shape[0], 1))
     nisa.memset(dst=gathered_sbuf, value=_MARK)
@@ -208,7 +212,9 @@ OUTSIDE_TENSOR: Final = _bounds_probe(
 
 @nki.jit
 def repeated_row(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Read a vector with stride 0 into four partitions filled with a mark, in the way that class weights are loaded."""
+    """Return four partitions, filled with a mark, into which a vector was loaded with stride 0, as class weights are
+    loaded.
+    """
     row_hbm = values_hbm.expand_dim(0).broadcast(0, 4)
     repeated_sbuf = tile((4, values_hbm.shape[0]))
     nisa.memset(dst=repeated_sbuf, value=_MARK)
@@ -244,8 +250,8 @@ REPEATED: Final = Probe(
 
 @nki.jit
 def overwritten(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Gather an element of each row, store the negated rows, and scatter 1000 over these elements, in the order of
-    cross-entropy's backward.
+    """Gather an element of each row, store the negated rows, and scatter 1000 over the gathered elements, in the order
+    of cross-entropy's backward. Return the gathered elements and the rows.
     """
     rows, columns = values_hbm.shape
     elements_hbm = values_hbm.reshape((rows * columns, 1))
@@ -267,8 +273,8 @@ _FLAT: Final = np.arange(128) * 64 + _COLUMNS
 
 
 def _left_over(mark: float | None) -> Array:
-    """Return the rows to expect: all negated, and with ``mark``, unless that is None, at the elements that were
-    scattered to.
+    """Return the expected rows: all negated, with ``mark`` at the elements that were scattered to, unless it is
+    None.
     """
     rows = -_POSITIVE
     if mark is not None:
@@ -298,7 +304,7 @@ IN_ORDER: Final = Probe(
 
 @nki.jit
 def negated_in_place(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Overwrite the argument in HBM with its negative."""
+    """Overwrite the argument in HBM with its negative, and return it."""
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=-1.0)
     nisa.dma_copy(dst=values_hbm, src=values_sbuf)
@@ -328,7 +334,9 @@ _WIDE_COLUMNS: Final = 2**16
 
 @nki.jit
 def far_elements(rows: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Write 1, then 2, to the ends of a matrix [rows, 2^16] of bfloat16, and read both."""
+    """Write 1 and 2 to the first and the last row of a bfloat16 matrix [rows, 2^16], and return both as they are read
+    back.
+    """
     matrix_hbm = nl.ndarray((rows, _WIDE_COLUMNS), dtype=nl.bfloat16, buffer=nl.hbm)
     results = []
     writes = []
@@ -346,7 +354,7 @@ def far_elements(rows: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
 
 
 def _far_arguments(is_device: bool) -> dict[str, Any]:
-    """Return the argument ``rows``: on a device enough for more than 2^31 elements, which take 4.3 GB; on the simulator
+    """Return the number of rows: on a device enough for more than 2^31 elements, which take 4.3 GB; on the simulator
     few.
     """
     return {"rows": 2**15 + 2 if is_device else 4}
@@ -376,7 +384,9 @@ FAR: Final = Probe(
 
 @nki.jit
 def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Scatter elements over marks, some to indices out of range, which the DMA engine is told to skip."""
+    """Return a tensor filled with a mark, to which elements were scattered; the DMA engine skips indices out of
+    range.
+    """
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)

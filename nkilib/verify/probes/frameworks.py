@@ -3,8 +3,8 @@
 
 """Probes that run through PyTorch and JAX: operators, graphs, overwritten memory, collectives.
 
-Each is a :class:`FrameworkProbe`. The functions that run are in ``nkilib.torch.verification`` and
-``nkilib.jax.verification``. They are imported where a probe runs: neither framework needs to be installed.
+The probed functions are in ``nkilib.torch.verification`` and ``nkilib.jax.verification``. They are imported only when a
+probe runs, so that neither framework has to be installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CORES: Final = 2
 
 @dataclass(frozen=True)
 class FrameworkProbe(Probe):
-    """A probe whose launch goes through a framework; ``kernel`` is the module and the name of a function in it.
+    """A probe whose launch goes through a framework. ``kernel`` holds the names of a module and of a function in it.
 
     Attributes:
         environment: variables that the framework reads when it is imported.
@@ -77,14 +77,10 @@ def _softmax() -> Array:
 
 
 def _loss() -> Array:
-    """Return the mean cross-entropy of the probe's logits and targets in float64, the loss to expect."""
     return -np.log(_softmax()[np.arange(_POSITIONS), _TARGETS]).mean()
 
 
 def _gradient() -> Array:
-    """Return the gradient of the mean cross-entropy with respect to the probe's logits in float64, the result to
-    expect.
-    """
     gradient = _softmax()
     gradient[np.arange(_POSITIONS), _TARGETS] -= 1.0
     return gradient / _POSITIONS

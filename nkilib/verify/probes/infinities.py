@@ -32,7 +32,7 @@ _NAN: Final = np.nan
 
 @nki.jit
 def negated_maximum(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute the negated maximum of each row in the way that the forward of cross-entropy does."""
+    """Return the negated maximum of each row, computed as in the forward of cross-entropy."""
     values_sbuf = loaded(values_hbm)
     maximum_sbuf = tile((values_hbm.shape[0], 1))
     nisa.tensor_reduce(dst=maximum_sbuf, op=nl.maximum, data=values_sbuf, axis=1, negate=True)
@@ -54,8 +54,12 @@ _ROWS: Final = np.array(
 
 
 def _folded(step: Callable[[float, float], float], end: Callable[[float], float] = float) -> Array:
-    """Return the result to expect for each row if the device folds it by comparisons: the negative of ``end`` of
-    ``step`` applied from element to element.
+    """Return the expected negated maxima if the device computes the maximum of a row by comparisons, one element after
+    the other.
+
+    Args:
+        step: the result of a comparison of the maximum so far with an element.
+        end: a function that is applied to the last maximum.
     """
     return np.array([[-end(reduce(step, map(float, row)))] for row in _ROWS], np.float32)
 
@@ -101,9 +105,7 @@ MAXIMUM: Final = Probe(
 
 @nki.jit
 def limited(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Limit values to the range from the lowest to the highest float32, in the way that the forward of cross-entropy
-    limits maxima.
-    """
+    """Return values limited to the range of finite float32 numbers, as the forward of cross-entropy limits maxima."""
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(
         dst=values_sbuf,
@@ -139,7 +141,7 @@ LIMITS: Final = Probe(
 
 @nki.jit
 def marked(values_hbm: nl.NkiTensor, suspects_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute values + 0 * suspects, by which a loss becomes NaN if its suspect, the log-sum-exp, is infinite or
+    """Return values + 0 * suspects: a loss becomes NaN in this way if its log-sum-exp, the suspect, is infinite or
     NaN.
     """
     values_sbuf, suspects_sbuf = loaded(values_hbm), loaded(suspects_hbm)
@@ -169,7 +171,7 @@ ZERO_TIMES_INFINITY: Final = Probe(
 
 @nki.jit
 def equal_pairs(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compare values on Vector: 1 where they are equal, else 0.
+    """Return 1 where two values are equal, else 0, from Vector.
 
     The argmax finds the chunks that hold a row's maximum in this way.
     """

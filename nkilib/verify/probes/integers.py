@@ -30,7 +30,7 @@ _ALL_ONES: Final = 2**32 - 1
 
 @nki.jit
 def integer_arithmetic(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute products and sums of int32 on GpSimd."""
+    """Return products and sums of int32 numbers, from GpSimd."""
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     results = []
     for op in (nl.multiply, nl.add):
@@ -73,8 +73,8 @@ EXACT: Final = Probe(
 def unequal_and_chosen(
     left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor, values_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute a uint32 mask that tells where int32 values are unequal, on GpSimd, and copy values to a tile of zeros
-    where the mask is set.
+    """Return a uint32 mask of unequal int32 values, from GpSimd, and a tile of zeros to which values were copied where
+    the mask is set.
     """
     left_sbuf, right_sbuf, values_sbuf = loaded(left_hbm), loaded(right_hbm), loaded(values_hbm)
     mask_sbuf, chosen_sbuf = tile(left_hbm.shape, nl.uint32), tile(left_hbm.shape)
@@ -85,7 +85,7 @@ def unequal_and_chosen(
 
 
 def mask(is_set: int) -> Array:
-    """Return the mask to expect if a comparison writes the number ``is_set`` for true."""
+    """Return the expected mask if a comparison writes the number ``is_set`` for true."""
     return np.array([[0, is_set, is_set, 0]], np.uint32)
 
 
@@ -119,7 +119,7 @@ MASKS: Final = Probe(
 
 @nki.jit
 def searched(data_hbm: nl.NkiTensor, values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Find the places of eight values in a row, and return them as uint32 and converted to float32."""
+    """Return the places of eight values in a row, as uint32 and converted to float32."""
     data_sbuf, values_sbuf = loaded(data_hbm), loaded(values_hbm)
     places_sbuf, counted_sbuf = tile((1, 8), nl.uint32), tile((1, 8))
     nisa.nc_find_index8(dst=places_sbuf, data=data_sbuf, vals=values_sbuf)
@@ -132,7 +132,7 @@ _SEVENS: Final = (1, 3, 4, 6, 8, 9, 10, 11)
 
 
 def places(*values: int) -> Array:
-    """Return a result to expect: eight places as uint32 [1, 8]."""
+    """Return an expected result: eight places as uint32 [1, 8]."""
     return np.array([values], np.uint32)
 
 

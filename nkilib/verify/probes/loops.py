@@ -29,8 +29,8 @@ _MARK: Final = -5.0
 
 
 def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
-    """Run a loop whose iteration count is in the register ``trips``, and return the number of iterations, which its
-    body counts.
+    """Run a loop whose iteration count is in the register ``trips``. Its body counts the iterations; return their
+    number.
     """
     count_sbuf = tile((1, 1))
     nisa.memset(dst=count_sbuf, value=0.0)
@@ -44,7 +44,7 @@ def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
 
 @nki.jit
 def counted_loops(trips_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Run two loops as often as two registers say, and return the number of iterations of each."""
+    """Run two loops whose iteration counts are in registers, and return the number of iterations of each."""
     trips_sbuf = loaded(trips_hbm)
     results = []
     for place in range(2):
@@ -74,7 +74,7 @@ TRIPS: Final = Probe(
 
 @nki.jit
 def rows_of_loop(rows_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum the rows that the iterations of a loop select: iteration i selects row i."""
+    """Return the sum of the rows that a loop selects: iteration i selects row i."""
     sum_sbuf, row_sbuf = tile((1, rows_hbm.shape[2])), tile((1, rows_hbm.shape[2]))
     nisa.memset(dst=sum_sbuf, value=0.0)
     trips = nisa.register_alloc()
@@ -111,12 +111,15 @@ ROW_OF_TRIP: Final = Probe(
 def rows_recomputed(
     rows_hbm: nl.NkiTensor, slots_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Sum rows that a loop finds in a list on chip, scatter the sums over stored results, count the iterations.
+    """Sum rows whose indices a loop reads from a list on chip, and scatter the sums over stored results.
 
     Args:
         rows_hbm: the rows, [N, columns].
         slots_hbm: indices of rows, int32 [slots, 2]: one column per iteration, out of range in a slot without a row.
         trips_hbm: the number of iterations, int32 [1, 1].
+
+    Returns:
+        The stored results, [N, 1], and the number of iterations that the loop had, [1, 1].
     """
     sums_hbm = nl.ndarray((rows_hbm.shape[0], 1), dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf, count_sbuf = tile(sums_hbm.shape), tile((1, 1))

@@ -3,12 +3,16 @@
 
 """A probe: one launch, and the readings (possible answers to a question) that its results may confirm.
 
-:class:`Probe` is the step, and :class:`Reading` an answer. All probes share the rest: the pages of the documentation
-that depend on answers (those of :data:`READINGS` by topic: :data:`TENSOR_READINGS`, :data:`INSTRUCTION_READINGS`,
-:data:`CORE_READINGS`; and :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`), the words of refused accesses
-(:data:`OUT_OF_RANGE`), the same arguments with and without a device (:func:`same_arguments`, :func:`no_arguments`),
-arguments as a launch :func:`left` them, arrays for arguments and expected results (:func:`row`, :func:`integer_row`,
-:func:`column`, :func:`indices`), and whole tiles in kernels (:func:`loaded`, :func:`tile`, :func:`stored`).
+:class:`Probe` is the step, and :class:`Reading` an answer. All probes share the rest:
+
+- names of pages and parts of the library for :attr:`Probe.row` and :attr:`Probe.rests_on_it`:
+  :data:`TENSOR_READINGS`, :data:`INSTRUCTION_READINGS`, :data:`CORE_READINGS` (those of :data:`READINGS` by topic),
+  :data:`KERNELS`, :data:`CROSS_ENTROPY`, :data:`PROMISES`;
+- a pattern of the errors of refused accesses: :data:`OUT_OF_RANGE`;
+- functions for :attr:`Probe.arguments`: :func:`same_arguments`, :func:`no_arguments`; the name of an argument after the
+  launch: :func:`left`;
+- arrays for arguments and expected results: :func:`row`, :func:`integer_row`, :func:`column`, :func:`indices`;
+- whole tiles in kernels: :func:`loaded`, :func:`tile`, :func:`stored`.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ _SHOWN: Final = 24
 
 
 def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
-    """Tell whether an array that came equals the expected one up to a relative tolerance; NaN equals NaN, and both
-    zeros are equal.
+    """Return whether an array equals the expected one up to a relative tolerance; NaN equals NaN, and both zeros are
+    equal.
     """
     if came is None or came.shape != expected.shape:
         return False
@@ -60,7 +64,7 @@ class Reading:
     Attributes:
         name: a clause for people to read.
         expected: the values of results by name, computed by numpy. A result without an entry may have any value.
-        refused: a pattern of the error that the launch ends with instead; None if it returns.
+        refused: a pattern of the error that the launch must raise; None if it must return.
         worded: an example of such an error, for tests.
     """
 
@@ -70,8 +74,8 @@ class Reading:
     worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
-        """Tell whether the launch had the results that this reading expects or, if :attr:`refused` is given, ended in
-        such an error.
+        """Return whether the outcome of a launch is what this reading expects: the results, or the error if
+        :attr:`refused` is given.
         """
         if observation.error is not None or self.refused is not None:
             return (
@@ -82,12 +86,12 @@ class Reading:
         return all(_agree(observation.arrays.get(name), array, tolerance) for name, array in self.expected.items())
 
     def planted(self) -> Observation:
-        """Return an observation that this reading explains, by which tests check that the probe finds the reading."""
+        """Return an observation that this reading explains. Tests check with it that the probe finds the reading."""
         return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
 
 
 def _word(value: Any) -> str:
-    """Return a number as text; an element of raw bytes, whose type numpy does not know, as hexadecimal digits."""
+    """Return a number as text; an element of raw bytes (``void``) as hexadecimal digits."""
     return value.tobytes().hex() if isinstance(value, np.void) else f"{float(value):g}"
 
 
@@ -114,10 +118,10 @@ class Probe(Step):
 
     Attributes:
         question: the question that the documentation leaves open.
-        row: the page of docs/ with the question, and the beginning of its row or item there.
-        rests_on_it: the parts of the library that would be wrong if another reading than the first one is true.
+        row: the page of docs/ with the question, and the beginning of its table row or list item there.
+        rests_on_it: the parts of the library that would be wrong if another reading than the first one were true.
         kernel: the kernel that ``nki.jit`` returned.
-        arguments: a function that makes the arguments by name; it is told whether there is a device.
+        arguments: a function that makes the arguments by name; its argument tells whether there is a device.
         results: the names of the returned tensors, in order.
         readings: the answers. The first one is that of the simulator, on which the kernels rely.
         num_cores: the number of cores of the launch.
@@ -144,9 +148,7 @@ class Probe(Step):
 
     @property
     def runs_last(self) -> bool:
-        """Whether the launch is expected to end in an error (as the first reading says), after which the device may be
-        unusable.
-        """
+        """Whether the first reading expects the launch to end in an error, after which the device may be unusable."""
         return self.readings[0].refused is not None
 
     def observe(self, is_device: bool) -> Observation:
@@ -175,7 +177,7 @@ class Probe(Step):
         return Verdict(Status.DIFFERS, f"none of {len(self.readings)} readings; came: {came}; {rests}", details)
 
     def confirmed(self, observation: Observation) -> Reading | None:
-        """Return the first reading that explains the outcome of a launch; None if none of them does."""
+        """Return the first reading that explains the outcome of a launch; None if no reading does."""
         return next((reading for reading in self.readings if reading.explains(observation, self.tolerance)), None)
 
 
@@ -195,7 +197,7 @@ def indices(*values: int) -> Array:
 
 
 def no_arguments(_: bool) -> dict[str, Any]:
-    """Return no arguments, for :attr:`Probe.arguments` of a kernel that takes none."""
+    """Return an empty mapping, for :attr:`Probe.arguments` of a kernel without arguments."""
     return {}
 
 
@@ -205,12 +207,12 @@ def same_arguments(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
 
 
 def left(name: str) -> str:
-    """Return the name under which an observation has the argument ``name`` as the launch left it."""
+    """Return the name of the argument ``name`` in an observation, which holds arguments as the launch left them."""
     return argument_name(name)
 
 
 def loaded(array_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load a whole matrix [rows, columns] into a tile of its type."""
+    """Load a whole matrix [rows, columns] from HBM into a new tile of the same type, and return the tile."""
     tile_sbuf = nl.ndarray(array_hbm.shape, dtype=array_hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile_sbuf, src=array_hbm)
     return tile_sbuf

@@ -4,6 +4,6 @@
 """Times on a device compared with the performance model.
 
 - ``figures``: the timed launches, and the comparison of their times;
-- ``clocks``: what measures a launch;
+- ``clocks``: ways to measure the time of a launch;
 - ``kernels``: kernels that only these launches run.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The timing of launches: the launches that are timed (:class:`Timed`), and the clocks, on the device or on the wall.
+"""The timing of launches: the launches that are timed (:class:`Timed`), and clocks.
 
-The clocks of the Neuron SDK (:data:`CLOCKS`) time a compiled program (NEFF) on the device, without the host, and
-:func:`measured` takes the first that answers. If none of them does, the wall clock is left (:func:`wall_times`).
+The clocks of the Neuron SDK (:data:`CLOCKS`) time a compiled program (NEFF) on the device, without the host.
+:func:`measured` uses the first clock that works. :func:`wall_times` measures with the clock of the host instead.
 
 - nrtpy, the Python package of the runtime: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
   (``neuron-runtime/nrtpy/model`` of SDK 2.33).
@@ -12,7 +12,7 @@ The clocks of the Neuron SDK (:data:`CLOCKS`) time a compiled program (NEFF) on 
   --output-format summary-json`` prints its ``total_time`` in seconds. The page of SDK 2.33 on profiling a kernel,
   ``nki/guides/use-neuron-profile``, names ``capture``; the form of the summary is from public code that reads it.
 
-None of these has run here.
+The authors have run none of these clocks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _US: Final = 1e-6
 
 @dataclass(frozen=True)
 class Shape:
-    """An array of a launch: its values do not affect the time, as long as they are valid.
+    """The sizes and the type of an array of a launch. Its values do not affect the time, as long as they are valid.
 
     Attributes:
         sizes: the sizes of its dimensions.
@@ -63,16 +63,16 @@ class Shape:
     dtype: str
 
     def array(self) -> Array:
-        """Return an array of ones of these sizes; 1 is also valid where integers are classes."""
+        """Return an array of ones; 1 is also valid where integers are classes."""
         return np.ones(self.sizes, _NUMPY.get(self.dtype, self.dtype))
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A launch that is timed, described by the shapes of its arrays, which is all that the model needs.
+    """A launch that is timed, described by the shapes of its arrays.
 
     Attributes:
-        name: a word that is unique among the launches of a figure.
+        name: a word that is unique among the launches of a :class:`.figures.Figure`.
         kernel: a kernel from ``nki.jit``.
         shapes: the shapes of its arrays, by name.
         constants: its other arguments.
@@ -90,11 +90,11 @@ class Timed:
         return {name: shape.array() for name, shape in self.shapes.items()}
 
     def launch(self, arrays: Mapping[str, Array]) -> None:
-        """Run the launch on these arrays and wait for its end, since its results are numpy arrays."""
+        """Run the launch on these arrays, and wait for its end."""
         on_cores(self.kernel, self.cores)(**arrays, **self.constants)
 
     def modelled_seconds(self) -> float:
-        """Return the seconds that the performance model gives for the launch; only the simulator can compute them."""
+        """Return the seconds that the performance model of the simulator gives for the launch."""
         from nkilib.simulator import profile, spec
 
         arguments: dict[str, Any] = {name: spec(shape.sizes, shape.dtype) for name, shape in self.shapes.items()}
@@ -102,7 +102,7 @@ class Timed:
 
 
 class ClockError(Exception):
-    """Raised if a clock does not exist on this machine or does not answer; the message says why."""
+    """Raised if a clock does not exist on this machine or does not work; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Program:
 
     Attributes:
         name: the name of the launch.
-        neff: the compiled file.
+        neff: the path of the compiled file.
         arrays: the arguments, by the names of the kernel's parameters.
     """
 
@@ -125,9 +125,9 @@ class ClockTimes:
     """The times that a clock measured.
 
     Attributes:
-        clock: the name of the clock; None if none answered.
+        clock: the name of the clock; None if no clock worked.
         seconds: the seconds of each execution, by the name of the launch.
-        refusals: the errors of the clocks that were tried before and did not answer, by the name of the clock.
+        refusals: the errors of the clocks that were tried before and did not work, by the name of the clock.
     """
 
     clock: str | None = None
@@ -136,21 +136,25 @@ class ClockTimes:
 
 
 class Clock(Protocol):
-    """A clock of the Neuron SDK that times a compiled program on the device, as a protocol."""
+    """A protocol: a clock of the Neuron SDK that times a compiled program on the device."""
 
     @property
     def name(self) -> str:
         """The name of the clock in the report."""
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Return the seconds of each execution of a program that the clock measures; ``directory`` is for its files.
+        """Run a program several times, and return the seconds of each execution.
 
-        It may raise any error, which means that the clock does not answer.
+        If the clock does not work, this method raises an error of any type.
+
+        Args:
+            program: the program.
+            directory: a folder for files of the clock.
         """
 
 
 def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
-    """Return the arguments of a kernel under the names that the compiled program has for its inputs.
+    """Return the arguments of a kernel under the names of the compiled program's inputs.
 
     If these are not the names of the kernel's parameters, arrays and inputs are matched in order.
     """
@@ -162,15 +166,13 @@ def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Arra
 
 
 def _plain(array: Array) -> Array:
-    """Return the array as nrtpy takes it: an array of bfloat16, which numpy itself lacks, as uint16 without a change of
-    its bytes.
-    """
+    """Return the array as nrtpy takes it: bfloat16, which numpy itself lacks, as uint16 with the same bytes."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 @dataclass(frozen=True)
 class Nrtpy:
-    """The benchmark of nrtpy as a clock, which times executions on the device."""
+    """A clock: the benchmark of nrtpy, which times executions on the device."""
 
     name: str = "nrtpy"
 
@@ -178,8 +180,8 @@ class Nrtpy:
         """Return the times of fifty executions on the device.
 
         Raises:
-            ImportError: if there is no nrtpy.
-            ClockError: if the program has other inputs than the kernel.
+            ImportError: nrtpy is not installed.
+            ClockError: the program has other inputs than the kernel.
         """
         nrtpy = import_module("nrtpy")
         model = nrtpy.NrtpyModel.load_from_neff(program.neff)
@@ -220,9 +222,7 @@ def _totals(value: Any) -> Iterator[float]:
 
 
 def _total(summary: str) -> float:
-    """Return the largest total time, in seconds, in a profiler's summary, which is JSON with a table for each
-    program.
-    """
+    """Return the largest total time, in seconds, in a profiler's summary: JSON text with a table for each program."""
     start = summary.find("{")
     try:
         tables: Any = json.loads(summary[start:]) if start >= 0 else None
@@ -236,7 +236,7 @@ def _total(summary: str) -> float:
 
 @dataclass(frozen=True)
 class Profiler:
-    """A command-line profiler as a clock; the command runs the program with inputs that it makes itself.
+    """A clock: a profiler that is run as a command. It makes the inputs of the program itself.
 
     Attributes:
         name: the name of the command.
@@ -245,10 +245,10 @@ class Profiler:
     name: str
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Return the time of the second execution, once for each of some captures.
+        """Return the time of the second execution in each of several captures.
 
         Raises:
-            ClockError: if there is no such command, it fails, or its summary has no time.
+            ClockError: there is no such command, it fails, or its summary has no time.
         """
         command = shutil.which(self.name)
         if command is None:
@@ -272,7 +272,7 @@ CLOCKS: Final[Sequence[Clock]] = (Nrtpy(), Profiler("neuron-explorer"), Profiler
 
 
 def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> ClockTimes:
-    """Return the times of every program by the first clock that answers for all of them."""
+    """Return the times of all programs from the first clock that works for all of them."""
     refusals = {}
     for clock in clocks:
         try:
@@ -285,8 +285,8 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
 
 
 def wall_times(launch: Timed) -> Array:
-    """Return the wall-clock seconds of several launches after the first ones; transfers and the loading of the program
-    are included.
+    """Return the wall-clock seconds of several launches after some warm-up launches. Transfers, and the loading of the
+    program, are included.
     """
     arrays = launch.arrays()
     for _ in range(_WALL_WARM_UP):

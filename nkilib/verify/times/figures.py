@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The timed figures: those of docs/explanation/performance_model.md, and launches of the library's kernels.
+"""The timed figures of docs/explanation/performance_model.md, and launches of the library's kernels.
 
-A :class:`Figure` is a step: the time of a launch, or the difference of two, compared with the performance model.
-:func:`figures` returns all.
+A *figure* (:class:`Figure`) is a step: the time of a launch, or the difference of the times of two launches, compared
+with the performance model. :func:`figures` returns all figures.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MANY: Final = 40
 
 
 def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
-    """Return the difference of the medians of two launches' times and its spread, both divided by ``times``.
+    """Return the difference of the medians of two launches' times, and its spread, both divided by ``times``.
 
     The spread is half the sum of the two interquartile ranges.
     """
@@ -61,15 +61,14 @@ def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
 
 
 def _by_clock(launch: str) -> str:
-    """Return the name under which an observation has the times of a launch that a clock of the SDK measured."""
     return f"{launch} by the clock"
 
 
 def _wall_seconds(launch: Timed) -> Array:
     """Return the wall-clock seconds of several runs of a launch.
 
-    The programs compiled for it are moved to a folder with the name of the launch, where :func:`_compiled_program`
-    finds them.
+    Move the programs compiled for it to a folder with the name of the launch, where :func:`_compiled_program` finds
+    them.
     """
     seconds = wall_times(launch)
     home = Path(os.environ.get(ARTIFACTS, ""))
@@ -85,7 +84,7 @@ def _compiled_program(directory: Path, launch: str) -> Path:
     """Return the path of the program (NEFF) that was compiled for a launch.
 
     Raises:
-        ClockError: if there is none, or more than one.
+        ClockError: there is none, or more than one.
     """
     paths = sorted((directory / _ASIDE / launch).rglob("*.neff"))
     named = [path for path in paths if path.name == _PROGRAM] or paths
@@ -104,16 +103,16 @@ def _shown(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Figure(Step):
-    """A step that compares a time on the device with the performance model: the time of one launch, or the difference
-    of two.
+    """A step that compares a time on the device with the performance model.
+
+    The time is that of one launch, or the difference of two.
 
     Attributes:
-        description: the work whose time is compared.
+        description: the work whose time is compared, in words.
         timed: the launch.
-        base: the launch whose time is subtracted; None: the time of an empty launch is subtracted, if the clock
-            includes it.
-        times: the number of times that ``timed`` does the work in addition to ``base``, by which the difference is
-            divided.
+        base: the launch whose time is subtracted. None means an empty launch; it is subtracted only from times on the
+            wall clock, which include the time around a launch.
+        times: how often ``timed`` does the work in addition to ``base``; the difference is divided by this number.
         published_seconds: a published time of the same work; None if there is none.
         within: the largest accepted ratio of the times of device and model, in either direction.
     """
@@ -139,14 +138,12 @@ class Figure(Step):
 
     @property
     def modelled_seconds(self) -> float:
-        """The seconds that the performance model gives for the work that is timed."""
+        """The time of the work in the performance model, in seconds."""
         base = 0.0 if self.base is None else self.base.modelled_seconds()
         return (self.timed.modelled_seconds() - base) / self.times
 
     def observe(self, is_device: bool) -> Observation:
-        """Launch on the wall clock, and keep the compiled programs for the clocks of the SDK, which :meth:`measure`
-        asks.
-        """
+        """Launch, and return the wall-clock times. Keep the compiled programs for :meth:`measure`."""
         if not is_device:
             return Observation()
         try:
@@ -156,9 +153,8 @@ class Figure(Step):
         return Observation(arrays)
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Return the observation with the times that a clock of the SDK measured for all launches of the figure.
-
-        It is the first clock that answers; if none does, a note says why.
+        """Return the observation with the times of all launches from the first clock of the SDK that works; if none
+        does, with a note of the reasons.
         """
         if observation.error is not None:
             return observation
@@ -200,9 +196,6 @@ class Figure(Step):
         return Verdict(Status.AS_EXPECTED if is_near else Status.DIFFERS, text, details)
 
     def _launches(self) -> Iterator[Timed]:
-        """Yield the launch that is timed and the one that is subtracted: ``base``, or an empty kernel on the same
-        arrays.
-        """
         yield self.timed
         if self.base is not None:
             yield self.base
@@ -212,8 +205,11 @@ class Figure(Step):
             yield Timed(_BASE, kernels.nothing, shapes, cores=self.cores)
 
     def _measured(self, clock: str | None, observation: Observation) -> tuple[float, float]:
-        """Return the seconds of the work and their spread, by the named clock of the SDK, or by the wall clock if
-        ``clock`` is None.
+        """Return the seconds of the work and their spread.
+
+        Args:
+            clock: the name of the clock of the SDK that measured; None means the wall clock.
+            observation: the times.
         """
         base = None if self.base is None else self.base.name
         if clock is None:  # every launch includes the transfers and the loading of the program
@@ -251,7 +247,7 @@ def _chains() -> Iterator[Figure]:
 
 
 def _rates() -> Iterator[Figure]:
-    """Yield figures for loads of rows of several lengths, compared with the published share of the peak rate."""
+    """Yield figures for loads of rows of several lengths; the published times follow from a share of the peak rate."""
     few, many = 16, 32
     for row_bytes, percent in ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97)):
         many_loads, few_loads = (
@@ -296,7 +292,6 @@ def _published_kernels() -> Iterator[Figure]:
 
 
 def _losses() -> Iterator[Figure]:
-    """Yield figures for the plain cross-entropy kernels with the tiling of ``choose_tiling``."""
     for positions, vocabulary in ((512, 32768), (4096, 32128), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         for direction, kernel, further, options in (
@@ -310,9 +305,6 @@ def _losses() -> Iterator[Figure]:
 
 
 def _token_scores() -> Iterator[Figure]:
-    """Yield the figure for the launch that computes log-probability and entropy of every position, as in reinforcement
-    learning.
-    """
     for positions, vocabulary in ((512, 32768), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the timed figures: those whose times AWS publishes, chains of one instruction, and an empty one.
+"""The kernels of the timed figures: kernels whose times AWS publishes, chains of one instruction, and an empty kernel.
 
-In a chain every link waits for the previous one, and the time of the launch itself cancels between two lengths. Each
-chain returns something of its last link, because a compiler may drop a result that nothing reads. The published ones
-are :func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, plain functions that their users make kernels of;
-the chains are ``chain_of_...``; :func:`rows_loaded` has loads that do not wait for each other; :func:`nothing` is the
-empty kernel.
+A *chain* is a kernel that repeats one instruction ``links`` times, and each repetition, a *link*, waits for the
+previous one. In the difference of the times of two lengths, the time of the launch itself cancels. Each chain returns
+something of its last link, because a compiler may drop a result that nothing reads. The published kernels are
+:func:`rmsnorm_quant`, :func:`matmul` and :func:`tiled_matmul`, plain functions without ``nki.jit``. :func:`rows_loaded`
+has loads that do not wait for each other.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PARTITIONS: Final = 128
 
 
 def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute ``gamma * x / rms(x)`` in float8, scaled by row to float8's range, and the scales: [S, H], [S, 1].
+    """Return ``gamma * x / rms(x)`` in float8, scaled by row to float8's range, [S, H], and the scales, [S, 1].
 
-    It follows the published design: squares are summed on Scalar, gamma is broadcast by the Tensor engine 512 columns
-    at a time, both factors are applied on Vector from PSUM, and then Vector takes the maximum of each row and scales.
-    (The design takes the largest magnitude, which costs the same as the maximum.) The tiles are made once: the design
-    says that its steps run one after the other.
+    The kernel follows the published design: squares are summed on Scalar, gamma is broadcast by the Tensor engine 512
+    columns at a time, both factors are applied on Vector from PSUM, and then Vector takes the maximum of each row and
+    scales. (The design takes the largest magnitude, which costs the same as the maximum.) The tiles are allocated once,
+    because the design says that its steps run one after the other.
     """
     rows, hidden = x.shape
     bank = 512
@@ -64,7 +64,7 @@ def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, n
 
 
 def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``lhs_t.T @ rhs`` of matrices [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
+    """Return ``lhs_t.T @ rhs`` of matrices [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
     (depth, rows), columns = lhs_t.shape, rhs.shape[1]
     tile_m, tile_n, block = 128, 512, 1024
     result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
@@ -95,8 +95,8 @@ def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def tiled_matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``lhs_t.T @ rhs`` of matrices [K, M] and [K, N] without blocks: every product of two tiles loads both of
-    them.
+    """Return ``lhs_t.T @ rhs`` of matrices [K, M] and [K, N], without blocks: each product of two tiles loads both
+    tiles.
     """
     (depth, rows), columns = lhs_t.shape, rhs.shape[1]
     tile_m, tile_n = 128, 512
@@ -118,7 +118,7 @@ def tiled_matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Load the same rows ``links`` times into one tile, so that each load waits for the previous one."""
+    """Load the same rows ``links`` times into one tile."""
     tile_sbuf = tile(x.shape, x.dtype)
     for _ in range(links):
         nisa.dma_copy(dst=tile_sbuf, src=x)
@@ -127,7 +127,7 @@ def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Overwrite a tile ``links`` times with its exp, on Scalar."""
+    """Replace a tile ``links`` times by its exp, on Scalar."""
     tile_sbuf = loaded(x)
     for _ in range(links):
         nisa.activation(dst=tile_sbuf, op=nl.exp, data=tile_sbuf)
@@ -136,7 +136,7 @@ def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Overwrite a tile ``links`` times with its square, and sum it each time, on Scalar."""
+    """Replace a tile ``links`` times by its square, and compute the sum each time, on Scalar."""
     tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
     for _ in range(links):
         nisa.activation_reduce(dst=tile_sbuf, op=nl.square, data=tile_sbuf, reduce_op=nl.add, reduce_res=column_sbuf)
@@ -145,7 +145,7 @@ def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Overwrite a tile ``links`` times with itself times 1, and take its maximum each time, on Vector."""
+    """Multiply a tile ``links`` times by 1, and compute its maximum each time, on Vector."""
     tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
     for _ in range(links):
         nisa.tensor_scalar_reduce(
@@ -161,8 +161,8 @@ def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Load 128 further rows ``links`` times, from one queue, without waits between the loads, and add up one number of
-    each load.
+    """Load 128 other rows ``links`` times, from one queue, without waits between the loads, and return the sum of one
+    number of each load.
     """
     columns = x.shape[1]
     tile_sbuf = nl.ndarray((PARTITIONS, links, columns), dtype=x.dtype, buffer=nl.sbuf)

@@ -3,6 +3,6 @@
 
 """``cross_entropy`` and ``CrossEntropyLoss``: PyTorch's semantics on top of three operators.
 
-``functional`` has the function, the module and the values that they return, ``checks`` the checks of arguments, and
-``operators`` the operators, their results and derivative.
+``functional`` has the function, the module and the named tuple of their results, ``checks`` the checks of arguments,
+and ``operators`` the operators, their results and derivative.
 """

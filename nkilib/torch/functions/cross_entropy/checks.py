@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of cross-entropy beyond those of all functions, also for other functions of cross-entropy.
+"""The checks of the arguments of cross-entropy, which other functions of cross-entropy use too.
 
 - :func:`checked_options`, :func:`check_known`: the options of the loss as :data:`LossKeywords`; :data:`RECIPE` has
   the names of their keywords;
@@ -11,7 +11,8 @@
   memory of the logits, or all outputs.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read. For an input that
-``torch.nn.functional.cross_entropy`` rejects too, the error has the same type as PyTorch's.
+``torch.nn.functional.cross_entropy`` rejects too, the error has the same type as PyTorch's. ``caller`` is the function
+that error messages name.
 """
 
 from __future__ import annotations
@@ -44,12 +45,10 @@ _KNOWN: Final = (
 def checked_options(caller: Caller, function: Callable[..., Any], **arguments: Any) -> LossKeywords:
     """Check the options of the loss, and return all of them by name, as Python numbers.
 
-    From here to the kernel, which makes a :class:`LossOptions` of them, the options are this mapping.
-
     Args:
         caller: the function that error messages name.
         function: the function whose keyword arguments the options are.
-        arguments: options by name; an option that is not passed has its default.
+        arguments: options by name; missing options get their default.
 
     Raises:
         TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``.
@@ -69,11 +68,16 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
 
 
 def check_known(caller: Caller, options: LossKeywords, where: str) -> None:
-    """Reject an option that only the kernels implement, where PyTorch's operators compute gradients of class
-    probabilities or combine the shards of a vocabulary.
+    """Check that no option is used that only the kernels implement, for code in which PyTorch's operators compute a
+    part.
+
+    Args:
+        caller: the function that error messages name.
+        options: the options of the loss.
+        where: a phrase for the code, such as "for class probabilities", that ends the message.
 
     Raises:
-        NotImplementedError: the option has another value than its default.
+        NotImplementedError: such an option has another value than its default.
     """
     for name, value in options.items():
         if name not in _KNOWN and value != getattr(LossOptions, name):
@@ -84,7 +88,7 @@ def check_class_dim(caller: Caller, class_dim: int) -> None:
     """Check that the dimension of the classes is the second (1) or the last (-1).
 
     Raises:
-        ValueError: if the check fails.
+        ValueError: it is another one.
     """
     if type(class_dim) is not int or class_dim not in (1, -1):
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
@@ -94,7 +98,7 @@ def check_floating(caller: Caller, target: Tensor) -> None:
     """Check that class probabilities have a floating dtype.
 
     Raises:
-        RuntimeError: if the check fails.
+        RuntimeError: the dtype is not floating.
     """
     if not target.is_floating_point():
         raise RuntimeError(
@@ -120,15 +124,15 @@ def check_indices(
     remedy: str = "",
     takes_probabilities: bool = True,
 ) -> None:
-    """Reject class indices of the wrong shape or dtype, in PyTorch's order: the error is that of the first fault.
+    """Check the shape and dtype of class indices, in PyTorch's order, so that the first fault decides the error.
 
     Args:
         caller: the function that error messages name.
         logits: the shape of the logits.
         expected: the shape that the targets must have.
-        target: the target of the caller.
+        target: the targets.
         remedy: a text that is appended to the message for a wrong shape.
-        takes_probabilities: whether floating targets of another shape are class probabilities.
+        takes_probabilities: whether the caller also takes class probabilities, which the message then mentions.
 
     Raises:
         ValueError: batch sizes differ.
@@ -150,7 +154,7 @@ def check_indices(
 
 
 def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
-    """Reject a divisor of the mean that cannot be used.
+    """Check the divisor of a mean, unless it is None.
 
     Raises:
         ValueError: the reduction is not a mean; the divisor has dimensions.
@@ -187,8 +191,7 @@ def check_arguments(
     normalizer: Tensor | None,
     class_dim: int,
 ) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept; :func:`check_weight` is
-    separate.
+    """Check the tensors and the reduction of a cross-entropy; :func:`check_weight` is separate.
 
     Raises:
         TypeError: an argument has the wrong Python type, or the input is not bfloat16, float16 or float32.
@@ -214,7 +217,7 @@ def check_arguments(
 
 
 def check_inplace_logits(caller: Caller, input: Tensor, class_dim: int, **others: Tensor | None) -> None:
-    """Reject ``inplace=True`` where the gradient cannot be written over the logits.
+    """Check for ``inplace=True`` that the gradient can be written over the logits.
 
     Args:
         caller: the function that error messages name.
@@ -237,12 +240,12 @@ def check_inplace_logits(caller: Caller, input: Tensor, class_dim: int, **others
 
 
 def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool) -> None:
-    """Reject class weights of the wrong shape or dtype.
+    """Check the shape and dtype of class weights.
 
     Args:
         caller: the function that error messages name.
-        weight: the class weights of the caller.
-        classes: V, the number of classes.
+        weight: the class weights, or None.
+        classes: the number of classes.
         soft: whether the targets are class probabilities.
 
     Raises:
@@ -262,8 +265,7 @@ def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool
 
 
 def check_outputs(caller: Caller, classes: int) -> None:
-    """Reject ``return_outputs`` with more classes than float32 can count exactly, since the argmax is computed in
-    float32.
+    """Check that ``return_outputs`` is possible: the argmax counts classes in float32, which is exact up to 2^24.
 
     Raises:
         ValueError: there are more than 2^24 classes.

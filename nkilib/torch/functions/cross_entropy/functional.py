@@ -3,9 +3,9 @@
 
 """``cross_entropy`` and ``CrossEntropyLoss``: PyTorch's arguments and results, and options for large vocabularies.
 
-:class:`CrossEntropyOutputs` is what they return with ``return_outputs``. Other functions of cross-entropy also use
-:func:`loss_part`, which returns this rank's part of DTensor arguments, and :func:`returned_values`, which reduces the
-results of rows.
+With ``return_outputs`` they return :class:`CrossEntropyOutputs`. Other functions of cross-entropy also use
+:func:`loss_part`, which returns this rank's part of DTensor arguments, and :func:`returned_values`, which reduces
+results with one number per position.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class CrossEntropyOutputs(NamedTuple):
 
 
 def _divisor_in_words(target: Tensor, weight: Tensor | None) -> str:
-    """Return a phrase for the divisor of a mean of such targets and class weights, for an error message."""
     if target.is_floating_point():
         return "the number of positions"
     return "the number of targets" if weight is None else "the sum of the class weights of the targets"
@@ -88,7 +87,7 @@ def loss_part(
 
     Raises:
         TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`local_part`.
-        ValueError: a mean without ``normalizer`` where other ranks have other positions.
+        ValueError: a mean has no ``normalizer``, and other ranks have other positions.
     """
     others = {"weight": weight, "normalizer": normalizer}
     check_tensors(caller, {"target": target, **others}, optional=tuple(others))
@@ -104,9 +103,7 @@ def loss_part(
 
 
 class _Divisor(NamedTuple):
-    """What :func:`~nkilib.torch.losses.outputs.reduced` needs for a mean: the divisor, and whether no position is
-    valid.
-    """
+    """The divisor of a mean, and whether no position is valid, for :func:`~nkilib.torch.losses.outputs.reduced`."""
 
     value: Tensor | int | None = None
     is_empty: Tensor | None = None
@@ -115,8 +112,8 @@ class _Divisor(NamedTuple):
 def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
     """Return the divisor of a mean, the same as in PyTorch.
 
-    It is ``normalizer`` if given; else the sum of the targets' weights, or for class probabilities (without ``valid``)
-    the number of positions.
+    It is ``normalizer`` if given, else the sum of the targets' weights. For class probabilities, where ``valid`` is
+    None, it is the number of positions.
     """
     if normalizer is not None:
         return _Divisor(normalizer.to(torch.float32))
@@ -145,8 +142,8 @@ def returned_values(
     """Return the value of a loss function: the loss, or with ``return_outputs`` all outputs.
 
     Args:
-        results: the per-row results.
-        target: the targets of the rows, class indices or probabilities.
+        results: the results with one number per position.
+        target: the targets of the positions, class indices or probabilities.
         options: the options of the loss.
         reduction, normalizer, return_outputs: the caller's arguments.
         shape: the shape of the positions.
@@ -361,9 +358,9 @@ def cross_entropy(
 
 
 def nkilib_cross_entropy(*args: Any, **kwargs: Any) -> Tensor | CrossEntropyOutputs:
-    """Call :func:`cross_entropy`.
+    """Return :func:`cross_entropy` of these arguments.
 
-    This name, which no function of torch has, is the one under which lazy logits receive the call.
+    Lazy logits (:class:`nkilib.torch.LazyLogits`) receive the call under this name, which no function of torch has.
     """
     result: Tensor | CrossEntropyOutputs = cross_entropy(*args, **kwargs)
     return result

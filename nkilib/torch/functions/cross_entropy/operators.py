@@ -10,9 +10,9 @@
 - :data:`DERIVATIVE`, with :func:`probability_gradients` for gradients that no kernel computes;
 - :class:`Wanted`, :class:`Columns`, :class:`Sums`: options beside those of the loss.
 
-Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
-reductions are implemented in :mod:`.functional`. The kernels compute the gradient of the logits; PyTorch's operators
-compute the gradients of class probabilities and of their class weights, and only if one of the two requires grad.
+Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. :mod:`.functional`
+implements PyTorch's shapes and reductions. The kernels compute the gradient of the logits; PyTorch's operators compute
+the gradients of class probabilities and of their class weights, and only if one of the two requires grad.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "
 class Wanted:
     """The options by which a call requests results beside the loss.
 
-    ``with_logprob`` is an option of the forward operator only, and ``with_distance_sum`` of the operator for a shard of
-    the vocabulary only.
+    Only the forward operator has ``with_logprob``, and only the operator for a shard of the vocabulary has
+    ``with_distance_sum``.
     """
 
     with_logprob: bool = False
@@ -54,10 +54,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Columns:
-    """The classes that the columns of the logits stand for; the fields have the names of the kernels' arguments.
+    """The classes of the columns of the logits; the fields have the names of the kernels' arguments.
 
-    The maximum, log_sum and other reductions that the backward takes are always over all classes, not only over these
-    columns.
+    The maximum, log_sum and other reductions that the backward takes are over all classes, also if the columns are a
+    shard.
 
     Attributes:
         first_class: the class of the first column.
@@ -70,7 +70,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over all classes that the backward of a shard needs as inputs, because its kernel sees only the shard's
+    """The sums over all classes that the backward of a shard takes as inputs, because its kernel sees only the shard's
     classes.
 
     Attributes:
@@ -106,7 +106,7 @@ class ForwardResults(NamedTuple):
 
 
 class ShardStatistics(NamedTuple):
-    """The statistics that one shard of the vocabulary has of each position, [N] float32 each.
+    """The statistics of each position over one shard of the vocabulary, [N] float32 unless stated otherwise.
 
     Attributes:
         maximum: the largest (capped) logit of the shard; the lowest float32 if all are -inf.
@@ -130,20 +130,16 @@ class ShardStatistics(NamedTuple):
 
 
 def _vocabulary(call: Call) -> int:
-    """Return V: the option ``num_classes`` of :class:`Columns` if the logits are one shard, else the number of their
-    columns.
-    """
     known: int | None = call.options.get("num_classes")
     return call.first.shape[1] if known is None else known
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
-    """Return keyword arguments of the kernel that are not the operator's own inputs and options, or that replace them,
-    such as int32 targets.
+    """Return further keyword arguments of the kernel, and replacements of inputs and options, such as int32 targets.
 
     Args:
         call: the call of the operator.
-        direction: which kernel it is, ``"forward"`` or ``"backward"``.
+        direction: ``"forward"`` or ``"backward"``.
     """
     logits, vocabulary = call.first, _vocabulary(call)
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary)
@@ -163,12 +159,10 @@ def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 
 
 def _has_classes(call: Call) -> bool:
-    """Return whether the call's targets are class indices, not class probabilities, which have no single target."""
     return not call.tensor("target").is_floating_point()
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices and temperatures of a call that are out of range."""
     caller = CROSS_ENTROPY if call.options.get("num_classes") is None else VOCAB_PARALLEL
     vocabulary = _vocabulary(call)
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary)
@@ -214,8 +208,7 @@ FORWARD: Final = register(
 
 
 def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
-    """Return the outputs that make up :class:`ShardStatistics`, with the values that they
-    hold for a shard without classes.
+    """Return the outputs that make up :class:`ShardStatistics`, filled with the values for a shard without classes.
 
     Args:
         vocabulary: a function that returns V for a call.
@@ -250,16 +243,16 @@ SHARD_STATISTICS: Final = register(
 
 
 def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return ``position_weight`` for the backward if targets are class probabilities: the sum of each position's
-    weighted and smoothed ones. None for class indices.
+    """Return the forward's ``position_weight`` if the targets are class probabilities, for the backward; None for class
+    indices.
 
-    With it the backward need not read the probabilities twice.
+    With ``position_weight`` the backward need not read the probabilities twice.
     """
     return None if _has_classes(call) else results["position_weight"]
 
 
 def entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the forward's entropy, which the backward takes as an input; None if the call did not request it."""
+    """Return the forward's entropy, which is an input of the backward; None if the call did not request the entropy."""
     return results["entropy"] if call.options["with_entropy"] else None
 
 
@@ -313,11 +306,10 @@ def _gradients_of_probabilities(
     needs_target: bool,
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the losses with respect to ``target`` and ``class_weight``. The loss of a position is
-    ``sum_k w[k] * y'[k] * (lse - z[k])``, with class weights w and y' = (1 - e) * y + e / num_classes for label
-    smoothing e.
+    """Return the gradients of the losses with respect to ``target`` and ``class_weight``.
 
-    This takes several times the memory of the logits, in float32.
+    The loss of a position is ``sum_k w[k] * y'[k] * (lse - z[k])``, with class weights w and y' = (1 - e) * y + e /
+    num_classes for label smoothing e. The computation takes several times the memory of the logits, in float32.
 
     Args:
         logits: [N, V], before cap and temperature.

@@ -9,7 +9,9 @@ states use them too.
 - :func:`reason_for_reference`, :func:`check_kernel_arguments`: arguments that no kernel takes;
 - :func:`check_compute_dtype`, :func:`check_sum`, :func:`check_memory_limit`: single arguments.
 
-Only shapes, dtypes and devices are checked: values of tensors are never read.
+Only shapes, dtypes and devices are checked: values of tensors are never read. ``caller`` is the function that error
+messages name. The *products* are those of hidden states and weight, the logits; their *operands* are rounded to the
+``compute_dtype``.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class LinearArguments:
     temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return by name all arguments that are tensors or None, except the temperatures."""
+        """Return all tensor arguments except the temperatures, by name; None for a missing one."""
         return {
             "input": self.input,
             "linear_weight": self.linear_weight,
@@ -83,7 +85,7 @@ class LinearArguments:
         }
 
     def check_tensors(self, caller: Caller) -> None:
-        """Reject arguments that are not tensors. An optional argument may be None.
+        """Check that the arguments are tensors. An optional argument may be None.
 
         Raises:
             TypeError, NotImplementedError: see :func:`nkilib.torch.dispatch.checks.check_tensors`.
@@ -92,8 +94,8 @@ class LinearArguments:
         checks.check_tensors(caller, self.tensors(), optional)
 
     def temperatures(self, caller: Caller) -> Tensor | None:
-        """Return the temperatures of the rows as kernels take them, checked by :func:`temperatures_of_rows`; None
-        without a tensor.
+        """Return the temperatures of the rows as kernels take them, checked by :func:`temperatures_of_rows`; None if
+        the temperature is not a tensor.
         """
         return temperatures_of_rows(caller, self.temperature, self.input.shape[:-1], self.input.device)
 
@@ -104,11 +106,11 @@ class LinearArguments:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the targets are class probabilities: whether they have the shape of the logits, as in PyTorch."""
+        """Whether the targets are class probabilities, which have the shape of the logits, as in PyTorch."""
         return tuple(self.target.shape) == self.logits_shape
 
     def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-        """Return the dtype that kernels round the operands to for the product; None where nothing has to be rounded.
+        """Return the dtype to which kernels round the operands of the products; None if no operand has to be rounded.
 
         Args:
             compute_dtype: the caller's argument; None means autocast's dtype if autocast is on.
@@ -119,7 +121,7 @@ class LinearArguments:
 
 
 def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
-    """Reject a ``compute_dtype`` in which the kernels have no matrix products.
+    """Check that the kernels have matrix products in ``compute_dtype``, unless it is None.
 
     Raises:
         TypeError: it is not a dtype.
@@ -134,7 +136,7 @@ def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
 
 
 def check_sum(caller: Caller, weight: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
-    """Reject a tensor to which the gradient of the weight cannot be added in place.
+    """Check that the gradient of the weight can be added to ``grad_weight_sum`` in place, unless it is None.
 
     Args:
         caller: the function that error messages name.
@@ -142,9 +144,9 @@ def check_sum(caller: Caller, weight: Tensor, tensors: Mapping[str, Tensor | Non
         tensors: the tensors of the call by name, among them ``grad_weight_sum``.
 
     Raises:
-        NotImplementedError: XLA tensors.
-        ValueError: its dtype is not float32, its shape or device is not that of the weight, or it is not contiguous; it
-            requires grad; it shares memory with another tensor of the call.
+        NotImplementedError: the tensors are XLA tensors.
+        ValueError: ``grad_weight_sum`` is not float32 or not contiguous, has not the shape and device of the weight,
+            requires grad, or shares memory with another tensor of the call.
     """
     others = dict(tensors)
     grad_weight_sum = others.pop("grad_weight_sum")
@@ -177,11 +179,11 @@ def check_sum(caller: Caller, weight: Tensor, tensors: Mapping[str, Tensor | Non
 
 
 def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
-    """Check that a memory limit is a number of bytes.
+    """Check that a memory limit is a number of bytes, or None.
 
     Raises:
-        TypeError: it is not an integer.
-        ValueError: it is negative.
+        TypeError: the limit is not an integer.
+        ValueError: the limit is negative.
     """
     if memory_limit is None:
         return
@@ -194,13 +196,13 @@ def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
 def checked_recipe(
     caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
 ) -> tuple[LossKeywords, Product]:
-    """Check the options of the loss and of the matrix product, and return them as Python numbers.
+    """Check the options of the loss and of the matrix product, and return both as Python numbers.
 
     Args:
         caller: the function that error messages name.
         function: the function whose keyword arguments the options are.
-        temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
-        further: further options of the loss by name; an option that is not passed has its default.
+        temperature, logit_scale: numbers, constants of the compiled kernel.
+        further: further options of the loss by name; missing options get their default.
 
     Raises:
         TypeError, ValueError, RuntimeError: see :func:`checked_options`.
@@ -224,7 +226,7 @@ def checked_product(
     Args:
         caller: the function that error messages name.
         arguments: the arguments of the call.
-        product: the options of the product, without that dtype.
+        product: the options of the product; its ``compute_dtype`` is replaced.
         compute_dtype: the caller's argument.
 
     Raises:
@@ -237,7 +239,6 @@ def checked_product(
 
 
 def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
-    """Check that input, weight and bias have shapes that fit each other in ``input @ weight.T + bias``."""
     input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
     if input.dim() < 1:
         raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")
@@ -263,7 +264,7 @@ def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
 
 
 def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: int | None) -> None:
-    """Reject arguments that PyTorch rejects too. The checks run in PyTorch's order, so the error is for the same fault.
+    """Check the arguments as PyTorch does, in the same order, so that the error is for the same fault.
 
     :func:`check_weight` of cross-entropy is separate, because a rank with a part of the classes does not know their
     total number.
@@ -297,7 +298,7 @@ def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: in
 
 
 def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
-    """Return a clause that says why no kernel computes the loss; None if a kernel computes it.
+    """Return the reason why no kernel computes the loss, as a clause; None if a kernel computes it.
 
     Args:
         arguments: the arguments of the call.
@@ -341,7 +342,7 @@ def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool)
 
 
 def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: Product) -> None:
-    """Reject arguments that the kernels do not take.
+    """Check that the kernels take the arguments.
 
     Raises:
         TypeError: input and weight have a dtype other than bfloat16, float16 and float32.

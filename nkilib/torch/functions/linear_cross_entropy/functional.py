@@ -6,8 +6,8 @@
 There are three ways to compute the loss:
 
 - one launch in the forward and one in the backward;
-- with ``memory_limit``, a single launch for loss and gradients, which needs three matrix products instead of four,
-  where :func:`takes_one_launch` and :func:`granted_scratch` allow it;
+- with ``memory_limit``, a single launch for loss and gradients, which needs three matrix products instead of four, if
+  :func:`takes_one_launch` and :func:`granted_scratch` allow it;
 - PyTorch's own operators, with a warning, for a loss that no kernel computes.
 """
 
@@ -59,15 +59,15 @@ _TILE: Final = 128
 
 
 def _check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
-    """Reject arguments that only nkilib has, in a call whose loss PyTorch's operators compute.
+    """Check that a call whose loss PyTorch's operators compute uses no argument that only nkilib has.
 
     Args:
         caller: the function that error messages name.
-        reason: why no kernel computes the loss.
+        reason: a clause that says why no kernel computes the loss.
         is_used: for each argument, whether its value differs from its default.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: such an argument is used.
     """
     for name, used in is_used.items():
         if used:
@@ -91,9 +91,9 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
 
     Args:
         caller: the function that the warning names.
-        arguments: the arguments of the call, checked.
-        reason: why no kernel computes the loss.
-        options: the options of the loss, only those of PyTorch.
+        arguments: the checked arguments of the call.
+        reason: a clause that says why no kernel computes the loss.
+        options: the options of the loss; only PyTorch's own are used.
     """
     _warn(f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory")
     weight, bias, positions = arguments.linear_weight, arguments.linear_bias, arguments.input.shape[:-1]
@@ -115,11 +115,11 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
 def takes_one_launch(
     arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = _PLAIN
 ) -> bool:
-    """Return whether a single launch can compute the loss and its gradients, which the backward then multiplies by one
+    """Return whether a single launch can compute the loss and its gradients, which the backward multiplies by one
     number.
 
-    Float16 gradients cannot be computed so: they would lack range before the scale of the loss multiplies them. Nor can
-    a sum over micro-batches, which needs unrounded gradients.
+    Float16 gradients cannot: they would lack range before the scale of the loss multiplies them. Nor can a sum over
+    micro-batches, which needs unrounded gradients.
     """
     normalizer = arguments.normalizer
     return (
@@ -134,8 +134,8 @@ def takes_one_launch(
 
 
 def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
-    """Return the bytes of the copy of ``input`` in the compute dtype that the kernel makes; 0 if ``input`` has this
-    dtype already.
+    """Return the bytes of the kernel's copy of ``input`` in the compute dtype; 0 if ``input`` has this dtype
+    already.
     """
     if product.compute_dtype is None:
         return 0
@@ -212,7 +212,7 @@ def _loss_with_gradients(
         options: the options of the loss.
         product: the scale and the compute dtype of the matrix product.
         reduction: ``"mean"`` or ``"sum"``.
-        normalizer: the divisor of the mean.
+        normalizer: the divisor of the mean; None means the summed weights of the valid targets.
         wanted: the requested gradients.
         scratch_bytes: the bytes of scratch memory for logits, see :func:`granted_scratch`.
     """
@@ -383,9 +383,9 @@ def linear_cross_entropy(
         options: PyTorch's ``LinearCrossEntropyOptions``, which has no effect here.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
             cap. Used in Gemma 2, arXiv 2408.00118.
-        temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a
-            constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel. A tensor has
-            one for all positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a constant of the compiled kernel,
+            like ``logit_scale``: each new value compiles a new kernel. A tensor has one temperature for all positions
+            or one per position, and other values need no compilation: see :func:`nkilib.torch.cross_entropy`.
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another dtype, which may then differ from each other,

@@ -118,7 +118,7 @@ class LinearCrossEntropyLoss(nn.Module):
         normalizer: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | CrossEntropyOutputs:
-        """Return the loss; a ``normalizer`` of the call replaces the module's, and ``grad_weight_sum`` belongs to
+        """Return the loss. A ``normalizer`` of the call replaces the module's; ``grad_weight_sum`` gets the gradient of
         ``linear.weight``.
 
         Raises:

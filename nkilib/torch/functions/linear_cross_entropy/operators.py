@@ -3,20 +3,21 @@
 
 """The operators ``torch.ops.nkilib.linear_cross_entropy_*``, their options and their derivative.
 
-- :data:`FORWARD`: the loss and the scores of each position; :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients,
-  the weight's returned or added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
+- :data:`FORWARD`: the loss and the scores of each position; :data:`BACKWARD`: the gradients; :data:`BACKWARD_ADDING`:
+  the gradients, with that of the weight added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
 - :data:`WITH_GRADIENTS`: loss and gradients in a single launch;
 - :data:`SHARD_STATISTICS`, :data:`SHARD_BACKWARD`, :data:`SHARD_BACKWARD_ADDING`: forward and backward for a part of
-  the classes. They return in float32 what is summed over the parts: statistics of the positions, and the gradient of
-  the input, which :func:`unrounded` describes;
+  the classes. Their results that are summed over the parts are float32: the statistics of positions, and the gradient
+  of the input (:func:`unrounded`);
 - :class:`Product`, :class:`WantedGradients` (:func:`wanted_gradients`), :class:`Scratch`: further options.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Other functions of hidden
-states describe their operators by the same outputs (:data:`GRADIENTS`, :data:`GRADIENTS_ON_REQUEST`,
-:data:`GRAD_INPUT`, :data:`GRAD_LINEAR_BIAS`), inputs (:data:`GRAD_WEIGHT_SUM`, :data:`SUM_FOR_BACKWARD`), kernel
-arguments (:func:`shared_arguments`, :func:`backward_arguments`, :func:`compute_dtype_argument`, :func:`bias_if_given`),
-:data:`DTYPES`, :data:`DTYPE_NAMES` and :func:`vocabulary`. :data:`LINEAR` and :data:`VOCAB_PARALLEL_LINEAR` are the
-functions that error messages name; differentiable results depend on the inputs :data:`OF_LOGITS`.
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type, for N positions, D features
+and V classes. Other functions of hidden states describe their operators with the same outputs (:data:`GRADIENTS`,
+:data:`GRADIENTS_ON_REQUEST`, :data:`GRAD_INPUT`, :data:`GRAD_LINEAR_BIAS`), inputs (:data:`GRAD_WEIGHT_SUM`,
+:data:`SUM_FOR_BACKWARD`), kernel arguments (:func:`shared_arguments`, :func:`backward_arguments`,
+:func:`compute_dtype_argument`, :func:`bias_if_given`), :data:`DTYPES`, :data:`DTYPE_NAMES` and :func:`vocabulary`.
+:data:`LINEAR` and :data:`VOCAB_PARALLEL_LINEAR` are the functions that error messages name. Results depend on the
+inputs :data:`OF_LOGITS`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ DTYPES: Final = tuple(DTYPE_NAMES)
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """The options by which a call requests gradients; a gradient that is not requested is not computed."""
+    """The options by which a call requests gradients. A gradient that is not requested is not computed."""
 
     grad_input_wanted: bool = True
     grad_weight_wanted: bool = True
@@ -57,7 +58,9 @@ class WantedGradients:
 
 
 def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
-    """Return requests for the gradients of those tensors that require grad; None if none of them does."""
+    """Return requests for the gradients of the tensors that require grad; None if no tensor does, or gradients are
+    disabled.
+    """
     if not torch.is_grad_enabled():
         return None
     of_bias = linear_bias is not None and linear_bias.requires_grad
@@ -78,8 +81,8 @@ class Product:
 
     Attributes:
         logit_scale: the factor of the product with its bias, applied before cap and temperature.
-        compute_dtype: the name of the dtype that operands of another dtype are rounded to; None: all have the same
-            dtype.
+        compute_dtype: the name of the dtype that operands of another dtype are rounded to; None if all operands have
+            the same dtype.
     """
 
     logit_scale: float = 1.0
@@ -87,7 +90,6 @@ class Product:
 
 
 def _as_weight(call: Call) -> Shape:
-    """Return the shape [V, D] of the weight's gradient, which is that of the weight."""
     return tuple(call.tensor("linear_weight").shape)
 
 
@@ -96,7 +98,6 @@ def _dtype_of_weight(call: Call) -> torch.dtype:
 
 
 def _classes(call: Call) -> Shape:
-    """Return the shape [V] of a result with one number for each class."""
     return _as_weight(call)[:1]
 
 
@@ -105,20 +106,21 @@ def _has_bias(call: Call) -> bool:
 
 
 def vocabulary(call: Call) -> int:
-    """Return V, the number of classes: that of all ranks, if the call's weight has one rank's part of them."""
+    """Return V, the number of classes of all ranks, also if the call's weight has only one rank's part of the
+    classes.
+    """
     known: int | None = call.options.get("num_classes")
     return _as_weight(call)[0] if known is None else known
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices and temperatures of a call that are out of range."""
     caller = LINEAR if call.options.get("num_classes") is None else VOCAB_PARALLEL_LINEAR
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     check_temperatures(caller, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
-    """Return the kernel argument ``compute_dtype``, an NKI type, for the operator's option, which is the name of a
+    """Return the kernel argument ``compute_dtype``, an NKI type, made from the operator's option, the name of a
     dtype.
     """
     name = call.options["compute_dtype"]
@@ -126,8 +128,8 @@ def compute_dtype_argument(call: Call) -> dict[str, Any]:
 
 
 def shared_arguments(call: Call) -> dict[str, Any]:
-    """Return the keyword arguments by which all kernels get the target, as int32, and the compute dtype, in place of
-    the operator's own.
+    """Return kernel arguments that replace inputs and options of the operator in all kernels: the target as int32, its
+    ``ignore_index``, and the compute dtype.
     """
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     return {"targets_hbm": classes.detach(), "ignore_index": ignore_index, **compute_dtype_argument(call)}
@@ -212,13 +214,15 @@ FORWARD: Final = register(
 
 
 def bias_if_given(call: Call) -> dict[str, Any]:
-    """Return the backward kernel's argument that switches the bias's gradient off, if the call has no bias."""
+    """Return the argument of a backward kernel that switches the bias's gradient off if the call has no bias; else an
+    empty mapping.
+    """
     return {} if _has_bias(call) else {"grad_bias_wanted": False}
 
 
 def backward_arguments(call: Call) -> dict[str, Any]:
-    """Return the backward kernel's keyword arguments that replace the operator's inputs and options or are made from
-    them, such as the lse.
+    """Return kernel arguments that replace inputs and options of the operator in a backward kernel, such as the
+    log-sum-exp.
     """
     lse = call.tensor("maximum") + call.tensor("log_sum")
     arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **bias_if_given(call)}
@@ -341,8 +345,8 @@ def _shard_backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def unrounded(output: Output) -> Output:
-    """Return a copy of the output ``grad_input`` that is float32, because the ranks' parts are summed; return any other
-    output unchanged.
+    """Return a float32 copy of the output description ``grad_input``, because the ranks' parts are summed; return any
+    other description unchanged.
     """
     return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
 

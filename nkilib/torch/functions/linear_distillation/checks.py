@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensor arguments of ``linear_distillation_loss`` (:class:`DistillationArguments`, of two :class:`Model`), and the
-checks of all its arguments.
+"""The tensor arguments of ``linear_distillation_loss`` (:class:`DistillationArguments`, with two :class:`Model`), and
+the checks of all arguments.
 
 - :func:`checked_outputs`, :func:`checked_recipe`, :func:`checked_compute_dtype`: options;
 - :func:`check_tensor_arguments`, before DTensors are replaced by plain tensors, and :func:`check_arguments` afterwards;
 - :func:`check_features_fit`, :func:`most_hidden_bytes`: how many features of both models fit on chip together.
 
-Only shapes, dtypes and devices are checked: values of tensors are never read.
+Only shapes, dtypes and devices are checked: values of tensors are never read. ``caller`` is the function that error
+messages name. The *operands* are the hidden states, weights and biases that a product has.
 """
 
 from __future__ import annotations
@@ -84,8 +85,7 @@ TEACHER = ModelNames("teacher_input", "teacher_weight", "teacher_bias")
 
 @dataclass(frozen=True)
 class DistillationArguments:
-    """The tensor arguments of a call of ``linear_distillation_loss``, as the caller passed them, or this rank's parts
-    of them.
+    """The tensor arguments of a call of ``linear_distillation_loss``: all of them, or this rank's parts.
 
     Attributes:
         student, teacher: the two models, over the same positions and classes.
@@ -113,7 +113,7 @@ class DistillationArguments:
         }
 
     def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-        """Return the dtype that kernels round operands to for the products; None where nothing has to be rounded.
+        """Return the dtype to which kernels round the operands of the products; None if no operand has to be rounded.
 
         Without ``compute_dtype`` and autocast, each model is multiplied in its own dtype; if hidden states and weight
         of a model have different dtypes, all operands are rounded to the dtype of the student's hidden states.
@@ -145,7 +145,7 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
     """Return the names of the requested scores.
 
     Raises:
-        TypeError: not an iterable, or a string.
+        TypeError: ``outputs`` is not an iterable, or is a string.
         ValueError: an unknown name; ``"logprob"`` without labels.
     """
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
@@ -167,9 +167,7 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
     """Check that the units of the two models' logits (:attr:`Recipe.student_unit`, :attr:`Recipe.teacher_unit`) do not
-    differ too much.
-
-    The logit of a masked class must be finite in either unit.
+    differ too much: the logit of a masked class must be finite in both units.
     """
     student, teacher = recipe.student_unit, recipe.teacher_unit
     if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
@@ -214,7 +212,7 @@ def checked_recipe(
     teacher_logit_scale: Any,
     teacher_logit_softcap: Any,
 ) -> Recipe:
-    """Return scales and caps as Python numbers, together with the other numbers that define the loss.
+    """Return the numbers that define the loss, after a check of scales and caps.
 
     Raises:
         TypeError: a value is not a number.
@@ -236,7 +234,7 @@ def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, comp
     """Return the name of the dtype that operands are rounded to; None if all operands already have it.
 
     Raises:
-        TypeError: it is not a dtype.
+        TypeError: ``compute_dtype`` is not a dtype.
         ValueError: the kernels have no products in this dtype.
     """
     check_compute_dtype(caller, compute_dtype)
@@ -245,7 +243,8 @@ def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, comp
 
 
 def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> None:
-    """Reject arguments that are not tensors, and constants that require grad.
+    """Check that arguments are tensors, and that the teacher and ``row_weight``, which are constants, do not require
+    grad.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -257,9 +256,6 @@ def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> 
 
 
 def _check_model(caller: Caller, model: Model) -> None:
-    """Check that shapes and dtypes of the hidden states, the weight and the bias of one model fit each other and the
-    kernels.
-    """
     input, weight, bias = model.tensors()
     for name, tensor in model.tensors().items():
         if tensor is not None:
@@ -285,7 +281,6 @@ def _check_model(caller: Caller, model: Model) -> None:
 
 
 def _check_alike(caller: Caller, arguments: DistillationArguments) -> None:
-    """Check that the teacher has the same positions and the same number of classes as the student."""
     student, teacher = arguments.student, arguments.teacher
     if student.positions != teacher.positions:
         raise ValueError(
@@ -330,12 +325,12 @@ def _check_kernels_take(caller: Caller, arguments: DistillationArguments, classe
 
 
 def check_arguments(caller: Caller, arguments: DistillationArguments, classes: int | None) -> None:
-    """Reject plain tensors that do not match each other or the kernels.
+    """Check that plain tensors match each other and the kernels.
 
     Args:
         caller: the function that error messages name.
         arguments: this rank's arguments.
-        classes: the number of classes of all ranks; None: that of the weight.
+        classes: the number of classes of all ranks; None means those of the weight.
 
     Raises:
         TypeError: a dtype that the hardware does not have; labels that are not integers.
@@ -358,26 +353,26 @@ def check_arguments(caller: Caller, arguments: DistillationArguments, classes: i
 
 
 def most_hidden_bytes(is_rounded: bool) -> int:
-    """Return how many bytes of hidden states, of one position and of both models together, fit on chip.
+    """Return how many bytes the hidden states of one position, of both models together, may have to fit on chip.
 
-    They are counted in the dtypes in which the models are multiplied.
+    The bytes are counted in the dtypes of the products.
 
     Args:
-        is_rounded: whether operands are rounded to these dtypes.
+        is_rounded: whether the kernel rounds operands to these dtypes.
     """
     return _ROUNDED_BYTES_MOST if is_rounded else _BYTES_MOST
 
 
 def check_features_fit(caller: Caller, arguments: DistillationArguments, compute_dtype: str | None) -> None:
-    """Reject numbers of features of both models that together do not fit on chip.
+    """Check that the features of both models fit on chip together.
 
     Args:
         caller: the function that error messages name.
         arguments: the arguments of the call.
-        compute_dtype: the name of the dtype that operands are rounded to; None: they are not rounded.
+        compute_dtype: the name of the dtype that operands are rounded to; None if they are not rounded.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: the features do not fit.
     """
     models = (arguments.student, arguments.teacher)
     types = [model.input.dtype if compute_dtype is None else getattr(torch, compute_dtype) for model in models]

@@ -69,9 +69,6 @@ class LinearDistillationOutputs(NamedTuple):
 
 
 def _operands(arguments: DistillationArguments) -> DistillationOperands:
-    """Return the tensors as the operators take them: positions flattened to rows, biases in float32, the teacher's
-    tensors detached.
-    """
     student, teacher = arguments.student, arguments.teacher
     rows, bias = as_rows(student.input, -1), student.kernel_bias
     wanted = wanted_gradients(rows, student.weight, bias)
@@ -94,10 +91,6 @@ def _operands(arguments: DistillationArguments) -> DistillationOperands:
 def _returned(
     loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
 ) -> LinearDistillationOutputs:
-    """Return the tuple of the loss and the scores named in ``names``, each reshaped to ``positions``, the shape of the
-    positions.
-    """
-
     def score(name: str) -> Tensor | None:
         return in_shape_of_rows(getattr(results, name), positions) if name in names else None
 
@@ -231,8 +224,9 @@ def linear_distillation_loss(
             KL(student || teacher), and values between them are the generalized Jensen-Shannon divergence, see
             :func:`nkilib.torch.distillation_loss`.
         temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps, a
-            number is a constant of the compiled kernel: each new value compiles a new kernel. A tensor has one for all
-            positions or one for each, and compiles nothing anew: see :func:`nkilib.torch.cross_entropy`.
+            number is a constant of the compiled kernel: each new value compiles a new kernel. A tensor has one
+            temperature for all positions or one per position, and other values need no compilation: see
+            :func:`nkilib.torch.cross_entropy`.
         temperature_squared: multiply the loss by T^2.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``input.size(0)``),
             ``"sum"`` or ``"none"``.
@@ -394,8 +388,8 @@ class LinearDistillationLoss(nn.Module):
         row_weight: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | LinearDistillationOutputs:
-        """Return the divergence as :func:`linear_distillation_loss` does; with the option ``outputs``, a named tuple
-        that has the student's scores too.
+        """Return :func:`linear_distillation_loss` of these tensors: the loss, or with the option ``outputs`` a named
+        tuple of the loss and the student's scores.
         """
         return linear_distillation_loss(
             input,

@@ -4,15 +4,16 @@
 """The operators ``torch.ops.nkilib.linear_distillation_*``, their options and results, and their derivative.
 
 - :data:`LINEAR_DISTILLATION`: the function that error messages name; :class:`DistillationOperands`: its tensors;
-- :data:`FORWARD`: the divergence of each position and what the backward needs, :class:`DistillationResults`;
-  :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients, the weight's returned or added to ``grad_weight_sum``;
-  :data:`DERIVATIVE` joins the three;
+- :data:`FORWARD`: the divergence of each position and inputs of the backward, :class:`DistillationResults`;
+  :data:`BACKWARD`: the gradients; :data:`BACKWARD_ADDING`: the gradients, with that of the weight added to
+  ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
 - :data:`SHARD_STATISTICS`, with :class:`ShardResults`, :data:`SHARD_MIXTURE`, with :class:`MixtureSums`,
   :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING`: the same for a part of the classes;
 - :class:`Recipe`, :class:`Labels`, :class:`Wanted`, :class:`WantedTarget`, :class:`Memory`: the options.
 
 Rows are positions: input [N, Ds], linear_weight [V, Ds], teacher_input [N, Dt], teacher_weight [V, Dt], labels [N] of
-any integer type.
+any integer type, for N positions, V classes, and Ds and Dt features. z denotes the logits after scale, cap and
+temperature; P is the teacher's softmax, Q the student's, and M their mixture.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Recipe:
         temperature: T, which divides the logits of both models.
         student_logit_scale, teacher_logit_scale: the factors of product and bias, before the cap.
         student_logit_softcap, teacher_logit_softcap: c of c * tanh(logits / c); None for no cap.
-        compute_dtype: the name of the dtype that operands of another dtype are rounded to; None: operands stay as they
-            are.
+        compute_dtype: the name of the dtype that operands of another dtype are rounded to; None if operands stay as
+            they are.
     """
 
     beta: float = 0.0
@@ -82,22 +83,22 @@ class Recipe:
 
     @property
     def student_unit(self) -> float:
-        """The unit in which kernels keep the student's logits before the temperature: the cap, or without one the
-        scale.
+        """The unit in which kernels keep the student's logits before the temperature: the cap, or the scale if there
+        is no cap.
         """
         return self.student_logit_scale if self.student_logit_softcap is None else self.student_logit_softcap
 
     @property
     def teacher_unit(self) -> float:
-        """The unit in which kernels keep the teacher's logits before the temperature: the cap, or without one the
-        scale.
+        """The unit in which kernels keep the teacher's logits before the temperature: the cap, or the scale if there
+        is no cap.
         """
         return self.teacher_logit_scale if self.teacher_logit_softcap is None else self.teacher_logit_softcap
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The option ``ignore_index``, which says which label marks ignored positions.
+    """The option ``ignore_index``.
 
     Attributes:
         ignore_index: the label of ignored positions, an int32.
@@ -123,16 +124,14 @@ class WantedTarget:
 @dataclass(frozen=True)
 class Memory:
     """The option ``memory_limit``: the HBM bytes for float32 logits that the kernel keeps from its first pass over the
-    classes to the second.
-
-    None stands for the kernel's default.
+    classes to the second; None means the kernel's default.
     """
 
     memory_limit: int | None = None
 
 
 class DistillationOperands(NamedTuple):
-    """The inputs of the forward operators, of all classes or of this rank's.
+    """The inputs of the forward operators, for all classes or for this rank's.
 
     Attributes:
         input: the student's hidden states [N, Ds], the same on all ranks.
@@ -159,7 +158,7 @@ class DistillationOperands(NamedTuple):
 
     @property
     def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The student's hidden states and weight, then the teacher's."""
+        """The student's hidden states and weight, followed by the teacher's."""
         return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
 
     @property
@@ -174,9 +173,6 @@ class DistillationOperands(NamedTuple):
 
 class DistillationResults(NamedTuple):
     """The results of the forward operator, [N] float32 each.
-
-    z denotes the logits after scale, cap and temperature; P is the teacher's softmax, Q the student's, and M their
-    mixture.
 
     Attributes:
         divergence: the divergence times the weight of the position, in nats; 0 at ignored positions.
@@ -198,7 +194,7 @@ class DistillationResults(NamedTuple):
 
 
 class ShardResults(NamedTuple):
-    """The results that one shard of the vocabulary has for each position, [N] float32 each.
+    """The results for each position over one shard of the vocabulary, [N] float32 each.
 
     Attributes:
         divergence: the divergence between the softmaxes over the shard alone, not weighted; 0 at ignored positions, and
@@ -258,9 +254,6 @@ _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Reject temperatures out of range and, if the call requests the log-probability or the logit of the label, labels
-    out of range.
-    """
     check_temperatures(LINEAR_DISTILLATION, call.tensors["temperatures"], LEAST_TEMPERATURE, MOST_TEMPERATURE)
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
         name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")
@@ -268,9 +261,6 @@ def _check_labels(call: Call) -> None:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """Return the kernel arguments that replace the operator's: int32 labels with their ``ignore_index``, and the
-    compute dtype as kernels name it.
-    """
     labels = call.tensors["labels"]
     if labels is None:
         return compute_dtype_argument(call)

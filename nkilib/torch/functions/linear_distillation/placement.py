@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensor arguments of ``linear_distillation_loss`` as plain tensors (:func:`plain_arguments`).
+"""The conversion of DTensor arguments of ``linear_distillation_loss`` to plain tensors (:func:`plain_arguments`).
 
-A layer becomes this rank's part of the vocabulary, or is gathered.
+A *layer* is the weight and the bias of one model. A sharded layer becomes this rank's part of the vocabulary, or is
+gathered. ``caller`` is the function that error messages name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PlacedArguments:
 
     Attributes:
         arguments: this rank's arguments.
-        shards: the classes of each rank; None: this rank has all.
+        shards: the classes of each rank; None if this rank has all classes.
         group: the group that shares the vocabulary; None for all processes.
     """
 
@@ -78,9 +79,10 @@ def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
-    """Return the arguments of a rank that has positions of its own and all classes, as under FSDP2.
+    """Return the arguments for a rank that has positions of its own and all classes, as under FSDP2.
 
-    Per-position tensors must be plain. The student is ``student``, and the teacher's layer is gathered.
+    Tensors with one number per position must be plain. ``student`` replaces the student of
+    ``arguments``, and the teacher's layer is gathered.
     """
     for name, tensor in (
         (arguments.teacher.names.input, arguments.teacher.input),
@@ -106,7 +108,7 @@ def _holds_own_classes(
 ) -> bool:
     """Return whether this rank's shard of a teacher's tensor has the same classes as its shard of the student's weight.
 
-    This is so if the same group shards both tensors in the same sizes.
+    The classes are the same if the same group shards both tensors in the same sizes.
     """
     mesh = tensor.device_mesh
     several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
@@ -126,9 +128,9 @@ def _of_own_classes(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationArguments:
-    """Return the arguments of a rank that has a part of the classes and all positions.
+    """Return the arguments for a rank that has a part of the classes and all positions.
 
-    Per-position tensors must be the same on all ranks, and the teacher's layer is reduced to the classes of the
+    Tensors with one number per position must be the same on all ranks. The teacher's layer is cut to the classes of the
     student's shard.
     """
     names = arguments.teacher.names
@@ -167,10 +169,10 @@ def _of_own_classes(
 def plain_arguments(caller: Caller, arguments: DistillationArguments, group: Any) -> PlacedArguments:
     """Return the arguments without DTensors.
 
-    Replicated hidden states with a student's weight whose classes are sharded over one dimension of the mesh form a
-    sharded vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a
-    DTensor is then gathered, and its gradient averaged over the ranks. The teacher's weight is gathered for the classes
-    that the student's weight has here; if this rank's shard holds them already, nothing is gathered.
+    If the hidden states are replicated, and one dimension of the mesh shards the classes of the student's weight, the
+    vocabulary is sharded. If the hidden states are plain, they are those of this rank's own tokens, as under FSDP2: a
+    weight that is a DTensor is gathered, and its gradient averaged over the ranks. The teacher's weight is gathered for
+    the classes that this rank's student weight has; if this rank's shard holds them already, nothing is gathered.
 
     Raises:
         NotImplementedError: an unsupported placement; the message names the placements to redistribute to.

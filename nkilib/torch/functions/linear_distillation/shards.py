@@ -5,14 +5,15 @@
 communicate.
 
 :func:`vocab_parallel_divergence` returns the results over all classes for this rank's operands;
-:class:`VocabParallelDistillation` differentiates them. A divergence from a mixture of both models comes from
-:func:`mixed`. For a KL divergence, and for the entropy, each rank computes its :class:`Share` of each softmax
-(:func:`log_sum_below`, :func:`share_of`) and from it its summand (:func:`divergence_term`, :func:`entropy_term`). A
-shard with only masked classes has the share 0; it is recognised by its maximum, which is not above the lowest logit
-that an unmasked class can have (:func:`lowest_logits`).
+:class:`VocabParallelDistillation` differentiates them. :func:`mixed` computes the divergence from a mixture of both
+models. For a KL divergence, and for the entropy, each rank computes its :class:`Share` of each softmax, the sum of the
+softmax over its classes (:func:`log_sum_below`, :func:`share_of`), and from it its summand (:func:`divergence_term`,
+:func:`entropy_term`). A shard with only masked classes has the share 0. Such a shard has a maximum that is not above
+the lowest logit of unmasked classes (:func:`lowest_logits`).
 
-With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
-the entropy of the softmaxes over its classes alone, the chain rule is::
+z denotes logits after scale, cap and temperature. With P_r and Q_r the shares of shard r in the teacher's and in the
+student's softmax, and D_r and H_r the divergence and the entropy of the softmaxes over its classes alone, the chain
+rule is::
 
     KL(P || Q) = sum_r P_r (D_r + log(P_r / Q_r))
     H(Q) = sum_r Q_r (H_r - log Q_r)
@@ -79,7 +80,7 @@ class Share(NamedTuple):
 
 
 class LowestLogits(NamedTuple):
-    """Lower bounds of the logits of unmasked classes, one for each model.
+    """Lower bounds of the logits of unmasked classes of each model.
 
     A shard whose largest logit is not above the bound has only masked classes.
     """
@@ -89,25 +90,24 @@ class LowestLogits(NamedTuple):
 
 
 def lowest_logits(student_unit: float, teacher_unit: float, temperature: float | Tensor) -> LowestLogits:
-    """Return the lowest z (logit after scale, cap and temperature) that an unmasked class of each model can have.
+    """Return the lowest z that an unmasked class of each model can have.
 
     Args:
-        student_unit, teacher_unit: the softcap, or the logit scale without one.
-        temperature: the divisor of the logits of both models, a number or one of each position.
+        student_unit, teacher_unit: the softcap of the model, or the logit scale if there is no softcap.
+        temperature: the divisor of the logits of both models, one number or one per position.
     """
     lowest = _LOWEST / temperature
     return LowestLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
 
 
 def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float | Tensor) -> Tensor:
-    """Return log(sum exp(z - m)) over the classes of a shard, where z are its logits and m is the maximum over all
-    shards.
+    """Return log(sum exp(z - m)) over the classes of a shard, where m is the maximum of z over all shards.
 
     The result is -inf if the shard has no unmasked class.
 
     Args:
         maximum, log_sum: the maximum of the shard's logits, and log(sum exp(z - maximum)).
-        of_all: m, the maximum over all shards.
+        of_all: m.
         masked: the model's bound in :class:`LowestLogits`; the shard has unmasked classes if its maximum is above it.
     """
     # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
@@ -118,17 +118,15 @@ def share_of(below: Tensor, log_sum: Tensor) -> Share:
     """Return the share of a shard in the softmax over all classes.
 
     Args:
-        below: the shard's :func:`log_sum_below`.
-        log_sum: log(sum exp(z - m)) over all shards, the logarithm of the sum of exp(``below``) over them.
+        below: the shard's log(sum exp(z - m)), from :func:`log_sum_below`.
+        log_sum: log(sum exp(z - m)) over all shards.
     """
     log = below - log_sum
     return Share(torch.exp(log), log)
 
 
 def entropy_term(own: ShardResults, student: Share) -> Tensor:
-    """Return Q_r (H_r - log Q_r), this shard's summand of the student's entropy over all classes; the module's head
-    defines both.
-    """
+    """Return Q_r (H_r - log Q_r), this shard's summand of the student's entropy over all classes; see the module."""
     return product_or_zero(student.value, own.entropy - student.log)
 
 
@@ -160,7 +158,7 @@ class Mixed(NamedTuple):
 
 
 def mixed(sums: MixtureSums, beta: float) -> Mixed:
-    """Return the generalized Jensen-Shannon divergence of each position, from sums that were added up over all shards.
+    """Return the generalized Jensen-Shannon divergence of each position, from sums over all shards.
 
     The probabilities are exp(z - lse) with a rounded lse; dividing by their sum removes the rounding error.
     """
@@ -173,10 +171,9 @@ def mixed(sums: MixtureSums, beta: float) -> Mixed:
 def _claims(
     operands: DistillationOperands, recipe: Recipe, labels: Labels, wanted: Wanted, shards: VocabularyShards
 ) -> dict[str, float]:
-    """Return the values that must be equal on all ranks, by name, so that an all-reduce can compare them.
+    """Return the values that must be equal on all ranks, by name. An all-reduce compares them.
 
-    The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
-    none.
+    One value says whether ``input`` needs a gradient: the backward then communicates, so all ranks must do it, or none.
     """
     numbers = values_of(recipe, labels, wanted)
     numbers["compute_dtype"] = COMPUTE_DTYPES.index(recipe.compute_dtype)
@@ -192,7 +189,7 @@ def _claims(
 
 
 class _Whole(NamedTuple):
-    """The statistics over all classes, and the share that this rank's classes have in them.
+    """The statistics over all classes, and the share of this rank's classes.
 
     Attributes:
         statistics: the student's maximum and log_sum, then the teacher's, [N] each.
@@ -225,7 +222,7 @@ def _whole(
     group: dist.ProcessGroup | None,
     claims: dict[str, float],
 ) -> _Whole:
-    """Combine the statistics of all ranks, and compute this rank's shares from them.
+    """Return the statistics over all classes and this rank's shares.
 
     One all-reduce takes the maxima, a second one adds the sums of exponentials relative to them, and the target logits.
 
@@ -233,10 +230,10 @@ def _whole(
         caller: the function that error messages name.
         own: the results of this rank's shard.
         recipe: the options that define the logits.
-        temperatures: the temperatures of the positions; None: that of ``recipe``.
+        temperatures: the temperatures of the positions; None means the one of ``recipe``.
         group: the process group; None means all processes.
-        claims: the values of :func:`_claims`, which must be equal on all ranks. Otherwise ValueError is raised on the
-            CPU; on a device or under torch.compile, where values are not read, the log-sums are NaN.
+        claims: the values of :func:`_claims`. If they are not equal on all ranks, ValueError is raised on the CPU; on a
+            device or under torch.compile, where values are not read, the log-sums are NaN.
     """
     maxima, agreed, _ = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])
@@ -264,8 +261,8 @@ def _divergence(
     recipe: Recipe,
     group: dist.ProcessGroup | None,
 ) -> _Divergence:
-    """Return divergence and entropy over all classes: compute this rank's summands from the statistics ``whole``, and
-    add them up over the ranks.
+    """Return divergence and entropy over all classes: the sum of all ranks' summands, which are computed from the
+    statistics ``whole``.
     """
     summands = {"entropy": entropy_term(own, whole.student)}
     if recipe.is_mixed:
@@ -283,7 +280,6 @@ def _divergence(
 
 
 def _zero_where_ignored(values: Tensor, operands: DistillationOperands, labels: Labels) -> Tensor:
-    """Return the values, one for each position, with 0 where the label is that of ignored positions."""
     if operands.labels is None:
         return values
     return torch.where(is_ignored(operands.labels, labels.ignore_index), 0.0, values)
@@ -298,7 +294,7 @@ def _combined(
     group: dist.ProcessGroup | None,
     claims: dict[str, float],
 ) -> DistillationResults:
-    """Return the results over all classes, which three all-reduces combine from each rank's shard (``own``)."""
+    """Return the results over all classes. Three all-reduces combine the results of each rank's shard (``own``)."""
     whole = _whole(caller, own, recipe, operands.temperatures, group, claims)
     combined = _divergence(operands, own, whole, recipe, group)
     maximum, log_sum, *_ = whole.statistics
@@ -317,10 +313,10 @@ _DIFFERENTIABLE: Final = ("divergence", "logprob")
 
 
 class VocabParallelDistillation(torch.autograd.Function):
-    """Returns results that were computed over all ranks, and differentiates them with respect to this rank's tensors.
+    """An autograd function that returns results over all ranks, with derivatives with respect to this rank's tensors.
 
-    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; the results;
-    the options of the operators; the process group.
+    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; the results,
+    already computed; the options of the operators; the process group.
     """
 
     @staticmethod
@@ -374,8 +370,7 @@ def vocab_parallel_divergence(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationResults:
-    """Return the results that the forward operator would have for all classes, differentiable with respect to this
-    rank's tensors.
+    """Return the results of the forward operator over all classes, differentiable with respect to this rank's tensors.
 
     Args:
         caller: the function that error messages name.

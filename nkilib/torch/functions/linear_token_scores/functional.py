@@ -3,8 +3,9 @@
 
 """``linear_token_scores``: log-probability, entropy and other scores of tokens, from hidden states.
 
-It returns :class:`LinearTokenScores`. DTensor arguments are converted to plain tensors (:mod:`.placement`), and
-arguments that no kernel takes are rejected. One rank computes the scores alone, or a group together (:mod:`.shards`).
+The function returns :class:`LinearTokenScores`. DTensor arguments are converted to plain tensors (:mod:`.placement`),
+and arguments that no kernel takes are rejected. One rank computes the scores alone, or a group together
+(:mod:`.shards`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from nkilib.torch.losses.temperatures import number_and_tensor
 
 
 class LinearTokenScores(NamedTuple):
-    """The scores of each position, of the shape of the targets, float32 except for ``argmax``; None for those not
-    requested.
+    """The scores of each position, of the shape of the targets, float32 except for ``argmax``. A score that is not
+    requested is None.
 
     z denotes the logits after scale, cap and temperature, and p their softmax. Ignored positions have all scores except
     the log-probability.
@@ -66,14 +67,14 @@ class LinearTokenScores(NamedTuple):
 
 
 def _check_target(caller: Caller, arguments: LinearArguments) -> LinearArguments:
-    """Reject targets that are not class indices of each position.
+    """Check that the targets are class indices of each position.
 
     Args:
         caller: the function that error messages name.
         arguments: the arguments of the call.
 
     Returns:
-        The arguments with the first id of each position, if it has several, for the checks of a single id.
+        The arguments for the checks of a single id: with the first id of each position, if it has several.
 
     Raises:
         RuntimeError: the targets are not integers.
@@ -97,15 +98,15 @@ def _check_target(caller: Caller, arguments: LinearArguments) -> LinearArguments
 
 
 def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int | None = None) -> None:
-    """Reject arguments that no kernel computes.
+    """Check that a kernel computes the scores of these arguments.
 
     Args:
         caller: the function that error messages name.
         arguments: the arguments of the call.
-        classes: the number of classes of all ranks; None: that of the weight.
+        classes: the number of classes of all ranks; None means those of the weight.
 
     Raises:
-        NotImplementedError: another number of dimensions, features or classes.
+        NotImplementedError: an unsupported number of dimensions, features or classes.
     """
     reason = reason_for_reference(arguments, classes) if arguments.linear_weight.dim() > 1 else None
     if reason is not None:
@@ -116,7 +117,7 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
 
 
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the caller's ``compute_dtype``, or if it is None and the operands' dtypes differ, the dtype of the input.
+    """Return the caller's ``compute_dtype``; if it is None and the operands' dtypes differ, the dtype of the input.
 
     The result None stands for autocast's dtype if autocast is on, else for the dtype that all operands have. Dtypes
     that no kernel takes are rejected later.
@@ -129,13 +130,11 @@ def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None
 
 
 def _target_of_rows(arguments: LinearArguments) -> Tensor:
-    """Return the targets flattened to rows: [N], or [N, K] for K ids of each position."""
     target = arguments.target
     return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
 
 
 def _scores(arguments: LinearArguments, options: LossKeywords, product: Product, wanted: WantedScores) -> ScoreResults:
-    """Return the scores of arguments whose weight has all classes, by one launch."""
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
     temperatures = arguments.temperatures(_CALLER)
@@ -148,8 +147,13 @@ def _scores(arguments: LinearArguments, options: LossKeywords, product: Product,
 def _returned(
     results: ScoreResults, names: tuple[str, ...], of_target: tuple[int, ...], shape: tuple[int, ...]
 ) -> LinearTokenScores:
-    """Return the scores named in ``names``, reshaped to ``shape``, that of the positions, and the log-probabilities,
-    reshaped to ``of_target``, that of the targets.
+    """Return the log-probabilities and the scores named in ``names``.
+
+    Args:
+        results: the results with one number per row.
+        names: the requested scores.
+        of_target: the shape of the targets, to which the log-probabilities are reshaped.
+        shape: the shape of the positions, to which the scores are reshaped.
     """
 
     def score(name: str) -> Tensor | None:
@@ -221,7 +225,7 @@ def linear_token_scores(
             gradient is not read; the other scores are computed, and have gradients.
         temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
             number is a constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel. A
-            tensor has one for all positions or one for each, and compiles nothing anew: see
+            tensor has one temperature for all positions or one per position, and other values need no compilation: see
             :func:`nkilib.torch.cross_entropy`.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.

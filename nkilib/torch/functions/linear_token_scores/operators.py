@@ -3,14 +3,16 @@
 
 """The operators ``torch.ops.nkilib.linear_token_scores_*``, their options and results, and their derivative.
 
-- :data:`FORWARD`: the scores of each position, :class:`ScoreResults`; :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the
-  gradients, the weight's returned or added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
+- :data:`FORWARD`: the scores of each position, :class:`ScoreResults`; :data:`BACKWARD`: the gradients;
+  :data:`BACKWARD_ADDING`: the gradients, with that of the weight added to ``grad_weight_sum``; :data:`DERIVATIVE`
+  joins the three;
 - :data:`SHARD_STATISTICS`, with :class:`ShardScores`, :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING`: the
   same for a part of the classes;
 - :class:`WantedScores`: the option that requests scores.
 
-They are the operators of the linear cross-entropy (``of_loss``) without a loss and without class weights. Rows are
-positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each position.
+These are the operators of the linear cross-entropy (module ``of_loss``) without a loss and without class weights. Rows
+are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each
+position.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from nkilib.torch.losses.temperatures import TEMPERATURES, check_temperatures
 
 @dataclass(frozen=True)
 class WantedScores:
-    """The options by which a call requests scores; log-probability and log-sum-exp need none, because they cost nothing
+    """The options by which a call requests scores. Log-probability and log-sum-exp have no option: they cost nothing
     extra.
     """
 
@@ -54,7 +56,7 @@ class WantedScores:
 
 
 class ScoreResults(NamedTuple):
-    """The results of the forward operator, [N] float32 each except for ``argmax``, int32; a result that is not
+    """The results of the forward operator, [N] float32 each except for ``argmax``, int32. A result that is not
     requested is [0].
 
     With K target ids of each position, ``logprob`` is [N, K].
@@ -76,8 +78,8 @@ class ScoreResults(NamedTuple):
 
 
 class ShardScores(NamedTuple):
-    """The scores that one shard of the vocabulary has for each position, [N] float32 each; a score that is not
-    requested is [0].
+    """The scores for each position over one shard of the vocabulary, [N] float32 each. A score that is not requested is
+    [0].
 
     With K target ids of each position, ``target_logit`` is [N, K].
 
@@ -116,16 +118,12 @@ _OF_LOSS_ALONE: Final = ("position_weight", "distance_sum")
 
 
 def _check_classes(call: Call) -> None:
-    """Reject class indices and temperatures of a call that are out of range."""
     target = call.tensor("target").reshape(-1)
     check_range(str(LINEAR_TOKEN_SCORES), target, call.options["ignore_index"], vocabulary(call))
     check_temperatures(LINEAR_TOKEN_SCORES, call.tensors.get(TEMPERATURES.name), TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return ``shared``, the kernel arguments of the cross-entropy, with the targets as [N, K], the shape that these
-    kernels take.
-    """
     targets: Tensor = shared["targets_hbm"]
     return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
@@ -135,13 +133,12 @@ def _forward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _as_target(call: Call) -> Shape:
-    """Return the shape of the call's target, [N] or [N, K]."""
     return tuple(call.tensor("target").shape)
 
 
 def _of_each_id(output: Output) -> Output:
-    """Return a copy of the output ``target_logit`` that has the shape of the targets, with one logit for each id;
-    return any other output unchanged.
+    """Return a copy of the output description ``target_logit`` with one logit for each id, in the shape of the targets;
+    return any other description unchanged.
     """
     if output.name != "target_logit":
         return output
@@ -159,7 +156,6 @@ def _without(inputs: tuple[Input, ...], *names: str) -> tuple[Input, ...]:
 
 
 def _with_any_ids(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the descriptions of inputs, changed so that the targets may be [N] or [N, K]."""
     return tuple(replace(operand, dimensions=None) if operand.name == "target" else operand for operand in inputs)
 
 
@@ -197,10 +193,8 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the inputs of the backward of the scores.
-
-    They are ``inputs``, those of the loss's backward, with the gradient of the log-probabilities in place of the
-    gradient of the loss.
+    """Return the inputs of the backward of the scores: those of the loss's backward (``inputs``), with ``grad_logprob``
+    in place of ``grad_loss``.
     """
     return _with_any_ids(
         tuple(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensor arguments of ``linear_token_scores`` as plain tensors (:func:`plain_arguments`).
+"""The conversion of DTensor arguments of ``linear_token_scores`` to plain tensors (:func:`plain_arguments`).
 
-The layer becomes this rank's part of the vocabulary, or is gathered.
+A *layer* is the weight and its bias. A sharded layer becomes this rank's part of the vocabulary, or is gathered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WEIGHT_CALLER: Final = LINEAR_TOKEN_SCORES._replace(input="linear_weight", noun
 
 @dataclass(frozen=True)
 class PlacedArguments:
-    """The arguments as plain tensors, and how the vocabulary is spread over ranks.
+    """The arguments as plain tensors, and the ranks that share the vocabulary.
 
     Attributes:
         arguments: the arguments of the loss.
@@ -54,7 +54,7 @@ class PlacedArguments:
     shard_sizes: tuple[int, ...] | None
 
     def shards(self) -> VocabularyShards | None:
-        """Return which rank has which classes; None if this rank has all of them."""
+        """Return the classes of each rank; None if this rank has all of them."""
         if not self.is_spread or self.arguments.linear_weight.dim() < 1:
             return None
         rows, place = self.arguments.linear_weight.shape[0], group_place(LINEAR_TOKEN_SCORES, self.group)
@@ -64,7 +64,7 @@ class PlacedArguments:
 def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
     """Return the arguments with weight and bias gathered from all ranks.
 
-    The gradients of both are averaged over the ranks, as FSDP2 does.
+    The gradients of weight and bias are averaged over the ranks, as FSDP2 does.
     """
     check_member(_WEIGHT_CALLER, weight.device_mesh)
     if arguments.grad_weight_sum is not None:
@@ -89,9 +89,9 @@ def plain_arguments(
 ) -> PlacedArguments:
     """Return the arguments without DTensors.
 
-    Replicated hidden states with a weight whose classes are sharded over one dimension of the mesh form a sharded
-    vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a DTensor is
-    then gathered, and its gradient averaged over the ranks, as FSDP2 does.
+    If the hidden states are replicated, and one dimension of the mesh shards the classes of the weight, the vocabulary
+    is sharded. If the hidden states are plain, they are those of this rank's own tokens, as under FSDP2: a weight that
+    is a DTensor is gathered, and its gradient averaged over the ranks, as FSDP2 does.
 
     Raises:
         TypeError: an argument is not a tensor.

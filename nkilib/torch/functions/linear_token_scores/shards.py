@@ -52,8 +52,9 @@ _DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
 
 
 def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossKeywords) -> Tensor:
-    """Return the targets' log-probabilities from statistics over all classes: [N], or [N, K] for K target ids; 0 where
-    the target is ignored.
+    """Return the targets' log-probabilities from statistics over all classes; 0 where the target is ignored.
+
+    The shape is [N], or [N, K] if each position has K target ids.
     """
     maximum, log_sum, lse = statistics.maximum, statistics.log_sum, statistics.lse
     if target.dim() > 1:
@@ -65,7 +66,7 @@ def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: 
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:
-    """Return those of a shard's results that the cross-entropy has too, in the form that its functions take."""
+    """Return the results of a shard that the cross-entropy has too, as :class:`ShardStatistics`."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
 
@@ -75,9 +76,9 @@ def _further_sums(
 ) -> Callable[[Tensor], Mapping[str, Tensor]]:
     """Return a function that computes this rank's summands for ``log_sum_squares`` and ``mean_logit``, by name.
 
-    The function takes the distance of the shard's maximum below m, the maximum over all ranks. The shard's sum of exp(z
-    - m)^2 is exp(log_sum_squares + 2 (log_sum - distance)), where both scores are those of the shard alone. The mean is
-    over the classes that no bias masks.
+    The argument of the function is the distance of the shard's maximum below m, the maximum over all ranks. The shard's
+    sum of exp(z - m)^2 is exp(log_sum_squares + 2 (log_sum - distance)), with both scores of the shard alone. The mean
+    is over the classes that no bias masks.
     """
 
     def summands(below: Tensor) -> dict[str, Tensor]:
@@ -101,7 +102,7 @@ def _moments(
 ) -> tuple[Tensor, Tensor]:
     """Return ``log_sum_squares`` and ``mean_logit`` over all classes; one that is not requested is empty.
 
-    They come from the terms of :func:`_further_sums`, summed over the ranks.
+    ``sums`` has the summands of :func:`_further_sums`, summed over the ranks.
     """
     log_sum_squares, mean_logit = own.log_sum_squares, own.mean_logit
     if "squares" in sums:
@@ -112,10 +113,10 @@ def _moments(
 
 
 class VocabParallelTokenScores(torch.autograd.Function):
-    """Returns scores that were computed over all ranks, and differentiates them with respect to this rank's tensors.
+    """An autograd function that returns scores over all ranks, with derivatives with respect to this rank's tensors.
 
-    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; the results;
-    the options of the operators; the process group.
+    The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; the results,
+    already computed; the options of the operators; the process group.
     """
 
     @staticmethod
@@ -163,8 +164,7 @@ def vocab_parallel_scores(
     group: dist.ProcessGroup | None,
     wanted: WantedScores,
 ) -> ScoreResults:
-    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
-    rank's tensors.
+    """Return the results of the forward operator over all classes, differentiable with respect to this rank's tensors.
 
     Args:
         caller: the function that error messages name.

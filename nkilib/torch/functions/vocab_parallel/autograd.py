@@ -5,6 +5,9 @@
 
 :func:`vocab_parallel_results` returns the results with the derivative of :class:`VocabParallelCrossEntropy`. The
 cross-entropy from hidden states uses :func:`combined_results`, without a derivative, and :func:`with_weight_sum`.
+
+There are N positions and V classes, of which each rank has a shard. z are the logits, lse is their log-sum-exp, w are
+the class weights, and e is the label smoothing.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class CombinedResults(NamedTuple):
     Attributes:
         results: the results of every position.
         weight_sum: the sum of all class weights, a scalar tensor; None without weights, and for class probabilities.
-        target_weight: [N], the weights of the positions, which a single shard does not know; None if all of them are 1.
+        target_weight: the weights of the positions' targets, [N], which a single shard does not know; None if all of
+            them are 1.
     """
 
     results: ForwardResults
@@ -58,8 +62,7 @@ def _class_loss(
     """Return the losses of the positions for class indices t, without z-loss: (1 - e) * w[t] * (lse - z[t]) + (e / V) *
     sum of w * (lse - z).
 
-    z are the logits, lse is their log-sum-exp, w are the class weights, and e is the label smoothing. The losses are
-    undefined at ignored positions.
+    The losses are undefined at ignored positions.
     """
     sums = statistics.sums
     # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
@@ -83,7 +86,7 @@ def _results(
 ) -> ForwardResults:
     """Return the results of every position from statistics over all classes.
 
-    ``valid`` says which positions are not ignored; it is None for class probabilities, where none is ignored.
+    ``valid`` says which positions are valid; it is None for class probabilities, where all are.
     """
     maximum, log_sum, sums, argmax, entropy = statistics
     lse = statistics.lse
@@ -118,7 +121,7 @@ def combined_results(
 ) -> CombinedResults:
     """All-reduce the statistics of the shards, and return the results over all classes.
 
-    Every rank of the group has to call this. It records no graph for autograd.
+    Every rank of the group has to call this function. It records no graph for autograd.
 
     Args:
         caller: the function that error messages name.
@@ -160,7 +163,7 @@ def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
 
 
 def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
-    """Return the gradient of this rank's logits, [N, width] in their dtype; the gradient of padding is 0.
+    """Return the gradient of this rank's logits, [N, width] in their dtype; the gradient of padding columns is 0.
 
     Padded logits are copied without the padding, because kernels read contiguous rows.
     """
@@ -179,7 +182,7 @@ def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Returns results that were computed over all ranks, and differentiates them with respect to this rank's logits.
+    """An autograd function that returns results over all ranks, with derivatives with respect to this rank's logits.
 
     The arguments of ``apply`` are, in order:
 
@@ -258,8 +261,7 @@ def vocab_parallel_results(
     wanted: Wanted,
     claims: Mapping[str, float],
 ) -> ForwardResults:
-    """Return the results that the forward operator would have for the whole vocabulary, differentiable with respect to
-    this rank's logits.
+    """Return the results of the forward operator over all classes, differentiable with respect to this rank's logits.
 
     Args:
         caller: the function that error messages name.

@@ -39,7 +39,7 @@ from nkilib.torch.losses.temperatures import check_rows, number_and_tensor, temp
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int, **others: Tensor | None) -> None:
-    """Reject ``inplace`` for logits of which some rank's shard could not be overwritten, on all ranks alike.
+    """Check for ``inplace=True`` that every rank's shard can be overwritten; all ranks come to the same answer.
 
     With ``class_dim=1``, a shard of one column could be overwritten, but the wider shards of other ranks could not.
     """

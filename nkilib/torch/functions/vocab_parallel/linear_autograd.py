@@ -45,11 +45,11 @@ _OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADD
 
 
 class VocabParallelLinearCrossEntropy(torch.autograd.Function):
-    """Returns results that were computed over all ranks, and differentiates them with respect to this rank's tensors.
+    """An autograd function that returns results over all ranks, with derivatives with respect to this rank's tensors.
 
     The arguments of ``apply`` are, in order: the inputs of the forward operator, with this rank's classes; weight_sum
-    (of all classes) and target_weight [N], as the backward kernel takes them; the results; the options of the
-    operators; the process group.
+    (of all classes) and target_weight [N], as the backward kernel takes them; the results, already computed; the
+    options of the operators; the process group.
     """
 
     @staticmethod
@@ -128,13 +128,12 @@ def vocab_parallel_linear_results(
     wanted: Wanted,
     claims: Mapping[str, float],
 ) -> ForwardResults:
-    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
-    rank's tensors.
+    """Return the results of the forward operator over all classes, differentiable with respect to this rank's tensors.
 
     Args:
         caller: the function that error messages name.
         operands: this rank's operands.
-        class_weight: [V] float32, or None.
+        class_weight: the class weights [V] float32, or None.
         options: the options of the loss.
         product: the scale and the compute dtype of the matrix product.
         shards: the shards of all ranks.

@@ -43,9 +43,10 @@ _WEIGHT_CALLER: Final = _CALLER._replace(input="linear_weight", noun="weight")
 
 
 def _check_kernels_take(arguments: LinearArguments, shards: VocabularyShards) -> None:
-    """Reject arguments for which no kernel computes the loss.
+    """Check that a kernel computes the loss.
 
-    For a whole weight, PyTorch's operators would compute it; here they would lack the logits of the other ranks.
+    PyTorch's operators can replace the kernels only for a whole weight: here they would lack the logits of the other
+    ranks.
     """
     reason = reason_for_reference(arguments, shards.num_classes)
     if reason is not None:

@@ -7,6 +7,8 @@
   :func:`as_weight` and :func:`same_everywhere`;
 - :func:`averaged` and :func:`constant`: a whole tensor, gathered from FSDP2's shards;
 - :func:`shard_operands`: the operands of a shard's operators, without padding.
+
+``caller`` is the function that error messages name; ``name`` is the name of the argument.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor)
 
     Args:
         caller: the function that error messages name.
-        of_weight: the caller's name and the weight's, for errors about the weight.
+        of_weight: the caller with the weight as its first argument, for errors about the weight.
         linear_weight: the weight, sharded by classes over one dimension of its mesh.
 
     Raises:
@@ -63,7 +65,7 @@ def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor)
 
 
 def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
-    """Return a replicated DTensor as a plain tensor, whose gradient is the whole gradient on every rank; a plain tensor
+    """Return a replicated DTensor as a plain tensor, whose gradient is the whole gradient on every rank. A plain tensor
     is returned unchanged.
     """
     placed = dtensor(tensor)
@@ -75,8 +77,8 @@ def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
-    """Return this rank's part of the argument ``name``, a DTensor placed like the weight; a plain tensor is this rank's
-    part already.
+    """Return this rank's part of a DTensor with the placements of the weight. A plain tensor is this rank's part
+    already.
     """
     placed = dtensor(tensor)
     if placed is None:
@@ -89,15 +91,15 @@ def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: D
 def local_layer(
     caller: Caller, of_weight: Caller, linear_weight: DTensor, layer_arguments: LinearArguments
 ) -> LocalLayer:
-    """Return this rank's part of the arguments. Nothing is communicated.
+    """Return this rank's part of the arguments. This function communicates nothing.
 
     One dimension of the mesh shards the classes. No other dimension may have more than one rank, because gradients of
-    the layer that come from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` are placed as the
+    the layer from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` have the placements of the
     weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
 
     Args:
         caller: the function that error messages name.
-        of_weight: the caller's name and the weight's, for errors about the weight.
+        of_weight: the caller with the weight as its first argument, for errors about the weight.
         linear_weight: the weight of the arguments.
         layer_arguments: the arguments of the call.
 
@@ -123,8 +125,8 @@ def local_layer(
 
 
 def shard_operands(caller: Caller, arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
-    """Return this rank's operands as its operators take them: positions flattened to rows, and weight and bias cut to
-    the rows that are classes.
+    """Return this rank's operands: positions flattened to rows, and weight and bias cut to the rows that are
+    classes.
     """
     linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
     wanted = wanted_gradients(arguments.input, linear_weight, linear_bias)
@@ -147,11 +149,10 @@ def shard_operands(caller: Caller, arguments: LinearArguments, shards: Vocabular
 
 
 def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
-    """Reject the argument ``name``, a DTensor, if its ranks hold partial sums, or parts in another order than their
-    ranks.
+    """Check that the ranks of a DTensor hold no partial sums, and hold its parts in the order of the ranks.
 
     Raises:
-        NotImplementedError: if the check fails.
+        NotImplementedError: they do not.
     """
     if any(placement.is_partial() for placement in tensor.placements):
         raise without_rule(caller, name, tensor, "Shard(0) or Replicate()")
@@ -159,8 +160,8 @@ def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
 
 
 class _Averaged(torch.autograd.Function):
-    """An identity function whose gradient is averaged: divided by the number of ranks, so that the sum over the ranks
-    is the mean.
+    """The identity as an autograd function whose gradient is divided by the number of ranks: the sum over the ranks is
+    then the mean.
     """
 
     @staticmethod
@@ -174,11 +175,11 @@ class _Averaged(torch.autograd.Function):
 
 
 def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
-    """Return the whole tensor, gathered from all ranks; its gradient is averaged over them, and each keeps its shard of
-    that.
+    """Return the whole tensor, gathered from all ranks. The gradient is averaged over the ranks, and each rank keeps
+    its shard of it.
 
     Raises:
-        NotImplementedError: it is neither sharded nor replicated.
+        NotImplementedError: the tensor is neither sharded nor replicated.
     """
     from torch.distributed.tensor import Partial
 
@@ -193,7 +194,7 @@ def constant(caller: Caller, name: str, tensor: DTensor) -> Tensor:
     """Return the whole tensor, gathered from all ranks, as a constant without a gradient.
 
     Raises:
-        NotImplementedError: it is neither sharded nor replicated.
+        NotImplementedError: the tensor is neither sharded nor replicated.
     """
     _check_no_sum(caller, name, tensor)
     with torch.no_grad():

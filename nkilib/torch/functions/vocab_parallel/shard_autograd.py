@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The steps that derivatives of losses from hidden states share where each rank has a shard of the classes.
+"""The steps that derivatives of losses from hidden states share if each rank has a shard of the classes.
 
-- :data:`COMPUTE_DTYPES`: the compute dtypes, by the position that ranks compare;
-- :class:`ShardOperands`: this rank's part of an output layer; :func:`claims_of_product`: what must be equal on all
-  ranks in its matrix product. Cross-entropy and scores have these two; the distillation has its own for two layers;
-- :func:`save_for_backward`: saves the tensors of a forward; :func:`backward_call`: the call of the operator of the
-  backward with them; :func:`gradients_of_shard`: the gradients that it returns.
+- :data:`COMPUTE_DTYPES`: the compute dtypes; ranks compare their index in this tuple;
+- :class:`ShardOperands`: this rank's part of an output layer; :func:`claims_of_product`: properties of its matrix
+  product that must be equal on all ranks. Cross-entropy and scores use both; the distillation has its own for two
+  layers;
+- :func:`save_for_backward`: saves the tensors of a forward; :func:`backward_call`: the call of the backward operator
+  with these tensors; :func:`gradients_of_shard`: the gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COMPUTE_DTYPES: Final = (None, "bfloat16", "float16", "float32")
 
 
 class ShardOperands(NamedTuple):
-    """The tensors that the forward operator of a shard takes, with this rank's classes.
+    """The inputs of the forward operator of a shard, with this rank's classes.
 
     Attributes:
         input: the hidden states [N, D], the same on all ranks.
@@ -48,9 +49,9 @@ class ShardOperands(NamedTuple):
 
 
 def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
-    """Return, by name, the properties of the matrix product that must be equal on all ranks, which compare them.
+    """Return the properties of the matrix product that must be equal on all ranks, by name. The ranks compare them.
 
-    The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
+    One property says whether ``input`` needs a gradient: the backward then communicates, so all ranks must do it, or
     none.
     """
     needs_gradient = operands.input.requires_grad and torch.is_grad_enabled()
@@ -68,7 +69,6 @@ def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
 
 
 def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum of every rank's ``part``, computed in float32 and rounded once to ``dtype``."""
     dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
     return part.to(dtype)
 
@@ -101,8 +101,8 @@ def save_for_backward(
 
 
 def backward_call(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
-    """Return the backward's call, made from the saved tensors without upstream gradients, and the ``further`` tensor
-    that :func:`save_for_backward` saved.
+    """Return the backward's call, made from the saved tensors without upstream gradients, and the saved ``further``
+    tensor.
     """
     *kept, further = ctx.saved_tensors
     return Call(dict(zip(derivative.saved, kept, strict=True)), ctx.options), further
@@ -111,13 +111,13 @@ def backward_call(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None
 def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:
     """Return the gradients of the forward operator's inputs, from this rank's classes.
 
+    The gradient of ``input`` is summed over the ranks of ``ctx.group``.
+
     Args:
         ctx: the context in which :func:`save_for_backward` saved the tensors.
         derivative: the derivative of the forward operator.
         call: the call of the backward, with upstream gradients.
         has_upstream: whether any upstream gradient is given; if not, nothing has to be computed.
-
-    The gradient of ``input`` is summed over the ranks of ``ctx.group``.
     """
     needed = _needed(ctx, derivative)
     gradients = derivative.of_kernel(call, ctx.written, needed) if has_upstream else {}

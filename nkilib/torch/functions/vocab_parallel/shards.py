@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The shards of a vocabulary that is spread over ranks: which rank has which classes, and statistics over all ranks.
+"""The shards of a vocabulary that is spread over ranks: the classes of each rank, and statistics over all ranks.
 
-- :class:`VocabularyShards`: the classes of each rank, which :func:`shards_of_ranks` finds from this process's
-  :class:`GroupPlace` (:func:`group_place`) without asking the others;
+- :class:`VocabularyShards`: the classes of each rank. :func:`shards_of_ranks` computes them from this process's
+  :class:`GroupPlace` (:func:`group_place`), without communication;
 - :func:`unpadded_sizes`, :func:`without_padding`: columns that are no classes;
-- :func:`check_no_group`, :func:`check_whole`: arguments that say the same as a DTensor, or need a group;
-- :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces: sums by
-  :func:`sums_of_ranks`, whose summands :func:`product_or_zero` makes, maxima by :func:`greatest_of_ranks`, and the
-  argmax by itself. The scores and the distillation use the parts too.
+- :func:`check_no_group`, :func:`check_whole`: arguments that a DTensor or a missing group excludes;
+- :class:`VocabularyStatistics`: statistics over all classes. :func:`combined_statistics` all-reduces them:
+  :func:`sums_of_ranks` adds sums, whose summands :func:`product_or_zero` computes, and :func:`greatest_of_ranks` takes
+  maxima. The scores and the distillation use these functions too.
+
+A *claim* is a number that must be equal on all ranks, such as an option; the ranks compare their claims.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class VocabularyShards(NamedTuple):
     Attributes:
         sizes: the number of classes of every rank, 0 allowed.
         rank: this process's rank.
-        are_assumed: whether the caller did not state the sizes, so that every column counts as a class of its own.
+        are_assumed: whether the caller did not state the sizes, so that all columns count as classes.
     """
 
     sizes: tuple[int, ...]
@@ -64,12 +66,12 @@ class VocabularyShards(NamedTuple):
 
     @property
     def columns(self) -> Columns:
-        """This rank's columns as the option that tells kernels which classes they stand for."""
+        """This rank's columns as the option that tells kernels their classes."""
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
-        """Return this rank's part of a tensor [V] with one number for each class, such as class weights; None if the
-        tensor is None.
+        """Return this rank's part of a tensor [V] with one number for each class, such as class weights; None for
+        None.
         """
         return None if of_classes is None else self.own_part(of_classes)
 
@@ -123,7 +125,8 @@ def shards_of_ranks(
         caller: the function that error messages name, with its name for the tensor that is split over the ranks.
         width: the number of columns of this rank, padding included.
         place: this rank's place in the group.
-        num_classes: V, if all ranks have ``width`` columns and those from V on are padding; None: there is no padding.
+        num_classes: V, if all ranks have ``width`` columns and the columns from V on are padding; None: there is no
+            padding.
         shard_sizes: the number of classes of each rank, instead of ``num_classes``.
 
     Raises:
@@ -149,7 +152,7 @@ def group_place(caller: Caller, group: Any) -> GroupPlace:
 
     Raises:
         RuntimeError: ``torch.distributed`` is not initialized.
-        TypeError: it is not a process group.
+        TypeError: ``group`` is not a process group.
         ValueError: this process is not in the group.
     """
     if not dist.is_available() or not dist.is_initialized():
@@ -172,10 +175,10 @@ def group_place(caller: Caller, group: Any) -> GroupPlace:
 
 
 def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None) -> None:
-    """Reject a group or shard sizes beside a DTensor, which defines both itself.
+    """Check that neither a group nor shard sizes are given beside a DTensor, which defines both itself.
 
     Raises:
-        ValueError: a group or sizes are given.
+        ValueError: one of them is given.
     """
     if group is not None or shard_sizes is not None:
         raise ValueError(
@@ -195,7 +198,7 @@ def unpadded_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None
 
     Raises:
         TypeError: ``num_classes`` is not an integer.
-        ValueError: it is out of range.
+        ValueError: ``num_classes`` is out of range.
     """
     if num_classes is None:
         return tuple(sizes)
@@ -212,11 +215,11 @@ def without_padding(
     num_classes: int | None,
     shard_sizes: Sequence[int] | None,
 ) -> LocalPart:
-    """Return this rank's part of a DTensor without its padding, which are the columns from ``num_classes`` on.
+    """Return this rank's part of a DTensor without the padding, which are the columns from ``num_classes`` on.
 
     Raises:
         TypeError: ``num_classes`` is not an integer.
-        ValueError: it is out of range; a group or sizes are given, which the DTensor defines itself.
+        ValueError: ``num_classes`` is out of range; a group or sizes are given, which the DTensor defines itself.
     """
     check_no_group(caller, group, shard_sizes)
     if num_classes is None:
@@ -230,10 +233,10 @@ def without_padding(
 
 
 def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
-    """Reject ``num_classes`` and ``shard_sizes`` of a call without a group.
+    """Check that a call without a group has neither ``num_classes`` nor ``shard_sizes``.
 
     Raises:
-        ValueError: ``num_classes`` or ``shard_sizes`` is given.
+        ValueError: one of them is given.
     """
     if num_classes is not None or shard_sizes is not None:
         raise ValueError(
@@ -247,7 +250,7 @@ _OF_CONSTANT: Final = 1e-3
 
 
 class VocabularyStatistics(NamedTuple):
-    """The statistics over all classes, [N] float32 each, the same on every rank.
+    """The statistics over all classes, [N] float32 unless stated otherwise, the same on every rank.
 
     Attributes:
         maximum: the largest logit.
@@ -257,8 +260,8 @@ class VocabularyStatistics(NamedTuple):
             probabilities): the weight of the target, 0 at ignored positions; or the sum of the weighted and smoothed
             probabilities. ``distance_sum`` (if the shards have it): the sum over all classes of f * (maximum - logit),
             with f as in :class:`ShardStatistics`.
-        argmax: int32, the first class with the largest logit; [0] if the shards have none.
-        entropy: the entropy of the softmax, in nats; [0] if the shards have none.
+        argmax: int32, the first class with the largest logit; [0] if the shards have no argmax.
+        entropy: the entropy of the softmax, in nats; [0] if the shards have no entropy.
     """
 
     maximum: Tensor
@@ -282,8 +285,8 @@ def _check_different(
     Parts of a vocabulary may have the same statistics too: parts of one class each, parts of an output layer that is 0,
     and parts that every rank has initialised with the same seed. So an error is raised only if rows are not constant,
     and if every label is a class of the first rank, as all labels of a whole vocabulary are. These conditions have the
-    same value on all ranks, so either all ranks raise or none. (In a group that does not communicate, such as PyTorch's
-    fake one, the sums are this rank's alone, and nothing is compared.)
+    same value on all ranks, so either all ranks raise an error or none does. (In a group that does not communicate,
+    such as PyTorch's fake one, the sums are this rank's alone, and nothing is compared.)
     """
     ranks, width = len(shards.sizes), shards.sizes[0]
     labels = target[~is_ignored(target, ignore_index)]
@@ -314,13 +317,13 @@ def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Te
 def product_or_zero(factor: Tensor, values: Tensor) -> Tensor:
     """Return ``factor * values``, but 0 where the factor is 0.
 
-    There the value may be infinite or NaN, as it is for a shard without classes.
+    At such elements ``values`` may be infinite or NaN, as for a shard without classes.
     """
     return torch.where(factor == 0.0, 0.0, factor * values)
 
 
 def sums_of_ranks(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """Return the sums over all ranks of each of ``summands``, in its shape, by one all-reduce for all of them."""
+    """Return the sums over all ranks of each of ``summands``, by name, computed by one all-reduce."""
     values = torch.cat([summand.reshape(-1) for summand in summands.values()])
     dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
     sums = torch.split(values, [summand.numel() for summand in summands.values()])
@@ -338,7 +341,7 @@ def _argmax(
     """Return the first class with the largest logit of all shards: the smallest one among the shards that have the
     maximum.
 
-    It is V, which is no class, in a row with a NaN, as in the kernel.
+    In a row with a NaN it is V, which is no class, as in the kernel.
     """
     beyond = shards.num_classes
     classes = torch.where(own.maximum == maximum, own.argmax, beyond)
@@ -361,10 +364,10 @@ def greatest_of_ranks(
     """Return the maximum over all shards, whether all ranks make the same claims, and whether all have the same
     ``marks``.
 
-    Claims are numbers that must be equal on all ranks; marks are a few numbers that need not be. Claims are compared as
-    float32, so different integers above 2^24 that are close to each other pass as equal. Claims and their negatives go
-    through the same all-reduce, which gives the greatest and the least value of each. They are a few numbers from the
-    host in every call, and are not cached as a tensor, which might belong to a trace.
+    Marks are a few numbers that, unlike claims, may differ between ranks. Claims are compared as float32, so different
+    integers above 2^24 that are close to each other pass as equal. Claims and their negatives go through the same
+    all-reduce, which gives the greatest and the least value of each. They are copied from the host in every call, and
+    not cached as a tensor, which might belong to a trace.
 
     Raises:
         ValueError: the ranks do not make the same claims; on the CPU only, and not under torch.compile.
