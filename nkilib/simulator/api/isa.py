@@ -3,7 +3,7 @@
 
 """The replacement of the module ``nki.isa``.
 
-It has every public name of NKI 0.7, implemented or raising NotImplementedError.
+It has every public name of NKI 0.7. A function that is not implemented yet raises NotImplementedError.
 """
 
 from __future__ import annotations
