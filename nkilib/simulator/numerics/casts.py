@@ -90,7 +90,7 @@ def store_float(destination: npt.NDArray[Any], values: npt.NDArray[np.float32], 
 
     Args:
         destination: the array to write.
-        values: as many elements as ``destination`` has, in row-major order.
+        values: an array with the elements of ``destination`` in row-major order.
         dtype: the NKI type of ``destination``.
     """
     shaped = values if values.shape == destination.shape else values.reshape(destination.shape)
@@ -107,7 +107,7 @@ def store_integer(destination: npt.NDArray[Any], values: npt.NDArray[Any], dtype
 
     Args:
         destination: the array to write.
-        values: int64, as many elements as ``destination`` has, in row-major order.
+        values: an int64 array with the elements of ``destination`` in row-major order.
         dtype: the NKI type of ``destination``. An integer type keeps the low bits; for a float type the values are
             cast.
     """
