@@ -157,7 +157,7 @@ class LncSettings:
 
     @classmethod
     def now(cls) -> LncSettings:
-        """Return the settings that the environment has now.
+        """Return the settings of the environment at the time of the call.
 
         Raises:
             ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.

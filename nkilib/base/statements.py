@@ -168,16 +168,15 @@ def _found(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Ca
 
 
 def work_stated_for(function: Callable[..., Any]) -> StatesWork | None:
-    """Return the function that states a kernel's work; None if there is none.
-
-    It may be attached to the kernel function or to the function in its ``__wrapped__``.
+    """Return the function that states the work of a kernel, or of the function in its ``__wrapped__``; None if there is
+    none.
     """
     return _found(_WORK, function)
 
 
 def trips_stated_for(function: Callable[..., Any]) -> StatesTrips | None:
-    """Return the function that states a kernel's iteration counts; None if there is none.
+    """Return the function that states the iteration counts of a kernel; None if there is none.
 
-    It may be attached to the kernel function or to the function in its ``__wrapped__``.
+    The statement may be attached to the kernel function or to the function in its ``__wrapped__``.
     """
     return _found(_TRIPS, function)

@@ -68,7 +68,9 @@ def _device(*_: Any, **__: Any) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing for a step or a synchronization: every operation has run when it returns."""
+    """Do nothing: a step or a synchronization has nothing to wait for, because every operation has run when it
+    returns.
+    """
 
 
 @contextmanager

@@ -269,8 +269,9 @@ class NllLossKernels(LossKernels):
 
 @dataclass(frozen=True)
 class CtcKernels(LossKernels):
-    """The kernels of connectionist temporal classification, on a batch of sequences; ``--positions`` is the number of
-    time steps.
+    """The kernels of connectionist temporal classification, on a batch of sequences.
+
+    ``--positions`` is the number of time steps.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)

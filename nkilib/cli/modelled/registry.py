@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""All families of kernels that ``profile`` and ``tune`` know (:data:`FAMILIES`), and the selection of one by the
-command line: :func:`add_family_arguments` adds the options, and :func:`kernels_of` reads them.
+"""The families of kernels that ``profile`` and ``tune`` know (:data:`FAMILIES`), and the choice of one of them.
+
+:func:`add_family_arguments` adds the options to a command, and :func:`kernels_of` reads the options.
 """
 
 from __future__ import annotations

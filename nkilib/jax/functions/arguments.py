@@ -264,7 +264,7 @@ def check_arguments(
 def has_readable_values(array: Array) -> bool:
     """Return whether the values of an array can be read without waiting for a device.
 
-    They can if the array is numpy's, or if it is on the CPU and not traced.
+    This holds for numpy arrays, and for arrays on the CPU that are not traced.
     """
     return isinstance(array, np.ndarray) or (SIMULATED and is_known(array) and array.is_fully_addressable)
 

@@ -79,7 +79,7 @@ def _divisor(
 ) -> jax.Array | int:
     """Return the divisor of a mean, as in PyTorch.
 
-    It is ``normalizer`` if given, else the sum of the targets' weights; for class probabilities, the number of
+    The divisor is ``normalizer`` if given, else the sum of the targets' weights; for class probabilities, the number of
     positions.
     """
     if normalizer is not None:

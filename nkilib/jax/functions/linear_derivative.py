@@ -161,8 +161,8 @@ def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict
 def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the backward kernel and return the needed gradients by the name of the array.
 
-    The gradients of ``input`` and ``linear_weight`` have the shapes and types of these arrays, that of ``linear_bias``
-    is [V] float32.
+    The gradients of ``input`` and ``linear_weight`` have the shapes and types of these arrays; the gradient of
+    ``linear_bias`` is [V] float32.
 
     Args:
         recipe: the compiled options of the forward.

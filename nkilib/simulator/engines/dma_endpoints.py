@@ -317,8 +317,8 @@ def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
     """Return whether a copy between two tensors may be deferred.
 
-    It may if the copy is large, the types are equal, and both tensors can be read as the same dense rows, one for each
-    partition of the tensor on chip.
+    The copy must be large, the types must be equal, and both tensors must be readable as the same dense rows, one for
+    each partition of the tensor on chip.
     """
     on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (

@@ -43,9 +43,9 @@ class Indirection(NamedTuple):
     """The operands of an instruction that may be views of ``NkiTensor.indirect``, according to the documentation.
 
     Attributes:
-        operands: the names of these operands: first the output, then the inputs. If the output is such a view, its
-            index must start at the same partition as the first input here (in SBUF), or as the index of that input (if
-            that input is such a view too).
+        operands: the names of these operands: first the output, then the inputs. If the output is such a view, the
+            partition at which its index starts must be that of the first of these inputs if the input is in SBUF, or of
+            the input's index if the input is such a view too.
         engines: the engines that support such views.
     """
 
@@ -139,7 +139,7 @@ class EngineRule(Protocol):
     """
 
     def __call__(self, engine: Engine, generation: Generation, values: Mapping[str, Any], /) -> None:
-        """Return without an error if the engine can run the call.
+        """Check that the engine can run the call.
 
         Raises:
             NkiValidationError: the engine cannot run the call.
@@ -228,7 +228,8 @@ class Definition:
         """Return the values of all parameters for the arguments of a call, in the order of ``names``.
 
         Raises:
-            ArgumentTypeError: if the arguments do not fit the signature; the message lacks the name of the instruction.
+            ArgumentTypeError: the arguments do not fit the signature; the caller adds the instruction's name to the
+                message.
         """
         # The calls of a program are written in a few ways; each is checked when it comes for the first time.
         way = (len(args), *kwargs)

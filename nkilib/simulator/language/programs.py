@@ -29,7 +29,7 @@ def _check_axis(function: str, axis: int) -> None:
 
 
 def program_id(axis: int = 0) -> int:
-    """Return the number of the core that makes this call, 0 or 1."""
+    """Return the number of the core that makes this call, 0 or 1; ``axis`` must be 0."""
     core = current_core("nl.program_id")
     _check_axis("nl.program_id", axis)
     return core.number

@@ -109,7 +109,7 @@ def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTenso
 
 @language_function
 def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
-    """Return the mean over ``axis``, like ``torch.mean``: the float32 sum, scaled.
+    """Return the mean over ``axis``, like ``torch.mean``, as the scaled float32 sum.
 
     The other arguments are the same as in ``sum``.
     """

@@ -242,7 +242,7 @@ def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
 
 
 class _Input:
-    """An array argument: the caller's object, and the storage that represents it in the kernel."""
+    """An array argument of a kernel: the caller's object, and the storage that represents the object in the kernel."""
 
     def __init__(
         self,
@@ -498,9 +498,10 @@ class Arguments:
         check_scope(core, f"{self._kernel}: a kernel returns tensors that it can use at its end", tensor)
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
-        """Return the numpy type of a result of the packed type ``dtype``.
+        """Return the numpy type of a result of the packed type ``dtype``: the type of packed arrays if an argument is
+        packed.
 
-        It is the type of packed arrays if an argument has a packed type, else the type of the words.
+        Otherwise it is the type of the words.
         """
         types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy

@@ -35,11 +35,11 @@ Array = npt.NDArray[Any]
 
 
 class ArrayArgument(NamedTuple):
-    """An array argument of a launch, with the storage that represents it in the kernel.
+    """An array argument of a launch, with the storage that represents the array in the kernel.
 
     Attributes:
-        array: the caller's memory.
-        storage: the storage that represents it.
+        array: the caller's array.
+        storage: the storage that represents the array.
         is_copy: whether the storage has memory of its own.
     """
 

@@ -363,7 +363,10 @@ class Core:
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
-        """Return a float32 work buffer named ``slot``, reused by later instructions; its content is arbitrary."""
+        """Return a float32 work buffer of ``elements`` elements with arbitrary content.
+
+        Later instructions reuse the buffer under the same name ``slot``.
+        """
         buffer = self._scratch.get(slot)
         if buffer is None or buffer.size < elements:
             buffer = self._scratch[slot] = np.empty(elements, np.float32)

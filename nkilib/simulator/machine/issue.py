@@ -61,7 +61,7 @@ _MADE_IN_LOOP = (
 
 
 class Call(Issued):
-    """One run of an instruction on a core. The instruction's function receives this object besides the operands.
+    """One call of an instruction on a core. The function of the instruction gets this object before the operands.
 
     Attributes:
         core: the core that runs the instruction.

@@ -285,7 +285,7 @@ class RunTimeLoop:
 
     @property
     def line(self) -> str:
-        """The place as ``file:line``, without the directories of the file."""
+        """The place of the loop as ``file:line``, without the directories of the file."""
         return basename(self.place)
 
     def __str__(self) -> str:

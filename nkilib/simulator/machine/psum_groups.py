@@ -81,8 +81,8 @@ class Bank:
     Attributes:
         number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
         latest: the number of the last matmul that started a group in the bank; 0 if there is none.
-        starts: the last matmul that started a group, for every partition; earlier ones stay in the list unless a single
-            later matmul covers all their partitions.
+        starts: the last matmul that started a group, for every partition. An earlier matmul leaves the list when a
+            single later matmul covers all its partitions.
     """
 
     __slots__ = ("latest", "number", "starts")

@@ -211,7 +211,7 @@ class _Recording(Watcher):
 
 @contextmanager
 def recording() -> Iterator[Record]:
-    """Record the work of the kernels launched inside the ``with`` block.
+    """Record counts of the kernels launched inside the ``with`` block; the block gets the :class:`Record`.
 
     Example::
 

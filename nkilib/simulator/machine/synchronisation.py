@@ -111,8 +111,8 @@ class Waits:
         """Return whether a thread that has issued ``issued`` instructions may run on although another thread has
         failed.
 
-        It may until all threads with lower numbers than the failed one have ended, and for at most ``ALLOWANCE``
-        instructions more than the failed thread.
+        The thread may run on until all threads with lower numbers than the failed one have ended, and for at most
+        ``ALLOWANCE`` instructions more than the failed thread.
         """
         return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
 
@@ -368,8 +368,8 @@ class _Gathering:
 def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
     """Return whether an arriving core belongs to a gathering that has begun.
 
-    It does if its rank is still missing, and one of the participants waits for it: a participant with this rank among
-    its members, and with the same core number, or one of the two acts for its whole rank.
+    This holds if its rank is still missing and one of the participants waits for it. That participant has this rank
+    among its members, and the same core number, or one of the two acts for its whole rank.
     """
     if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False

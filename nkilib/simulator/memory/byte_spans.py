@@ -42,7 +42,7 @@ def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of these two
+    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of the two
     elements.
 
     The result is None if there is no such byte.

@@ -219,9 +219,7 @@ class Storage:
 
     @property
     def accumulated(self) -> WrittenMap:
-        """The map of the elements that hold a matmul result, to which a later matmul may add (see
-        engines/tensor/accumulation.py).
-        """
+        """The map of the elements that hold a matmul result; a later matmul may add to them."""
         if self._accumulated is None:
             self._accumulated = self._make_map(self.is_shape_only)
         return self._accumulated
@@ -354,7 +352,7 @@ class Storage:
             self._make(self.parts[0])
 
     def overwrite(self, layout: Layout, dtype: DType) -> None:
-        """Drop the deferred contents of a view, all elements of which are about to be overwritten."""
+        """Drop the deferred contents of a view whose elements the caller then overwrites."""
         block = self.block_of(layout, dtype)
         if block is None or any(part.content.may_grow for part in self.parts):
             self.settle()

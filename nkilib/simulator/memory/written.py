@@ -24,7 +24,7 @@ _MOST_KNOWN = 256
 
 
 class _Block(NamedTuple):
-    """A block of a large matrix: a range of rows, and the bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each
+    """A block of a large matrix: a range of rows, and bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each
     row.
     """
 

@@ -85,7 +85,7 @@ def softplus(x: _Float64s) -> _Float64s:
 def sigmoid(x: _Float64s) -> _Float64s:
     """Return 1 / (1 + exp(-x)).
 
-    The exponential may overflow: 1 / inf is 0, and the exact value is then below the smallest float32.
+    If the exponential overflows, the result is 1 / inf = 0, and the exact value is below the smallest float32.
     """
     result = np.negative(x)
     with np.errstate(over="ignore"):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Copies of arrays in another order of their dimensions: :func:`copy_in_order`, and :func:`transposed` of a matrix.
+"""Copies of arrays in another order of their dimensions: :func:`copy_in_order`, and :func:`transposed` for a matrix.
 
-Reading memory out of order is several times as slow as in order; both functions read it in order.
+Reading memory out of order takes several times as long as in order; both functions read in order.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _STEERS = (
 
 @dataclass(frozen=True)
 class LoadedFloat:
-    """The content of a register that was loaded with a float: its bits can be stored, but not computed with.
+    """The content of a register that was loaded with a float. It can be stored, but Python cannot compute with it.
 
     Attributes:
         number: the value of the element.

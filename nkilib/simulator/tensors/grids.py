@@ -110,9 +110,7 @@ class Axis:
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from the start of one cell to that of the next; None if it
-        differs.
-        """
+        """The number of elements from the start of one cell to the start of the next; None if the distances differ."""
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
             return self.group * self.tile
@@ -269,7 +267,7 @@ class NkiGrid:
     def element_shape(self) -> Shape:
         """The number of selected elements along each dimension of the tensor.
 
-        This includes dimensions that an integer has removed from :attr:`shape`.
+        Dimensions that an integer index has removed from :attr:`shape` are included.
         """
         return tuple(axis.elements for axis in self._axes)
 

@@ -232,12 +232,12 @@ def _values_text(tensor: View) -> str:
 class NkiTensor(AccessPatterns, PythonOperators):
     """A tensor in SBUF, PSUM or HBM; create one with ``nl.ndarray``.
 
-    ``print`` shows its values, ``repr`` and f-strings one line; in a debugger ``t.array`` is a numpy view of the
-    values.
+    ``print`` shows the values of a tensor, ``repr`` and f-strings one line; in a debugger ``t.array`` is a numpy view
+    of the values.
 
     Attributes:
         shape: the size of each dimension; on chip, dimension 0 counts partitions.
-        strides: the number of elements from one index to the next, for each dimension.
+        strides: for each dimension, the number of elements from one index to the next.
         offset: the position of the first element, counted from the start of the storage.
         dtype: the type of an element.
         buffer: the memory region.

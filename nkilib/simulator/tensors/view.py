@@ -187,7 +187,10 @@ class View(NKIObject):
         self.may_be_accessed = True
 
     def mark_written(self, is_matmul: bool = False) -> None:
-        """Record that an instruction has written all elements; with ``is_matmul`` a later matmul may add to them."""
+        """Record that an instruction has written all elements.
+
+        In PSUM, ``is_matmul`` tells whether a later matmul may add to them.
+        """
         storage = self.storage
         written = storage.written
         if not written.is_full:
@@ -225,7 +228,7 @@ class View(NKIObject):
         return [[stride, size] for stride, size in zip(self.strides, self.shape, strict=True)]
 
     def __repr__(self) -> str:
-        """Return one line without values, for messages, for containers of tensors and for a debugger's variables."""
+        """Return one line with name, shape, type and memory, without values."""
         return describe_tensor(self.name, self.shape, self.dtype, self.buffer)
 
     def __format__(self, spec: str) -> str:

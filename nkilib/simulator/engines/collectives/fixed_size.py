@@ -80,7 +80,7 @@ def all_reduce(
     rounded once. 32-bit integers are reduced exactly and wrap; smaller integers saturate.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
@@ -110,10 +110,10 @@ def all_gather(
 ) -> None:
     """Concatenate the ranks' ``srcs[k]`` along ``collective_dim`` into ``dsts[k]`` on every rank.
 
-    The dimension is 0 in HBM, 0 or 1 in SBUF.
+    ``collective_dim`` is 0 in HBM, 0 or 1 in SBUF.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
@@ -170,7 +170,7 @@ def reduce_scatter(
     The arithmetic is that of :func:`all_reduce`.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
@@ -202,10 +202,10 @@ def all_to_all(
 ) -> None:
     """Copy part p of ``srcs[k]`` on the q-th rank to part q of ``dsts[k]`` on the p-th rank, for all p, q and k.
 
-    There are as many parts as ranks, along dimension 0; all tensors are in HBM.
+    Dimension 0 of every tensor is divided into as many equal parts as there are ranks. All tensors are in HBM.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)

@@ -121,7 +121,7 @@ class RankPosition:
 
 
 def rank_of(core: Core) -> int:
-    """Return the rank of the launch that a core belongs to; 0 if the launch runs by itself."""
+    """Return the rank of the launch that a core belongs to; 0 for a launch without other ranks."""
     return 0 if core.launch.seat is None else core.launch.seat.rank
 
 

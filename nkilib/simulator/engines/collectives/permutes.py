@@ -197,7 +197,7 @@ def collective_permute_implicit(
     Each channel has one source and one result, in HBM or SBUF.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place = _place(call, replica_group, channel_ids, priority)
     inputs = _by_channel(call, "srcs_by_channel", srcs_by_channel, channel_ids)
@@ -223,7 +223,7 @@ def collective_permute_implicit_reduce(
     The arithmetic is that of :func:`nkilib.simulator.engines.collectives.fixed_size.all_reduce`.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     core, key = call.core, reduction_key(op)
     place = _place(call, replica_group, channel_ids, priority)
@@ -247,7 +247,7 @@ def collective_permute_implicit_current_processing_rank_id(
 ) -> VirtualRegister:
     """Return, in a register, the rank whose data this rank has after ``iteration_id`` permutes around the group's ring.
 
-    It is this rank itself after 0 permutes, the previous rank of the list after 1, and so on.
+    After 0 permutes this is the rank itself, after 1 permute the previous rank of the list, and so on.
     """
     function = "nki.collectives.collective_permute_implicit_current_processing_rank_id"
     core = current_core(function)

@@ -303,7 +303,7 @@ def all_gather_v(
     set.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     run(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
@@ -322,13 +322,13 @@ def all_to_all_v(
 ) -> None:
     """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to the q-th rank of the list, for every q.
 
-    ``src`` and ``dst`` are the only tensors of ``srcs`` and ``dsts``, as flat buffers. A rank stores the elements from
-    the s-th rank, which may be the rank itself, in slot s of ``dst``, which has equal slots; with ``has_rdispls``, from
-    element ``row 3, column s`` of its metadata on. Row 0 of the metadata has the counts and row 1 the starts. Row 2
+    ``src`` and ``dst`` are the only tensors of ``srcs`` and ``dsts``, as flat buffers. Elements from the s-th rank are
+    stored in slot s of ``dst``, which is divided into equal slots. With ``has_rdispls``, they are stored from the index
+    on that row 3, column s of the metadata holds. Row 0 of the metadata is ``count`` and row 1 is ``start``. Row 2
     receives the numbers of received elements, unless ``recv_counts_known`` is set.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     run(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
@@ -440,7 +440,7 @@ def all_gather_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
 
     Raises:
         NkiValidationError: ``prepare_instr`` is not the handle of the operation that waits for its trigger.
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, GATHER, prepare_instr))
 
@@ -451,6 +451,6 @@ def all_to_all_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
 
     Raises:
         NkiValidationError: ``prepare_instr`` is not the handle of the operation that waits for its trigger.
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, TO_ALL, prepare_instr))

@@ -61,7 +61,7 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
 
 
 def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
-    """Return the number of indices in the list of each group of 16 partitions, after checking the two arguments."""
+    """Check ``num_elem_per_idx`` and ``num_valid_indices``, and return the number of indices in each group's list."""
     if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
     total = _CORE_PARTITIONS * index.free_size

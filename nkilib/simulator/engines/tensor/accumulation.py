@@ -231,7 +231,7 @@ class SumOfProducts:
 
     Args:
         target: the matrix.
-        is_added: whether the products are added to the present contents.
+        is_added: whether the products are added to the present elements of the matrix.
 
     Attributes:
         layout: the layout of the matrix.

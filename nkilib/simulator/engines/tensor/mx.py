@@ -226,7 +226,9 @@ def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows:
 
 
 def _row_tile(position: Any, size: Any) -> int:
-    """Return the number of rows of the systolic array that a call uses, after checking the two arguments."""
+    """Check ``tile_position`` and ``tile_size``, and return the number of rows of the systolic array that the call
+    uses.
+    """
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:

@@ -4,8 +4,7 @@
 """The instructions of the Vector engine for copies, constants, operators and reductions, without accumulator registers.
 
 They are :func:`tensor_copy`, :func:`memset`, :func:`tensor_tensor`, :func:`tensor_scalar`, :func:`tensor_reduce` and
-:func:`reciprocal`; some run on Scalar and GpSimd as well. The rules are those of the docstrings in
-``nki/api/nki/isa/__init__.py``.
+:func:`reciprocal`; some also run on the Scalar or GpSimd engine. Source: docstrings in ``nki/api/nki/isa/__init__.py``.
 """
 
 from __future__ import annotations
@@ -272,8 +271,8 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 
 
 def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
-    """Return a function that reduces each row to ``results`` elements, each from ``inner`` adjacent elements of the
-    row.
+    """Return a function that reduces each row to ``results`` elements; ``inner`` adjacent elements of the row give one
+    result.
     """
     reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
 
@@ -337,7 +336,7 @@ def tensor_reduce(
     cost=costs.inverted,
 )
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Compute ``1 / data`` in float32."""
+    """Compute ``dst = 1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     one = np.float32(1.0)
     compute(call.core, dst, (data,), lambda tiles, _, values: np.divide(one, tiles[0], out=values))

@@ -87,10 +87,10 @@ def _aggregate(tuples: Float32s, results: Float32s) -> None:
     cost=costs.assumed("data"),
 )
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Compute mean and (population) variance of each partition from tuples (count, mean, variance * count).
+    """Compute mean and population variance of each partition from tuples (count, mean, variance * count).
 
-    ``data`` holds any number of tuples per partition, ``dst`` two elements in at most two free dimensions. Arithmetic
-    is float32. A tuple of count 0 adds nothing; if all counts are 0, mean and variance are NaN.
+    ``data`` has any number of tuples per partition; ``dst`` has two elements per partition, in at most two free
+    dimensions. Arithmetic is float32. A tuple of count 0 adds nothing; if all counts are 0, mean and variance are NaN.
     """
     at_most_rank({"dst": dst}, _RANK_OF_AGGREGATE, "dst")
     same_partitions({"dst": dst, "data": data}, "dst", "data")

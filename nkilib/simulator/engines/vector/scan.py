@@ -122,9 +122,9 @@ def tensor_scalar_cumulative(
 ) -> None:
     """Compute ``result[i] = (src[i] <op0> imm0) <op1> result[i - 1]`` along each partition, in float32.
 
-    The initial value is the identity of ``op1`` (0 for subtract) with ``reset_reduce``, the accumulator registers
-    with ``reduce``, and ``imm1`` with ``load_reduce``, the only command that reads ``imm1``. The registers hold the
-    last result afterwards.
+    ``reduce_cmd`` selects the initial value ``result[-1]``: the identity of ``op1`` (0 for subtract) with
+    ``reset_reduce``, the accumulator registers with ``reduce``, and ``imm1`` with ``load_reduce``. The registers hold
+    the last result afterwards.
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     first = _binary("op0", op0, False)
