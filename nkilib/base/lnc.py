@@ -245,7 +245,8 @@ def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
     The setting is ``--lnc`` in ``NEURON_CC_FLAGS``, else ``NEURON_LOGICAL_NC_CONFIG``, else ``default``.
 
     Args:
-        default: the compiler's default for the hardware generation; None: the result is None where neither is set.
+        default: the compiler's default for the hardware generation; None: the result is None if neither the flag nor
+            the variable is set.
 
     Raises:
         ValueError: if the flag or the variable is neither 1 nor 2.

@@ -81,7 +81,6 @@ class Finding(NamedTuple):
 
 
 def _print_guarantees() -> int:
-    """Print the guarantees of all kernels; return exit code 0, or 1 if the kernels cannot be imported here."""
     wrong = mixture()
     if wrong is not None:
         return fail("doctor", wrong)
@@ -161,7 +160,6 @@ def _cores_of_a_launch() -> Finding:
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:
-    """Yield a line with the Neuron devices that can be opened, and one with the cores that the driver shows."""
     yield Finding("Neuron devices", ", ".join(visible_devices(root)) or "none visible (/dev/neuron*)")
     # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
     cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")

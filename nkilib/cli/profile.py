@@ -5,7 +5,8 @@
 
 Any kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the file may
 import nki or nkilib.nki, and the kernel may be a plain function. This library's cross-entropy: ``profile --positions
-4096 --vocab 129280``. Its linear cross-entropy: add ``--features 4096``. Other kernels of it: add ``--family softmax``.
+4096 --vocab 129280``; add ``--features 4096`` for its linear cross-entropy, or ``--family softmax`` (for example) for
+its other kernels.
 """
 
 from __future__ import annotations
@@ -123,7 +124,6 @@ def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -
 
 
 def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile:
-    """Return the profile of this library's kernel that the options select, and print the tiling."""
     from nkilib.simulator import NkiValidationError
 
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES

@@ -183,7 +183,6 @@ class _Printer:
         self._is_terminal = sys.stderr.isatty()
 
     def begin(self, name: str, rest: Remaining) -> None:
-        """Show the name of the step that begins on a terminal; do nothing elsewhere."""
         self._show(f"{_rest(rest)}; now: {name} ...")
 
     def end(self, name: str, entry: Entry, rest: Remaining) -> None:
@@ -309,7 +308,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Convert an argument of the command line to a positive number of seconds."""
     try:
         seconds = float(text)
     except ValueError:

@@ -239,7 +239,6 @@ _KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
 
 
 def _is_soft(target: jax.Array) -> bool:
-    """Return whether targets are class probabilities instead of class indices."""
     return jnp.issubdtype(target.dtype, jnp.floating)
 
 

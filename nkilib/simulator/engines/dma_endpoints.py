@@ -226,7 +226,6 @@ def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
 
 
 def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two matrices are the same elements of one memory, in the same order."""
     if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
         return False
     return bool(first.ctypes.data == second.ctypes.data)
@@ -249,9 +248,6 @@ def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> b
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return ``elements`` as a matrix with as many rows as ``like`` has; without a copy if :func:`_has_dense_rows`
-    holds.
-    """
     return elements.reshape(like.shape[0], like.free_size)
 
 
@@ -410,9 +406,6 @@ def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
 
 
 def _memory_at(end: End) -> npt.NDArray[Any]:
-    """Return an array of the memory at ``end``; for :class:`Rows`, with all rows from the first to the last selected
-    row.
-    """
     if not isinstance(end, Rows):
         return end.array
     if not len(end.numbers):

@@ -108,7 +108,7 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
     """Check that a call may have a vector offset: from trn2 on, with descriptors that software writes.
 
     Raises:
-        NkiValidationError: it may not; the message names the generation or the mode.
+        NkiValidationError: the call may not have one; the message names the generation or the mode.
     """
     if core.generation.version is nc_version.gen2:
         raise NkiValidationError("a vector offset needs trn2 or newer")
@@ -276,7 +276,6 @@ def _check_summands(call: Call, views: dict[str, NkiTensor]) -> None:
 
 
 def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
-    """Return whether two views select the same elements; index tensors are compared by address, not by values."""
     if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
         return False
     if not view.is_indirect() and not other.is_indirect():

@@ -350,7 +350,6 @@ def _is_column(tile: NkiTensor) -> bool:
 
 
 def _copy_of_column(tile: NkiTensor) -> Float32s:
-    """Return a copy of the elements of a broadcast (P, 1) tile, broadcast again."""
     return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
 
 

@@ -74,9 +74,9 @@ class Operand:
             (DMA only).
         marks_itself: whether the instruction itself records which elements of the output it wrote.
         may_leave: whether the instruction may leave elements of the output unchanged.
-        is_accessed: whether the core records that the instruction reads or writes all elements of the operand.
-            Otherwise the parameter only names a tensor to wait for, or the instruction itself records the elements that
-            it reads.
+        is_accessed: whether the instruction reads all elements of an input, so that the core checks that they were
+            written. Otherwise the parameter only names a tensor to wait for, or the instruction itself checks the
+            elements that it reads.
         indirection: the rule in ``indirection.RULES`` for an operand that may be a view of ``NkiTensor.indirect``; None
             for other operands.
     """

@@ -81,7 +81,6 @@ def _partition_bytes(core: Core, region: MemoryRegion) -> int:
 
 
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
-    """Raise the error that explains why a tensor of this shape, type and region cannot exist on the target."""
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
@@ -326,7 +325,6 @@ def _same_bytes(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 def _launch_constant(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
-    """Return the constant of the launch with the key ``key``; the first core that asks creates it from ``array``."""
     core = current_core("nl.shared_constant")
 
     def make() -> Storage:

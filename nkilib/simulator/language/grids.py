@@ -220,9 +220,6 @@ def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: Memory
 
 
 def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return an order of all dimensions of a grid: the ``leading`` untiled ones, then the tiled ones in the order
-    ``order``.
-    """
     return (*range(leading), *(leading + dim for dim in order))
 
 

@@ -166,7 +166,6 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 
 def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return a new tile that holds ``value``: a number everywhere, or the broadcast elements of a tile."""
     if not isinstance(value, NkiTensor):
         return full(shape, value, dtype)
     result = new_tile(shape, dtype)

@@ -56,7 +56,6 @@ def _fill(tile: NkiTensor) -> None:
 
 
 def _fill_hbm(flat: NkiTensor) -> None:
-    """Fill ``flat``, a tensor of one dimension in HBM, with uniform random numbers, generated in tiles in SBUF."""
     for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
         part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
         columns = -(-part.size // PARTITIONS)

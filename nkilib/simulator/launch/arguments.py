@@ -278,7 +278,6 @@ class _Input:
 
     @property
     def memory(self) -> ArrayArgument:
-        """The caller's array, paired with the storage that represents it in the kernel."""
         return ArrayArgument(self._array, self.storage, self._is_copy)
 
     def write_back(self) -> None:
@@ -376,7 +375,6 @@ class Arguments:
         return [converted.memory for converted in self._inputs.values()]
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
-        """Return whether some argument is a :class:`Spec`, so that the launch has shapes and no data."""
         return any(isinstance(leaf, Spec) for leaf in leaves)
 
     def _convert(self, value: Any, name: str) -> Any:

@@ -106,7 +106,6 @@ _DISPLAY: ContextVar[_Display | None] = ContextVar("nkilib_simulator_progress", 
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):

@@ -271,7 +271,6 @@ class _ArgumentsLeftOut(Arguments):
 
 
 def _storages(value: Any) -> frozenset[int]:
-    """Return ``Storage.number`` of each tensor in a nested value."""
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
@@ -386,7 +385,6 @@ class PreparedLaunch:
             watcher.conclude(has_ended)
 
     def _tell_exchanged(self) -> None:
-        """Tell the watchers which tensors the caller passed to the kernel, and which ones it gets back."""
         asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
         if not asking:
             return
@@ -432,7 +430,6 @@ def run_to_end(launched: PreparedLaunch, name: str) -> Any:
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record in ``left_out`` which missing values ended the launch, on any core, inside or outside an instruction."""
     for raised in (error, *(run.error for run in launched.running)):
         if isinstance(raised, ValuesWanted):
             left_out.want(raised.origin)

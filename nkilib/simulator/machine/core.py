@@ -111,8 +111,7 @@ class Launch:
         address: tuple[int, ...] | None,
         make: Callable[[], Storage],
     ) -> Storage:
-        """Return the storage of a tensor in shared HBM. The first core that asks makes it; the other core gets the same
-        one.
+        """Return the storage of a tensor in shared HBM, which the first core that asks for it makes for all cores.
 
         Args:
             position: the number of the tensor among those that a core makes in shared HBM, from 0.
@@ -141,8 +140,8 @@ class Launch:
         return storage
 
     def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
-        """Return the constant with the key ``key``. The first core that asks calls ``make``; the other gets the same
-        storage.
+        """Return the constant with the key ``key``, which the first core that asks for it makes by ``make`` for all
+        cores.
         """
         with self.lock:
             if key not in self.constants:
@@ -247,7 +246,7 @@ class Core:
         loops: the dynamic loops and ``no_reorder`` regions around the current instruction.
         random: the random number generators of the engines.
         defers_results: whether elementwise results are deferred until they are read; see memory/deferred.py.
-        loads: the tiles with deferred contents.
+        loads: the tiles that may have deferred contents.
         hbm_places: the tensors in private HBM to which the kernel gives an address.
         name: the core's name in messages; empty if no other core runs.
         language_function: the name of the function of ``nki.language`` that is running, or empty.

@@ -261,7 +261,6 @@ def _public_signature(function: Callable[..., None]) -> inspect.Signature:
 
 
 def _label(core: Core, definition: Definition, name: Any) -> str:
-    """Return the name of an instruction in messages: the label of its definition, its ``name=`` and the core."""
     named = f" (name={name!r})" if type(name) is str and name else ""
     return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
 

@@ -91,9 +91,7 @@ class LeftOut:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Record that storages with this origin can have no values: it is an argument that was passed without
-        values.
-        """
+        """Record that storages with this origin can have no values: the origin is an argument passed without values."""
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:

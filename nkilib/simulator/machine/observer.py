@@ -158,7 +158,6 @@ _MOST_KINDS = 64
 
 @lru_cache(maxsize=_MOST_KINDS)
 def _events_of(kind: type[Observer]) -> tuple[str, ...]:
-    """Return the names of the events for which an observer class defines a method."""
     return tuple(event for event in _EVENTS if getattr(kind, event) is not getattr(Observer, event))
 
 

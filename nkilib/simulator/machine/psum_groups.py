@@ -189,7 +189,7 @@ class Piece:
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return the numbers of a piece's elements, as a view of ``painted``: the shape of the piece, and a last axis of
+    """Return the elements of ``painted`` that belong to a piece, as a view with the shape of the piece and an axis of
     units.
 
     ``painted`` has one number for each ``unit`` bytes of the tensor.
@@ -276,10 +276,10 @@ class Pieces:
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """Return the number of the instruction that last wrote each unit of bytes of the tensor, with zero and signs as
-        above.
+        """Return the number of the instruction that last wrote each unit of bytes of the tensor.
 
-        A unit has at most ``width`` bytes, and becomes smaller when an instruction writes narrower elements.
+        The number is 0 or negative as in :meth:`numbers_of`. A unit has at most ``width`` bytes, and becomes smaller
+        when an instruction writes narrower elements.
         """
         new = [piece for piece in self.known.values() if piece.number > self._painted_to]
         unit = min([self._unit, width, *[piece.width for piece in new]])

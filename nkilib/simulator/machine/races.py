@@ -253,7 +253,6 @@ class _Side(NamedTuple):
     accesses: list[_Access]
 
     def by_line(self) -> list[_Side]:
-        """Return the accesses in one group for each line of the kernel."""
         lines: dict[str, list[_Access]] = {}
         for access in self.accesses:
             lines.setdefault(access.place, []).append(access)

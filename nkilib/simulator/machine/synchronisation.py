@@ -100,7 +100,7 @@ class Waits:
     def is_ending(self) -> bool:
         """Whether all threads must end.
 
-        They must after :meth:`abort`, and when a thread has failed and all threads with lower numbers have ended, so
+        This is so after :meth:`abort`, and when a thread has failed and all threads with lower numbers have ended, so
         that the error of the lowest core is certain.
         """
         if self.is_aborted or not self._failed:

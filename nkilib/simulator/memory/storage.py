@@ -431,7 +431,6 @@ class Storage:
             content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
 
     def _place_of(self, part: Part) -> int | None:
-        """Return the index of ``part`` in ``parts``; None if it has been computed."""
         return next((place for place, candidate in enumerate(self.parts) if candidate is part), None)
 
     def _must_have_memory(self) -> None:

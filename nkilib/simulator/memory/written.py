@@ -236,7 +236,6 @@ class WrittenMap:
             return is_block
 
     def _remember(self, layout: Layout, itemsize: int) -> None:
-        """Remember that a view is written, so that the next :meth:`is_written` for it is fast."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add((layout, itemsize))

@@ -222,7 +222,6 @@ def wrap_integer(name: str, value: Any) -> int:
 
 
 def _wrapped(value: int, dtype: DType) -> int:
-    """Return the low bits of ``value``, as many as ``dtype`` has, as a signed integer."""
     span = 1 << (8 * dtype.itemsize)
     return (value + span // 2) % span - span // 2
 

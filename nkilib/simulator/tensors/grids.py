@@ -180,7 +180,6 @@ def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequenc
 
 
 def _counts(element_shape: Sequence[int], tile_shape: Sequence[int]) -> list[int]:
-    """Return, for each dimension, the number of tiles, or of elements if the dimension is not tiled."""
     tiles = (1,) * (len(element_shape) - len(tile_shape)) + tuple(tile_shape)
     return [-(-size // tile) for size, tile in zip(element_shape, tiles, strict=True)]
 

@@ -128,7 +128,6 @@ class PythonOperators(NKIObject):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def _no_operation(self, name: str) -> TensorTypeError:
-        """Return the error for numpy's function ``name``, which does not work on tensors."""
         return TensorTypeError(
             f"{self}: numpy's {name} is no operation of NKI on tensors; use {NUMPY_NAMES.get(name, _ELSE)}"
         )
@@ -565,6 +564,6 @@ class OutsideTensor(NkiTensor):
 
     @indirect_access.setter
     def indirect_access(self, indirect: Indirect | None) -> None:
-        """Accept the None that ``View._set`` assigns to the attribute, and store nothing: reading the attribute always
-        raises.
+        """Accept the None that ``View._set`` assigns, and store nothing, because reading this attribute always raises
+        an error.
         """

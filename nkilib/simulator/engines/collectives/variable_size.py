@@ -323,9 +323,9 @@ def all_to_all_v(
     """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to the q-th rank of the list, for every q.
 
     ``src`` and ``dst`` are the only tensors of ``srcs`` and ``dsts``, as flat buffers. Elements from the s-th rank are
-    stored in slot s of ``dst``, which is divided into equal slots. With ``has_rdispls``, they are stored from the index
-    on that row 3, column s of the metadata holds. Row 0 of the metadata is ``count`` and row 1 is ``start``. Row 2
-    receives the numbers of received elements, unless ``recv_counts_known`` is set.
+    stored in slot s of ``dst``, which is divided into equal slots. With ``has_rdispls``, the index of their first
+    element in ``dst`` is in row 3, column s of the metadata instead. Row 0 of the metadata is ``count`` and row 1 is
+    ``start``. Row 2 receives the numbers of received elements, unless ``recv_counts_known`` is set.
 
     Raises:
         BarrierError: another rank of the group reaches a different operation, or none.
@@ -392,7 +392,7 @@ def all_gather_v_prepare(
     """Check an :func:`all_gather_v` and read its metadata; :func:`all_gather_v_trigger` then runs the operation.
 
     Raises:
-        NkiValidationError: if a prepared operation has not been triggered yet.
+        NkiValidationError: another prepared operation has not been triggered yet.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     _keep(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
@@ -413,7 +413,7 @@ def all_to_all_v_prepare(
     """Check an :func:`all_to_all_v` and read its metadata; :func:`all_to_all_v_trigger` then runs the operation.
 
     Raises:
-        NkiValidationError: if a prepared operation has not been triggered yet.
+        NkiValidationError: another prepared operation has not been triggered yet.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     _keep(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))

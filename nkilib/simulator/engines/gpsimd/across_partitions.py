@@ -109,7 +109,6 @@ def _check_topk_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: An
 
 
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a tile's array as (GpSimd cores, 16 partitions of a core, columns), without a copy."""
     return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
 
 
@@ -177,7 +176,6 @@ _INT32 = np.iinfo(np.int32)
 
 
 def _first_partitions(tensor: NkiTensor) -> NkiTensor:
-    """Return a view of every 16th partition of a tile, the first one of each GpSimd core."""
     cores = -(-tensor.shape[0] // GPSIMD_CORE_PARTITIONS)
     strides = (GPSIMD_CORE_PARTITIONS * tensor.strides[0], *tensor.strides[1:])
     return tensor.with_layout(Layout((cores, *tensor.shape[1:]), strides, tensor.offset))

@@ -65,7 +65,6 @@ def _lanes(tensor: NkiTensor) -> slice:
 
 
 def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
-    """Return 32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
     if tensor.storage.is_abstract:
         call.core.random.lose(call.engine)
         raise DataNeeded(repr(tensor), tensor.storage.origin)

@@ -58,7 +58,6 @@ def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that are marked in the map ``elements``."""
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
     return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))

@@ -263,9 +263,6 @@ class _Matrix:
 
 
 def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the rows of ``scale`` that hold the scales of the matrix ``tile``, after checking that they were
-    written.
-    """
     rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
     return rows

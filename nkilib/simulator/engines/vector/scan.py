@@ -40,7 +40,6 @@ _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
 
 
 def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
-    """Return the function of a binary arithmetic operator, with exchanged operands if ``is_reversed``."""
     key = operator_key(parameter, op)
     if key not in ARITHMETIC:
         raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
@@ -49,7 +48,6 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
 
 
 def _vector(operand: Any) -> Float32s:
-    """Return a flat float32 copy of an operand: one element for a number, one per partition for a (P, 1) tile."""
     values: Float32s = np.array(operand, np.float32).reshape(-1)
     return values
 

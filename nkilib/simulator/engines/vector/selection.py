@@ -146,7 +146,6 @@ def affine_select(
 
 
 def _positions(start: Any, count: int) -> Any:
-    """Return ``count`` consecutive numbers from ``start`` on, as float32."""
     if not isinstance(start, int | np.integer):
         raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
     if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:
@@ -246,7 +245,6 @@ def _is_marked(dst: NkiTensor) -> bool:
 
 
 def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
-    """Mark the elements of ``dst`` in the mask ``chosen`` as written, and in PSUM as no matmul results."""
     storage, width = dst.storage, dst.storage.width_of(dst.dtype)
     storage.written.mark_where(dst.layout, width, chosen)
     if dst.buffer is MemoryRegion.psum:

@@ -57,9 +57,6 @@ def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
 
 
 def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
-    """Mark the partitions of ``dst`` that receive data as written; ``received`` are their numbers in ascending
-    order.
-    """
     for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
         if run.size:
             dst[int(run[0]) : int(run[-1]) + 1].mark_written()
