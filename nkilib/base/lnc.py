@@ -214,7 +214,7 @@ class LncSettings:
     def _cure(self, grid: int | None) -> str:
         """Return the instruction that makes all settings agree.
 
-        They then agree on the number of the grid, else of a setting, else on the compiler's default.
+        The common number of cores is that of the grid, else of a setting, else the compiler's default.
         """
         variable, flags = self.variable, self.flags
         choice = variable or flags

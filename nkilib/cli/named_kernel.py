@@ -203,10 +203,11 @@ def _named(path: str) -> Any:
 def value_of(text: str) -> Any:
     """Return the Python value of an argument's text.
 
-    The text is a tensor, of which the value is a specification, a name of NKI, or JSON that may contain these.
+    A text is a tensor such as ``bf16[4,8]``, whose value is a :class:`~nkilib.simulator.Spec`, a name of NKI, or JSON
+    that may contain tensors and names.
 
     Raises:
-        ValueRefusedError: if the text has none of these forms.
+        ValueRefusedError: the text has none of these forms.
     """
     values: list[Any] = []
 

@@ -261,9 +261,7 @@ class NllLossKernels(LossKernels):
         return NllForm(False), NllForm(True)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; ``trips`` is not used, because the kernel has no loop that only the device
-        counts.
-        """
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         return super().profile(tiling, cores, **{**arguments, **tiling._asdict()})
 
 

@@ -78,9 +78,7 @@ class SoftmaxKernels(Family):
         return result
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; ``trips`` is not used, because the kernel has no loop that only the device
-        counts.
-        """
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.softmax.profiling import profile_softmax_launch
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -198,9 +196,7 @@ class LinearKernels(Family):
         return {LinearTiling(*size) for size in sizes}
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; ``trips`` is not used, because the kernel has no loop that only the device
-        counts.
-        """
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_launch
 
@@ -247,9 +243,7 @@ class TokenScoreKernels(LinearKernels):
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; ``trips`` is not used, because the kernel has no loop that only the device
-        counts.
-        """
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_token_scores_launch
 
@@ -312,9 +306,7 @@ class LinearDistillationKernels(LinearKernels):
         }
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; ``trips`` is not used, because the kernel has no loop that only the device
-        counts.
-        """
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
 

@@ -135,8 +135,8 @@ class SourceRows:
 class ResultRows:
     """The memory into which an instruction computes its float32 results, some rows at a time.
 
-    It is the tensor itself if the tensor is dense float32, else the scratch buffer ``slot``, from which :meth:`store`
-    casts the results into the tensor.
+    This memory is the tensor itself if the tensor is dense float32, else the scratch buffer ``slot``, from which
+    :meth:`store` casts the results into the tensor.
     """
 
     __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_storage", "_width")

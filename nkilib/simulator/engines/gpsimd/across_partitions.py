@@ -140,14 +140,14 @@ def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
     cost=costs.sorted_out,
 )
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
-    """Find the K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions.
+    """Store the K largest of the first ``n`` elements of each snake of ``src``, and the positions of these elements.
 
-    A snake has its element i in partition i % 16 and column i // 16; positions count its elements. K is the number of
-    columns of ``val_dst`` and ``idx_dst``. The results are snakes too, so that only the first ceil(K / 16) columns are
-    written, and these are written whole: elements of the last of these columns that hold no result are undefined
-    afterwards. With ``sorted`` the largest element comes first, and K is at most 8192. Without ``sorted`` NKI 0.7 names
-    no order, and the simulator uses the ascending order of 0.6. Of two equal elements, the one with the lower position
-    counts as larger; NaN counts as the largest.
+    A snake is a sequence in 16 partitions: element i is in partition i % 16 and column i // 16. Positions count the
+    elements of a snake. K is the number of columns of ``val_dst`` and ``idx_dst``. The results are snakes too, so that
+    only the first ceil(K / 16) columns are written, and these are written whole: elements of the last of these columns
+    that hold no result are undefined afterwards. With ``sorted`` the largest element comes first, and K is at most
+    8192. Without ``sorted`` NKI 0.7 names no order, and the simulator uses the ascending order of 0.6. Of two equal
+    elements, the one with the lower position counts as larger; NaN counts as the largest.
     """
     tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
     same_partitions(tiles, "src", "val_dst", "idx_dst")
@@ -198,7 +198,7 @@ def _require_int32(name: str, value: Any) -> None:
 def nonzero_with_count(
     call: Call, dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1
 ) -> None:
-    """List the indices of the nonzero elements of partitions 0, 16, 32, ..., and their number.
+    """Store the indices of the nonzero elements of partitions 0, 16, 32, ..., and the number of these elements.
 
     A partition of ``dst`` has one element more than a partition of ``src``: first the indices, counted from
     ``index_offset``, then ``padding_val``, and in the last element the number of indices. The other partitions are
@@ -263,7 +263,7 @@ def _bound(into: npt.NDArray[Any], segment_ids: npt.NDArray[Any]) -> None:
     cost=costs.assumed("dst"),
 )
 def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:
-    """Find, for each of n elements, the begin (``dst[0, 0]``) and the end (``dst[0, 1]``) of its segment.
+    """Store, for each of n elements, the begin of its segment in ``dst[0, 0]`` and the end in ``dst[0, 1]``.
 
     A segment is a series of adjacent equal ids; its end is the index of the first element after it. Elements with id 0
     are padding, with begin n and end -1. ``segment_ids`` has shape (1, n), ``dst`` shape (1, 2, n).

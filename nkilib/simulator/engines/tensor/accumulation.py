@@ -69,7 +69,7 @@ def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArr
     These elements hold a matmul result; on trn3, any value.
 
     Raises:
-        NkiValidationError: ``is_demanded`` is set, and some elements are not among them.
+        NkiValidationError: ``is_demanded`` is set, and a matmul does not add to all elements.
     """
     summed = _elements_in(dst.storage.accumulated, dst)
     if core.version_number == _TRN3:
@@ -175,8 +175,8 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` continues the series: it has the shape of the last view, and the common distance from
-        it.
+        """Return whether ``tile`` continues the series: it has the shape of the last view, and lies at the common
+        distance.
         """
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
@@ -201,8 +201,8 @@ class _Side:
 
 
 class _Run:
-    """A run of products: left operands at equal distances in one storage, and right operands at equal distances in
-    another.
+    """Successive products whose left operands, and whose right operands, are views at equal distances in one
+    storage.
     """
 
     __slots__ = ("left", "right")
@@ -218,8 +218,8 @@ class _Run:
         self.right.add(moving)
 
     def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
-        """Yield the two factors of each product, in order: ``rows`` of the result for the left, ``columns`` for the
-        right one.
+        """Yield the two factors of each product, in order, restricted to what ``rows`` and ``columns`` of the result
+        need.
         """
         left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
         return ((left[number::count], right[number::count]) for number in range(count))

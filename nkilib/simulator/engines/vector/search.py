@@ -121,7 +121,7 @@ def _store_positions(into: Elements, positions: Positions) -> None:
     cost=costs.streamed("data"),
 )
 def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
-    """Find the index in ``data``, counted from 0, of the first element equal to each of a partition's 8 ``vals``.
+    """Store, for each of the 8 ``vals`` of a partition, the index in ``data`` of the first element equal to it.
 
     If several ``vals`` are equal, the second of them gets the index of the second equal element, and so on. A value
     without such an element gets an index with all bits set. ``data`` has up to 3 dimensions and 8 to 16384 elements per
