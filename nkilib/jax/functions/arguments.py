@@ -98,9 +98,10 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Return a numpy array of targets as int32 and True; return a JAX array unchanged and False.
+    """Return ``target``, and whether it is a numpy array.
 
-    JAX would convert a numpy array of 64-bit integers to 32 bits without a check.
+    A numpy array is converted by :func:`class_indices`; a JAX array is returned unchanged. JAX would convert a numpy
+    array of 64-bit integers to 32 bits without a check.
     """
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True

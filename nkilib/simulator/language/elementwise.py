@@ -109,9 +109,9 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """Return the result of the operator ``name`` on ``x`` and ``y`` as a new tile of type ``dtype``.
 
     For a tile and a number, or a tile and a float32 tile of one element per partition, ``nisa.tensor_scalar`` computes
-    the result on the Vector engine in float32 (integers are exact up to 2^24). For two other tiles, broadcast where a
-    size is 1, ``nisa.tensor_tensor`` computes it on the Vector engine; on GpSimd for ``power``, and if both operands
-    and the result are 32-bit integers, where it is exact.
+    the result on the Vector engine in float32 (integers are exact up to 2^24). For two other tiles, dimensions
+    of size 1 are broadcast, and ``nisa.tensor_tensor`` computes the result on the Vector engine. Two cases run on
+    GpSimd: ``power``, and operands and result of 32-bit integers, whose arithmetic is exact.
 
     Raises:
         NkiValidationError: neither operand is a tile, an operand is in HBM, or the shapes do not broadcast.

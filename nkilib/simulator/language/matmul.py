@@ -55,7 +55,8 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     """Return ``x @ y``, or ``x.T @ y`` with ``transpose_x``, like ``torch.matmul``, in a new float32 tile in PSUM.
 
     Both operands are in SBUF, ``x`` of up to 128 x 128 and ``y`` of up to 128 x 512 elements. The Tensor engine
-    contracts partitions: without ``transpose_x``, another instruction transposes ``x`` first, and a copy follows.
+    contracts partitions. Without ``transpose_x``, two more instructions are therefore issued before the matmul: the
+    first transposes ``x``, and the second copies the transpose to SBUF.
     """
     left, right = _matrix("x", x), _matrix("y", y)
     for name, tile in (("x", left), ("y", right)):

@@ -88,7 +88,7 @@ class Launch:
 
         Args:
             core: the number of the core.
-            failed_after: the number of instructions that the core had issued; None if it ended because of another core.
+            failed_after: the number of instructions that the core had issued; None if another core made it end.
         """
         self.barrier.fail(self._number_of(core), failed_after)
         if self.seat is not None:

@@ -67,7 +67,7 @@ class LeftOut:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether this launch needed a value that it has left out, so that its results are not valid."""
+        """Whether this launch needed a value that was left out; the results of such a launch are not valid."""
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:

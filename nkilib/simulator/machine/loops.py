@@ -349,7 +349,7 @@ class Trips:
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """The number of iterations of each loop; of several cores, the largest number."""
+        """The number of iterations of each loop, on the core that ran it most often."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():

@@ -75,8 +75,9 @@ class WrittenBlocks:
         return end == self._row_bytes
 
     def covers(self, layout: Layout, itemsize: int) -> bool:
-        """Return True if ``layout`` is a block within one recorded range of columns, so that it is written; else it may
-        be.
+        """Return True if ``layout`` is a block that is certainly written, in a single recorded range of columns.
+
+        False means that this is not known.
         """
         block = self._block_of(layout, itemsize)
         return block is not None and any(

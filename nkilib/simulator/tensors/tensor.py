@@ -298,7 +298,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """Return elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
 
         Raises:
-            OutOfRangeError: ``0 <= start <= end <= shape[dim]`` and ``step >= 1`` do not hold.
+            OutOfRangeError: ``0 <= start <= end <= shape[dim]`` or ``step >= 1`` does not hold.
         """
         return self._slice(dim, start, end, step)
 
