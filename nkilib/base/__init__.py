@@ -5,8 +5,8 @@
 
 Statements about a kernel, made beside it:
 
-- ``guarantee``: what a kernel guarantees;
-- ``statements``: its work, the iterations of its loops, and that it may be replayed.
+- ``guarantee``: the guarantees of a kernel, such as precision and bounds on errors;
+- ``statements``: the work of a kernel, the iterations of its loops, and that launches may be replayed.
 
 Facts about this machine:
 
@@ -15,6 +15,6 @@ Facts about this machine:
 
 For public functions and commands:
 
-- ``deprecation``: warnings of names and arguments that will go;
+- ``deprecation``: warnings of names and arguments that will be removed;
 - ``quiet_exit``: the end of a command that is interrupted.
 """

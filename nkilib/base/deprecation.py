@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Deprecation of public names and arguments: they warn for two minor versions before they are removed.
+"""Deprecation of public names and arguments: a deprecated name warns for two minor versions before it is removed.
 
-:class:`Deprecation` says since when and until when. :func:`deprecated` decorates a function,
-:func:`deprecated_argument` warns of an argument, and :func:`moved_names` serves the old names of a module.
+:class:`Deprecation` holds the first version that warns and the version of the removal. :func:`deprecated` decorates a
+function, :func:`deprecated_argument` warns of an argument, and :func:`moved_names` serves the old names of a module.
 docs/reference/public_api.md has the rules.
 
-The warning is a ``FutureWarning``. Python hides a ``DeprecationWarning`` unless the call stands in the script itself,
-and losses are called in modules of a training program, whose users would first hear of the removal when it fails. A
+The warning is a ``FutureWarning``. Python shows a ``DeprecationWarning`` only for calls in the script itself. Losses
+are called in modules of a training program, whose users would first learn of the removal when the program fails. A
 permanent alias, such as :mod:`nkilib.lnc`, does not warn.
 
-Traced code cannot warn. A kernel is deprecated where a public module exports it, by :func:`moved_names`.
+Traced code cannot warn. To deprecate a kernel, use :func:`moved_names` in the public module that exports the kernel.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _numbers(version: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Deprecation:
-    """A deprecated name: since when, until when, and its replacement.
+    """A deprecated name, the first version that warns, the version that removes the name, and the replacement.
 
     Attributes:
-        what: the full public name, such as ``nkilib.torch.old``, or of an argument ``nkilib.torch.f(old=)``.
-        since: the version that warns first, ``major.minor``.
-        removed_in: the version that no longer has it, ``major.minor``.
+        what: the full public name, such as ``nkilib.torch.old``; for an argument, ``nkilib.torch.f(old=)``.
+        since: the first version that warns, ``major.minor``.
+        removed_in: the first version without the name, ``major.minor``.
         instead: the remedy, an imperative without a full stop: ``use nkilib.torch.new``.
     """
 
@@ -68,14 +68,19 @@ class Deprecation:
         )
 
     def warn(self, frames: int = 1) -> None:
-        """Warn at the line that called the caller of this method, or at a line ``frames`` calls further out."""
+        """Warn at the line that called the deprecated function.
+
+        Args:
+            frames: the number of calls between that line and this method; 1 if the deprecated function itself calls
+                ``warn``.
+        """
         warnings.warn(str(self), FutureWarning, stacklevel=frames + 2)
 
 
 def deprecated(
     what: str, *, since: str, removed_in: str, instead: str
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Decorate a deprecated host function; each call warns at the line of the call.
+    """Return a decorator for a deprecated host function; every call of the function then warns at the line of the call.
 
     Args:
         what, since, removed_in, instead: see :class:`Deprecation`.
@@ -96,19 +101,20 @@ def deprecated(
 def deprecated_argument(
     function: str, argument: str, *, since: str, removed_in: str, instead: str, frames: int = 1
 ) -> None:
-    """Warn of a deprecated argument. A public function calls this when a caller passed the argument.
+    """Warn of a deprecated argument. A public function calls this function if its caller passed the argument.
 
     Args:
         function: the full public name of the function.
         argument: the name of the argument.
         since, removed_in, instead: see :class:`Deprecation`.
-        frames: the number of calls between the public function and the caller of this one, plus 1.
+        frames: 1 if the public function itself makes this call; 1 more for every helper function in between.
     """
     Deprecation(f"{function}({argument}=)", since, removed_in, instead).warn(frames + 1)
 
 
 def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a module whose names have moved: each import of an old name warns at its line.
+    """Return a ``__getattr__`` for a module whose names have moved; an import of an old name warns at the line of the
+    import.
 
     Example::
 
@@ -116,7 +122,7 @@ def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in
 
     Args:
         module: the module that had the names.
-        moved: by old name, the full new name.
+        moved: a mapping from old names to full new names.
         since, removed_in: see :class:`Deprecation`.
     """
     deprecations = {

@@ -3,10 +3,8 @@
 
 """The guarantees of a kernel, stated next to the kernel as data. Tests check each claim; pages and commands print them.
 
-:func:`states_guarantee` attaches a :class:`Guarantee`, with a :class:`TermError` as a bound of errors, and
-:func:`guarantee_stated_for` returns it. Bounds say what an activation function adds in the words of
-:func:`of_each_unit`. This module imports nothing of this library, so that a statement of guarantees depends on
-nothing.
+:func:`states_guarantee` attaches a :class:`Guarantee` to a kernel, and :func:`guarantee_stated_for` returns it. A
+:class:`TermError` is a bound on the error of a loss. This module imports no other module of this library.
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def of_each_unit(function: str) -> str:
-    """Return the words for how much a bound grows with the error of an activation function, beyond the u / 2 that it
-    includes.
+    """Return ``"for each u of error of FUNCTION beyond u / 2"``: bounds include u / 2 for the activation function's own
+    error.
     """
     return f"for each u of error of {function} beyond u / 2"
 
 
 @dataclass(frozen=True)
 class TermError:
-    """A bound on the error of float32 losses, in units of u M: u is 2^-23, and M the largest magnitude among the loss
-    and the terms of which it is a sum.
+    """A bound on the error of a float32 loss, in units of u M.
+
+    M is the largest magnitude among the loss and its terms: the numbers that are added to give the loss.
 
     Attributes:
-        own: the bound in these units if the results of all activation functions are correctly rounded, to half a u.
-        functions: for each activation function by name, the units by which the bound grows for each further u of the
-            function's own error (beyond half a u).
-        terms: the terms of which the loss is a sum, as formulas; empty: M is the magnitude of the loss.
-        form: the form of the loss for which the bound holds, such as ``"with pos_weight"``; empty: every form.
-        beside: the part of the bound that is not in proportion to M, as a text; empty: none.
-        additions: for a loss with a sum (such as that over the elements of a row): the units by which each of its n
-            consecutive additions increases the bound, which is then own + additions * n; 0 for a loss without such a
-            sum.
+        own: the bound if the results of all activation functions are correctly rounded, that is, off by at most u / 2.
+        functions: by name of an activation function, how much the bound grows for each u by which that function's error
+            exceeds u / 2.
+        terms: the terms of the loss, as formulas; empty: M is the magnitude of the loss.
+        form: the options of the loss for which the bound holds, such as ``"with pos_weight"``; empty: all options.
+        beside: a text with the part of the bound that is not in proportion to M; empty: none.
+        additions: how much each of n consecutive additions (such as those over a row) increases the bound, which is own
+            + additions * n; 0 for a loss without a sum.
     """
 
     own: float
@@ -52,7 +50,7 @@ class TermError:
 
     @property
     def figure(self) -> str:
-        """The bound as a text, such as ``"1.5"``, or ``"1.5 + 0.5 n"`` for sums of n numbers."""
+        """The bound as a text, such as ``"1.5"``, or ``"1.5 + 0.5 n"`` for a sum of n numbers."""
         factor = "" if self.additions == 1.0 else f"{self.additions:g} "
         return f"{self.own:g} + {factor}n" if self.additions else f"{self.own:g}"
 
@@ -71,22 +69,23 @@ class TermError:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The guarantees of a kernel. They hold for every size, type and option that it accepts.
+    """The guarantees of a kernel. They hold for every size, type and option that the kernel accepts.
 
     Attributes:
         math: the precision in which elements are computed, such as ``"float32"``.
-        accumulator: the precision in which sums are kept.
+        accumulator: the precision of the accumulators of sums.
         deterministic: whether the results are bitwise identical on every run with the same inputs, on one machine
             (docs/explanation/simulator.md, "Bitwise identical results").
         same_bits_on_cores: whether the results on one core and on two are bitwise identical.
-        workspace: the largest number of bytes of HBM beyond inputs and outputs, as an expression in the sizes of the
-            kernel's docstring; ``"0"`` if there are none.
-        workspace_bytes: a function of ``cores`` and the kernel's parameters, all by name, that returns these bytes for
-            a launch; None where ``workspace`` is ``"0"``.
+        workspace: the largest number of bytes of HBM that the kernel allocates beyond inputs and outputs, as an
+            expression in the sizes of the kernel's docstring; ``"0"`` if it allocates none.
+        workspace_bytes: a function that takes ``cores`` and the kernel's parameters by name and returns the bytes of
+            workspace of a launch; None where ``workspace`` is ``"0"``.
         in_place: the input that a result may be written over; None if none.
-        error: the bound on the error of the results, as a formula, in units that it names; the docs derive it.
+        error: the bound on the error of the results, as a formula that names its units; the docs derive the formula.
         notes: further facts for users, such as the limits of a guarantee.
-        term_errors: the bounds of ``error`` as figures, one for each form of a loss; empty for other kernels.
+        term_errors: the bounds of ``error`` as numbers, one for each set of options of a loss; empty for kernels that
+            are no loss.
     """
 
     math: str
@@ -105,7 +104,7 @@ _GUARANTEES: WeakKeyDictionary[Callable[..., Any], Guarantee] = WeakKeyDictionar
 
 
 def states_guarantee(guarantee: Guarantee) -> Callable[[Function], Function]:
-    """Attach a guarantee to a kernel function; the function itself stays as it is.
+    """Return a decorator that attaches a guarantee to a kernel function and returns the function unchanged.
 
     Example::
 
@@ -120,7 +119,9 @@ def states_guarantee(guarantee: Guarantee) -> Callable[[Function], Function]:
 
 
 def guarantee_stated_for(function: Callable[..., Any]) -> Guarantee | None:
-    """Return the guarantee attached to a kernel function, or to the function that it wraps; None if there is none."""
+    """Return the guarantee attached to a kernel function, or to the function in its ``__wrapped__``; None if neither
+    has one.
+    """
     try:
         stated = _GUARANTEES.get(function)
     except TypeError:  # a callable without a hash, or that no weak reference can point to

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The installation on this machine: the packages named nkilib, how to install the extras of this one, and Neuron
-devices.
+"""The installation on this machine: packages named nkilib, how to install extras, and Neuron devices.
 
 :func:`refuse_mixture` and :func:`other_copies` find packages named nkilib, :func:`extra_remedy` tells how to install an
 extra, and :func:`visible_devices` lists the devices that can be opened.
 
-The imported nkilib may be this one, another one, or a mixture of both. The Neuron compiler of AWS installs a package
-that is called nkilib too, with modules of its own. This package may precede it on the import path
-(``docs/how_to/install_beside_the_sdk.md``), but an import must not load one half from here and the other half from
-there. Everything here works in a mixture, and imports nothing of nkilib.
+The Neuron compiler of AWS also installs a package named nkilib, with other modules. This package may precede that one
+on the import path (``docs/how_to/install_beside_the_sdk.md``). A *mixture* is an imported nkilib with modules of both
+packages. Everything here works in a mixture, and imports nothing of nkilib.
 """
 
 from __future__ import annotations
@@ -31,8 +29,9 @@ _INIT: Final = "nkilib/__init__.py"
 
 
 def extra_remedy(extra: str) -> str:
-    """Return the instruction to install nkilib with an extra, such as ``"torch"``, from a checkout: no package index
-    has nkilib.
+    """Return the instruction to install nkilib with an extra, such as ``"torch"``.
+
+    The instruction starts from a checkout or a wheel, because no package index has nkilib.
     """
     return (
         f"install nkilib with its extra {extra!r}: pip install '.[{extra}]' in a checkout, or "
@@ -41,7 +40,7 @@ def extra_remedy(extra: str) -> str:
 
 
 def visible_devices(root: str = "/") -> list[str]:
-    """Return the paths of the Neuron devices that can be opened, ``/dev/neuron0`` and so on; tests pass another
+    """Return the paths of the Neuron devices that can be opened: ``/dev/neuron0`` and so on. Tests pass another
     ``root``.
     """
     return sorted(glob.glob(f"{root}dev/neuron[0-9]*"))
@@ -60,10 +59,7 @@ class Copy(NamedTuple):
 
 
 def _is_ours(package: object) -> bool:
-    """Return whether the imported package nkilib has the mark of this one.
-
-    It lacks the mark if another package has overwritten ``nkilib/__init__.py``.
-    """
+    # False is the mark of this package: another package that has overwritten ``nkilib/__init__.py`` lacks it.
     return getattr(package, "_IS_BUNDLED", None) is False
 
 
@@ -89,9 +85,7 @@ def _message(name: str, origin: str | None) -> str:
 
 
 def mixture() -> str | None:
-    """Return a message for an imported nkilib that is a mixture of packages, with their names and the remedy; None if
-    all of it is this package.
-    """
+    """Return a message that describes a mixture, with paths and remedy; None if all of nkilib is this package."""
     paths: dict[str, Sequence[str]] = {"": sys.path}
     for name in _SHARED:
         module = sys.modules.get(name)
@@ -107,7 +101,7 @@ def mixture() -> str | None:
 
 
 def refuse_mixture() -> None:
-    """Check that no module of this nkilib is imported as part of another package of that name.
+    """Raise an error if the imported nkilib is a mixture of this package and another one.
 
     Raises:
         ImportError: there is a mixture; the message names both places and the remedy.
@@ -119,9 +113,7 @@ def refuse_mixture() -> None:
 
 
 def _owners() -> Iterator[tuple[str, str]]:
-    """Yield, for each distribution that installed an ``nkilib/__init__.py``, the directory of that package, and name
-    and version of the distribution.
-    """
+    """Yield directory, and name and version of the distribution, of each installed package named nkilib."""
     from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
 
     for distribution in metadata.distributions():
@@ -136,8 +128,9 @@ def _is_our_name(owner: str) -> bool:
 
 
 def other_copies() -> list[Copy]:
-    """Return the other packages named nkilib on the import path, and this one too if another distribution also
-    installed into its directory.
+    """Return the other packages named nkilib on the import path.
+
+    This package is among them if another distribution has also installed files into its directory.
     """
     owners: dict[str, tuple[str, ...]] = {}
     for directory, owner in _owners():

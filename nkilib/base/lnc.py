@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The number of cores of a launch. This is the one place that decides it, for simulator, wrappers and ``doctor`` alike.
+"""The number of cores of a launch. The simulator, the wrappers and ``doctor`` all get the number from this module.
 
 - :func:`of_variable` and :func:`of_flags` read the settings of the environment, :class:`LncSettings` holds them.
-- :func:`of_kernel`, :func:`of_compiler` and :func:`launch_cores` tell the cores of any launch.
+- :func:`of_kernel`, :func:`of_compiler` and :func:`launch_cores` return the number of cores of any launch.
 - :func:`library_grid` and :func:`library_launch` choose the cores for this library's kernels, and :func:`explanation`
-  describes the cores of both kinds of launch in a line.
+  describes the cores of launches with brackets, ``kernel[n](...)``, and without, ``kernel(...)``.
 
-A logical NeuronCore (LNC) is one physical core or two. A kernel takes its size from the launch grid, ``kernel[2]``, or
-from ``NEURON_LOGICAL_NC_CONFIG``, or else is made for one core. The Neuron compiler takes it from ``--lnc`` in
-``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. Earlier NKI releases do not
-compare them; NKI 0.7 compares them after everything is compiled: error NCC_EVRF066. This module raises an error before
-the launch if they disagree.
+A logical NeuronCore (LNC) is one physical core or two. NKI makes a kernel for the cores of the launch grid,
+``kernel[2]``, else of ``NEURON_LOGICAL_NC_CONFIG``, else for one core. The Neuron compiler compiles for the cores of
+``--lnc`` in ``NEURON_CC_FLAGS``, else of the variable, else for two on trn2 and later. Earlier NKI releases do not
+compare the two numbers; NKI 0.7 compares them after everything is compiled: error NCC_EVRF066. This module raises an
+error before the launch if they disagree.
 
-It imports nothing of this library, so that every part of the library can use it.
+This module imports nothing of this library, so that every part of the library can use it.
 
 Source: ``nki/api/generated/nki.jit``, ``nki/get-started/about/lnc`` and ``compiler/error-codes/EVRF066`` of Neuron SDK
 2.33.1, ``about-neuron/arch/neuron-features/logical-neuroncore-config``.
@@ -67,16 +67,16 @@ _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
 
 
 class CoresDisagreeError(ValueError):
-    """Raised if a kernel would be made for another number of cores than the compiler, or the runtime, works with."""
+    """Raised if NKI would make a kernel for another number of cores than the compiler or the runtime uses."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A number of cores, and the setting that it comes from.
+    """A number of cores, and the setting that determines it.
 
     Attributes:
         cores: the number of cores of a logical NeuronCore, 1 or 2.
-        source: the setting that gives the number, for messages.
+        source: the setting, as a text for messages.
     """
 
     cores: int
@@ -103,18 +103,17 @@ def _of_variable(value: str) -> Choice | None:
 
 
 def of_variable() -> Choice | None:
-    """Return the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
+    """Return the choice that ``NEURON_LOGICAL_NC_CONFIG`` makes; None where the variable is unset or empty.
 
     Raises:
-        ValueError: if it is neither 1 nor 2.
+        ValueError: if the variable is neither 1 nor 2.
     """
     return _of_variable(os.environ.get(VARIABLE, ""))
 
 
 def _options(flags: str) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each option in the compiler's flags that sets the number of cores.
-
-    The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
+    """Yield name and value of each compiler option that sets the number of cores: ``--lnc=2``, ``--lnc 2`` or ``-lnc
+    2``.
     """
     try:
         words = shlex.split(flags)
@@ -136,17 +135,17 @@ def _of_flags(flags: str) -> Choice | None:
 
 
 def of_flags() -> Choice | None:
-    """Return the choice of the last ``--lnc`` in ``NEURON_CC_FLAGS``; None without that option.
+    """Return the choice that the last ``--lnc`` in ``NEURON_CC_FLAGS`` makes; None without that option.
 
     Raises:
-        ValueError: if it is neither 1 nor 2.
+        ValueError: if the option's value is neither 1 nor 2.
     """
     return _of_flags(os.environ.get(FLAGS, ""))
 
 
 @dataclass(frozen=True)
 class LncSettings:
-    """The settings of the number of cores in the environment, read at one moment.
+    """The number of cores that the environment variables set, read once.
 
     Attributes:
         variable: the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
@@ -158,7 +157,7 @@ class LncSettings:
 
     @classmethod
     def now(cls) -> LncSettings:
-        """Return the settings that the environment has now.
+        """Return the settings of the environment at the time of the call.
 
         Raises:
             ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
@@ -166,18 +165,21 @@ class LncSettings:
         return cls(of_variable(), of_flags())
 
     def of_kernel(self, grid: int | None) -> Choice:
-        """Return the number of cores for which NKI makes a kernel, with the source of the number.
+        """Return the number of cores for which NKI makes a kernel, with the setting that determines it.
 
-        ``grid`` is n for a kernel launched as ``kernel[n]``, or None for a launch without brackets.
+        Args:
+            grid: n of ``kernel[n](...)``; None for a launch without brackets.
         """
         if grid is not None:
             return Choice(grid, f"the grid [{grid}]")
         return self.variable or Choice(NKI_DEFAULT, "the default of NKI 0.7")
 
     def of_compiler(self, default: int | None = COMPILER_DEFAULT) -> Choice | None:
-        """Return the number of cores that the Neuron compiler compiles for, with its source.
+        """Return the number of cores that the Neuron compiler compiles for, with the setting that determines it.
 
-        ``default`` is the compiler's default on the target.
+        Args:
+            default: the compiler's default for the hardware generation; None: the result is None where no setting is
+                given.
         """
         choice = self.flags or self.variable
         if choice is not None or default is None:
@@ -185,7 +187,7 @@ class LncSettings:
         return Choice(default, "the compiler's default")
 
     def launch_cores(self, kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
-        """Return the number of cores of a launch; see the function :func:`launch_cores`.
+        """Return the number of cores of a launch. The arguments are those of the function :func:`launch_cores`.
 
         Raises:
             CoresDisagreeError: two settings disagree; the message names both and the remedy.
@@ -201,8 +203,8 @@ class LncSettings:
         return chosen.cores
 
     def library_grid(self) -> int | None:
-        """Return n if this library launches its kernels as ``kernel[n]`` with these settings; None for a launch without
-        brackets.
+        """Return n if this library launches its kernels as ``kernel[n](...)``; None if it launches them as
+        ``kernel(...)``.
         """
         if self.variable is not None:
             return None
@@ -210,9 +212,9 @@ class LncSettings:
         return None if choice is None else choice.cores
 
     def _cure(self, grid: int | None) -> str:
-        """Return the remedy for settings that disagree, by which all of them give one number.
+        """Return the instruction that makes all settings agree.
 
-        It is the number of the grid, else that of a setting, else the compiler's default.
+        The common number of cores is that of the grid, else of a setting, else the compiler's default.
         """
         variable, flags = self.variable, self.flags
         choice = variable or flags
@@ -226,22 +228,25 @@ class LncSettings:
 
 
 def of_kernel(grid: int | None) -> Choice:
-    """Return the number of cores for which NKI makes a kernel launched as ``kernel[grid]`` (None: without brackets),
-    with its source.
+    """Return the number of cores for which NKI makes a kernel, with the setting that determines it.
+
+    Args:
+        grid: n of ``kernel[n](...)``; None for a launch without brackets.
 
     Raises:
-        ValueError: if the variable is neither 1 nor 2.
+        ValueError: if ``grid`` is None and the variable is neither 1 nor 2.
     """
     return LncSettings(of_variable() if grid is None else None, None).of_kernel(grid)
 
 
 def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
-    """Return the number of cores that the Neuron compiler compiles for, with the setting that says so.
+    """Return the number of cores that the Neuron compiler compiles for, with the setting that determines it.
 
     The setting is ``--lnc`` in ``NEURON_CC_FLAGS``, else ``NEURON_LOGICAL_NC_CONFIG``, else ``default``.
 
     Args:
-        default: the compiler's default on the target; None: the result is None where neither is set.
+        default: the compiler's default for the hardware generation; None: the result is None if neither the flag nor
+            the variable is set.
 
     Raises:
         ValueError: if the flag or the variable is neither 1 nor 2.
@@ -251,7 +256,7 @@ def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
 
 
 def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
-    """Return the number of cores of a launch, on which grid, ``NEURON_LOGICAL_NC_CONFIG`` and compiler agree.
+    """Return the number of cores of a launch, after a check that grid, ``NEURON_LOGICAL_NC_CONFIG`` and compiler agree.
 
     Args:
         kernel: the name of the kernel, for messages.
@@ -267,10 +272,9 @@ def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = C
 
 
 def library_grid() -> int | None:
-    """Return the grid with which this library launches its own kernels.
+    """Return n if this library launches its kernels as ``kernel[n](...)``; None if it launches them as ``kernel(...)``.
 
-    It is None, for a launch without brackets, if ``NEURON_LOGICAL_NC_CONFIG`` is set, else the compiler's number of
-    cores.
+    The result is None if ``NEURON_LOGICAL_NC_CONFIG`` is set, else the compiler's number of cores.
 
     Raises:
         ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
@@ -281,9 +285,6 @@ def library_grid() -> int | None:
 
 @lru_cache(maxsize=_MOST_LAUNCHES)
 def _library_grid(name: str, variable: str, flags: str) -> int | None:
-    """Return the grid of a launch of the kernel ``name``, computed once for each pair of values of the environment
-    variables.
-    """
     settings = LncSettings(_of_variable(variable), _of_flags(flags))
     grid = settings.library_grid()
     settings.launch_cores(name, grid)
@@ -291,27 +292,27 @@ def _library_grid(name: str, variable: str, flags: str) -> int | None:
 
 
 def library_launch(name: str, kernel: Any) -> Any:
-    """Return one of this library's kernels in the form in which a wrapper should call it: ``kernel`` if
-    ``NEURON_LOGICAL_NC_CONFIG`` gives the cores of launches without brackets, else ``kernel[cores]``.
+    """Return what a wrapper should call to launch one of this library's kernels: ``kernel`` if
+    ``NEURON_LOGICAL_NC_CONFIG`` sets the number of cores, else ``kernel[cores]``.
 
     Args:
-        name: the name of the launch, for messages.
+        name: the name of the kernel, for messages.
         kernel: the kernel, from ``nki.jit``.
 
     Raises:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
-        ValueError: if one of them is neither 1 nor 2.
+        ValueError: if the variable or the flag is neither 1 nor 2.
     """
     grid = _library_grid(name, os.environ.get(VARIABLE, ""), os.environ.get(FLAGS, ""))
     return kernel if grid is None else kernel[grid]
 
 
 def explanation() -> str:
-    """Describe the number of cores of launches with brackets and without, in one line.
+    """Return one line that states the number of cores of launches as ``kernel[n](...)`` and as ``kernel(...)``.
 
     Raises:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
-        ValueError: if one of them is neither 1 nor 2.
+        ValueError: if the variable or the flag is neither 1 nor 2.
     """
     bare, grid = of_kernel(None), library_grid()
     launch_cores("kernel(...)", grid)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The end of a command that is interrupted, or whose output cannot be written: one line or none, and no traceback.
+""":func:`ending_quietly`, which ends a command in one line or none, without a traceback.
 
-A command runs in a block of :func:`ending_quietly`.
+It handles Ctrl-C, and a standard output that cannot be written.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _discard_output() -> None:
-    """Redirect the standard output to nowhere, so that Python's last flush of what is still buffered cannot fail."""
+    # Python's last flush of what is still buffered cannot fail after this.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _output_fails() -> bool:
-    """Return whether writing to the standard output fails; if not, an error that was caught concerns a file of the
-    user's.
-    """
+    """Return whether writing to the standard output fails. If not, the caught error concerns another file."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")  # the flush may have nothing to do
@@ -40,8 +38,9 @@ def _output_fails() -> bool:
 
 
 def _reader_is_gone() -> bool:
-    """Return whether nobody reads the standard output any more; if not, a BrokenPipeError comes from a connection of
-    the user's script.
+    """Return whether nobody reads the standard output.
+
+    If it has a reader, a BrokenPipeError comes from another connection.
     """
     try:
         sys.stdout.flush()
@@ -59,14 +58,15 @@ def _reader_is_gone() -> bool:
 
 @contextmanager
 def ending_quietly(program: str, where: Callable[[BaseException], str] | None = None) -> Iterator[None]:
-    """End the process with :data:`INTERRUPTED` after Ctrl-C, and with :data:`CLOSED_PIPE` if nobody reads its output.
+    """End the process without a traceback if the ``with`` block is interrupted or cannot write its output.
 
-    If the standard output cannot be written, for instance because the device is full, the process ends with 1.
+    The exit code is :data:`INTERRUPTED` after Ctrl-C, :data:`CLOSED_PIPE` if nobody reads the standard output, and 1 if
+    the standard output cannot be written, for instance because the device is full.
 
     Args:
-        program: the name of the command, with which the line printed after Ctrl-C begins.
-        where: a function that describes the place that was interrupted, from the KeyboardInterrupt; it may return an
-            empty text.
+        program: the name of the command, which begins the line printed after Ctrl-C.
+        where: a function that takes the KeyboardInterrupt and returns a text for the interrupted place, which may be
+            empty.
 
     Raises:
         SystemExit: in these cases.

@@ -3,15 +3,15 @@
 
 """Statements about a kernel, made next to it: its work, the iterations of its loops, and that it may be replayed.
 
-- :func:`states_work` states the :class:`Work`. Profiles compare the modelled time with the least time in which the
-  hardware could do it.
-- :func:`states_trips` states the most iterations of loops that only the device counts.
-- :func:`replayable` states that launches may be replayed; in a block of :func:`unreplayed` none is.
+- :func:`states_work` attaches a function that returns the :class:`Work` of a launch. Profiles compare the modelled time
+  with the least time in which the hardware can do this work.
+- :func:`states_trips` attaches the largest iteration counts of loops whose bounds only the device knows.
+- :func:`replayable` states that launches may be replayed; in a block of :func:`unreplayed` no launch is replayed.
 
-The simulator reads them: :func:`work_stated_for` returns a :data:`StatesWork`, :func:`trips_stated_for` a
+The simulator reads the statements: :func:`work_stated_for` returns a :data:`StatesWork`, :func:`trips_stated_for` a
 :data:`StatesTrips`; :func:`is_replayable` and :func:`is_unreplayed` tell about replay.
 
-This module imports nothing of this library, so that kernels make statements also on a device, without a simulator.
+This module imports nothing of this library, so that kernels can make statements on a device, without the simulator.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Work:
     """The amount of work of a computation, which does not depend on the kernel that computes it.
 
     Attributes:
-        hbm_bytes: bytes that must cross HBM, in either direction.
-        exponentials: elements that need the exponential (or another activation function).
-        maxima: elements that must pass through a maximum.
-        multiply_adds: scalar multiplications with an addition, of a matrix product.
-        dtype: NKI type of the elements on chip, such as ``nl.bfloat16``, or its name.
+        hbm_bytes: bytes that must be read from HBM or written to it.
+        exponentials: elements that need an exponential or another activation function.
+        maxima: elements that a maximum is taken over.
+        multiply_adds: multiply-add operations of matrix products.
+        dtype: NKI type of the elements on chip, such as ``nl.bfloat16``, or the name of the type.
     """
 
     hbm_bytes: int
@@ -68,11 +68,10 @@ def _attach(
 
 
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
-    """Attach a statement of work to a kernel function, from which ``nkilib.simulator.profile`` computes a lower bound
-    of its time.
+    """Return a decorator that states the work of a kernel function and returns the function unchanged.
 
-    The function itself is not changed. ``work`` returns the :class:`Work` of a call, from the kernel's parameters by
-    name.
+    ``work`` takes the kernel's parameters by name and returns the :class:`Work` of the launch.
+    ``nkilib.simulator.profile`` computes a lower bound of the time from it.
 
     Example::
 
@@ -84,10 +83,11 @@ def states_work(work: StatesWork) -> Callable[[Function], Function]:
 
 
 def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
-    """Attach the largest iteration counts of a kernel function's loops whose bounds only the device knows.
+    """Return a decorator that states the largest iteration counts of a kernel's loops whose bounds only the device
+    knows.
 
-    ``nkilib.simulator.profile`` of shapes without values then reports the times with no iterations of these loops and
-    with the most. The function itself is not changed.
+    The decorator returns the function unchanged. ``nkilib.simulator.profile`` of shapes without values then reports two
+    times: with no iterations of these loops, and with the largest counts.
 
     Example::
 
@@ -99,26 +99,26 @@ def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
             nl.fori_loop(0, nisa.scalar_load(flagged), again)
 
     Args:
-        most: a function of the kernel's parameters, by name, that returns one number for all such loops, or a mapping
-            with a number for each loop, named by the function that is its body or by its line, ``"file.py:12"``.
+        most: a function that takes the kernel's parameters by name and returns one number for all these loops, or a
+            mapping with a number for each loop. A key is the name of the function that is the loop's body, or the
+            loop's line, ``"file.py:12"``.
     """
     return _attach(_TRIPS, most)
 
 
 def replayable(function: Function) -> Function:
-    """State that a kernel depends on nothing that may change but its arguments and the options of the simulator.
+    """State that the result of a kernel depends only on its arguments, on the simulator's options and on constants.
 
     The simulator then replays its repeated launches from a recorded plan, without running its Python
-    (docs/explanation/replay.md). The statement covers all that the kernel calls:
+    (docs/explanation/replay.md). The statement covers the kernel and all functions that it calls:
 
-    - it reads nothing else that changes while the process runs: no variable, attribute, list, dictionary or array that
+    - they read nothing else that changes while the process runs: no variable, attribute, list, dictionary or array that
       is assigned or written after the import, no file, environment variable, clock or random generator;
-    - it has no other effect than to write tensors: it counts, stores and prints nothing in Python.
+    - their only effect is to write tensors: they count, store and print nothing in Python.
 
-    The author is responsible for the statement: if it is wrong, replayed launches give results of earlier values,
-    without an error. The function or kernel itself is not changed, and under the real NKI the statement has no effect.
-    It may stand above or below ``@nki.jit``. A function or class that is passed to a kernel needs a statement of its
-    own.
+    The author is responsible for the statement: if it is wrong, replayed launches use earlier values, without an error.
+    The function or kernel is returned unchanged, and under the real NKI the statement has no effect. The decorator may
+    stand above or below ``@nki.jit``. A function or class that is passed to a kernel needs a statement of its own.
 
     Example::
 
@@ -134,8 +134,8 @@ def replayable(function: Function) -> Function:
 
 
 def is_replayable(function: Callable[..., Any]) -> bool:
-    """Return whether :func:`replayable` was applied to the function itself; it does not count if it was only applied to
-    a function that this one wraps.
+    """Return whether :func:`replayable` was applied to this very function; functions in its ``__wrapped__`` do not
+    count.
     """
     try:
         return function in _REPLAYABLE
@@ -145,7 +145,7 @@ def is_replayable(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def unreplayed() -> Iterator[None]:
-    """Turn off replay in the whole process for the ``with`` block, for code that changes constants of kernels in it."""
+    """Turn off replay in the whole process for the ``with`` block, for code that changes constants of kernels."""
     _UNREPLAYED.append(None)
     try:
         yield
@@ -168,10 +168,15 @@ def _found(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Ca
 
 
 def work_stated_for(function: Callable[..., Any]) -> StatesWork | None:
-    """Return the statement of work of a kernel function, or of the function that it wraps; None if there is none."""
+    """Return the function that states the work of a kernel, or of the function in its ``__wrapped__``; None if there is
+    none.
+    """
     return _found(_WORK, function)
 
 
 def trips_stated_for(function: Callable[..., Any]) -> StatesTrips | None:
-    """Return the iteration counts stated for a kernel function, or for the function that it wraps; None without any."""
+    """Return the function that states the iteration counts of a kernel; None if there is none.
+
+    The statement may be attached to the kernel function or to the function in its ``__wrapped__``.
+    """
     return _found(_TRIPS, function)

@@ -4,11 +4,11 @@
 """Arguments and output that commands share: the parser, types, arguments of a launch, output files, and folded lines.
 
 :class:`Parser` is the parser of all commands; :func:`fail` prints an error and returns the exit code, and
-:func:`folded` folds prose into lines of :data:`MOST_COLUMNS`.
-:func:`dtype_name` and :func:`positive` read single values: a type, also by a short name (:data:`SHORT_DTYPES`), and a
-positive integer. :func:`add_launch_arguments` adds the arguments of a launch, among them its type (:data:`DTYPES`), and
-:func:`reason_against_profiles` tells whether one can be modelled. :func:`output_file` and :func:`picture_file` check
-output files before the run, which may take a while; :func:`picture_formats` lists the suffixes of pictures.
+:func:`folded` folds prose into lines of :data:`MOST_COLUMNS`. :func:`dtype_name` reads a type, also by a short name
+(:data:`SHORT_DTYPES`), and :func:`positive` a positive integer. :func:`add_launch_arguments` adds the arguments of a
+launch, among them its type (:data:`DTYPES`), and :func:`reason_against_profiles` tells whether a launch can be
+modelled. :func:`output_file` and :func:`picture_file` check output files before the run, which may take a while;
+:func:`picture_formats` lists the suffixes of pictures.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ _DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
 
 
 class _Formatter(argparse.HelpFormatter):
-    """The formatter of argparse in lines of at most :data:`MOST_COLUMNS`, also on a wider terminal."""
+    """A help formatter with lines of at most :data:`MOST_COLUMNS`, also on a wider terminal."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, MOST_COLUMNS))
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command, which prints an error with a hint at ``--help`` in place of the usage, which has 20
-    lines here.
-    """
+    """The parser of a command, which prints an error with a hint at ``--help`` instead of the usage of 20 lines."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse unknown arguments here, where the command is known, with the option that is meant."""
+        """Parse arguments, and end the process with an error that suggests the nearest option if an argument is
+        unknown.
+        """
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             likely = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         return known, []
 
     def error(self, message: str) -> NoReturn:
-        """Print the error on stderr and end the process with 2.
+        """Print the error on stderr and end the process with exit code 2.
 
         Raises:
             SystemExit: always.
@@ -84,16 +84,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def dtype_name(text: str) -> str:
-    """Return the full name of a type, such as ``"bfloat16"``, for its name or short name, with or without ``nl.``.
+    """Return the full name of a type, such as ``"bfloat16"``.
 
-    Any other text is returned unchanged.
+    Args:
+        text: the name or short name of the type, with or without ``nl.``; any other text is returned without ``nl.``.
     """
     name = text.removeprefix("nl.")
     return SHORT_DTYPES.get(name, name)
 
 
 def positive(text: str) -> int:
-    """Return the integer that an argument of the command line gives, which must be positive."""
+    """Convert an argument of the command line to a positive integer.
+
+    Raises:
+        argparse.ArgumentTypeError: if the text is not a positive integer.
+    """
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
@@ -102,9 +107,13 @@ def positive(text: str) -> int:
 def add_launch_arguments(
     command: argparse.ArgumentParser, *, targets: Sequence[str] = _TARGETS, is_required: bool = True
 ) -> None:
-    """Add the arguments of a launch of this library's kernels, except the tiling.
+    """Add the options of a launch of this library's kernels, except the tiling, to the parser of a command.
 
-    If they are not required, missing ones are None.
+    Args:
+        command: the parser.
+        targets: the hardware generations to offer.
+        is_required: whether positions and vocabulary must be given and the other options have defaults; otherwise a
+            missing option is None.
     """
     command.add_argument("--positions", type=positive, required=is_required, metavar="N", help="positions (tokens)")
     command.add_argument("--vocab", type=positive, required=is_required, metavar="V", help="classes")
@@ -130,7 +139,9 @@ def add_launch_arguments(
 
 
 def reason_against_profiles() -> str | None:
-    """Return the reason why no profile can be made here: no simulator, or invalid environment variables; else None."""
+    """Return why no profile can be made here: no simulator, or an invalid environment variable; None if one can be
+    made.
+    """
     try:
         from nkilib.nki import NOT_SIMULATED, SIMULATED
         from nkilib.simulator.hardware.options import current_options
@@ -142,7 +153,7 @@ def reason_against_profiles() -> str | None:
 
 
 def fail(command: str, message: str) -> int:
-    """Print the error message of a command on stderr, and return the exit code with which the command ends."""
+    """Print the error message of a command on stderr, and return exit code 1."""
     print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
     return 1
 
@@ -151,9 +162,9 @@ def folded(text: str, head: str = "", indent: int | None = None) -> str:
     """Return ``head`` and ``text`` in lines of at most :data:`MOST_COLUMNS`; words are never divided.
 
     Args:
-        text: one line or several; each is folded by itself.
+        text: one line or several; every line is folded separately.
         head: the begin of the first line.
-        indent: the spaces before the other lines; None: the width of ``head``.
+        indent: the number of spaces before all lines but the first; None: the width of ``head``.
     """
     space = " " * (len(head) if indent is None else indent)
     lines: list[str] = []
@@ -168,7 +179,7 @@ def output_file(text: str) -> str:
     """Check the name of an output file and return it.
 
     Raises:
-        argparse.ArgumentTypeError: if it cannot be written.
+        argparse.ArgumentTypeError: if the file cannot be written.
     """
     path = Path(text)
     try:
@@ -184,7 +195,7 @@ def output_file(text: str) -> str:
 
 
 def picture_formats() -> list[str]:
-    """Return the suffixes of files that matplotlib can write as pictures; none without matplotlib."""
+    """Return the file suffixes, without a dot, that matplotlib can write as pictures; empty without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
@@ -193,8 +204,10 @@ def picture_formats() -> list[str]:
 
 
 def picture_file(text: str) -> str:
-    """Check that an output file can be written and has the suffix of a picture format of matplotlib; return its
-    name.
+    """Check the name of an output file for a picture and return it.
+
+    Raises:
+        argparse.ArgumentTypeError: if the file cannot be written, or matplotlib does not support its suffix.
     """
     output_file(text)
     formats = picture_formats()

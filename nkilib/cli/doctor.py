@@ -71,8 +71,8 @@ class Finding(NamedTuple):
 
     Attributes:
         what: the subject of the line.
-        found: the finding about the subject.
-        is_wrong: whether kernels cannot run because of it.
+        found: the text about the subject.
+        is_wrong: whether kernels cannot run because of this fact.
     """
 
     what: str
@@ -81,7 +81,6 @@ class Finding(NamedTuple):
 
 
 def _print_guarantees() -> int:
-    """Print the guarantees of all kernels; return the exit code: 0, or 1 if the kernels cannot be imported here."""
     wrong = mixture()
     if wrong is not None:
         return fail("doctor", wrong)
@@ -94,9 +93,7 @@ def _print_guarantees() -> int:
 
 
 def _packages() -> Iterator[Finding]:
-    """Yield a line for this nkilib, and one for each other package of that name on the import path, such as the Neuron
-    compiler's.
-    """
+    """Yield a line for this nkilib, and one for each other package named nkilib, such as the Neuron compiler's."""
     wrong = mixture()
     if wrong is None:
         yield Finding("nkilib", f"{importlib.import_module('nkilib').__version__}, {HOME}")
@@ -117,9 +114,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _backend() -> Iterator[Finding]:
-    """Yield lines about the NKI that kernels run on, the real one or the simulator, and about the simulator's
-    target.
-    """
+    """Yield lines about the NKI that kernels run on, real or simulated, and about the simulator's target."""
     if mixture() is not None:
         yield Finding("nki", "cannot be used: see nkilib", is_wrong=True)
         return
@@ -140,9 +135,9 @@ def _backend() -> Iterator[Finding]:
 
 
 def _torch_operators() -> Iterator[Finding]:
-    """Yield a line that says how operators are registered for the native device, by ``nki_op`` or ``torch.library``.
+    """Yield a line that says whether ``nki_op`` or ``torch.library`` registers the operators for the native device.
 
-    There is none unless torch-neuronx is installed or the user chose one of the two.
+    Yield nothing if torch-neuronx is not installed and the user has chosen neither.
     """
     if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
         return
@@ -158,9 +153,6 @@ def _torch_operators() -> Iterator[Finding]:
 
 
 def _cores_of_a_launch() -> Finding:
-    """Return the line with the number of cores that kernels are launched on, or with the reason why none can be
-    launched.
-    """
     try:
         return Finding("cores of a launch", lnc.explanation())
     except ValueError as error:
@@ -168,9 +160,6 @@ def _cores_of_a_launch() -> Finding:
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:
-    """Yield lines about the Neuron devices that can be opened, and about the cores that the driver shows for all
-    devices.
-    """
     yield Finding("Neuron devices", ", ".join(visible_devices(root)) or "none visible (/dev/neuron*)")
     # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
     cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")
@@ -186,9 +175,9 @@ def _installed(distribution: str) -> str:
 
 
 def _importable(module: str, distribution: str) -> str:
-    """Return the version of an optional package as text, with the error if importing its module fails.
+    """Return the version of an optional package as text, with the error if the package cannot be imported.
 
-    The import of a placeholder package from the public index fails, for instance.
+    Placeholder packages from the public index, for instance, cannot be imported.
     """
     version = _installed(distribution)
     if version == "not installed":
@@ -219,7 +208,7 @@ def examine() -> Iterator[Finding]:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the report; return the exit code: 0, or 1 if kernels cannot run here."""
+    """Print the report; return exit code 0, or 1 if kernels cannot run here."""
     if options.kernels:
         return _print_guarantees()
     findings = list(examine())

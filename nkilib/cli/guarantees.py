@@ -3,10 +3,12 @@
 
 """The guarantees of the public kernels, as text for a terminal and as parts of pages in Markdown.
 
-``python -m nkilib.cli.guarantees`` prints the parts: what all kernels promise (:func:`promise_tables`, in
-docs/reference/guarantees.md), and bounds on the errors of kernels that no page of losses lists (:func:`error_lists`, in
-docs/reference/guarantees_errors.md). The functions that format Markdown, :func:`table`, :func:`escaped`,
-:func:`item`, :func:`shared_notes` and :func:`yes_or_no`, also serve ``losses``.
+``python -m nkilib.cli.guarantees`` prints the parts of two pages: :func:`promise_tables`, the guarantees of all
+kernels, for docs/reference/guarantees.md, and :func:`error_lists`, bounds on the errors of kernels that no page of
+losses lists, for docs/reference/guarantees_errors.md. The module ``losses`` also uses the functions that format
+Markdown: :func:`table`, :func:`escaped`, :func:`item`, :func:`shared_notes` and :func:`yes_or_no`.
+
+A *clause* is a part of a text between semicolons; a *note* is a clause of ``Guarantee.notes``.
 """
 
 from __future__ import annotations
@@ -30,30 +32,36 @@ _SHARED: Final = 2
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the text of a Markdown table."""
+    """Return a Markdown table as text.
+
+    Args:
+        heads: the heads of the columns.
+        rows: the cells of the rows.
+    """
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def escaped(text: str) -> str:
-    """Put a backslash before each underscore and star outside of code, because Markdown would take pairs of them for
-    formatting.
+    """Return Markdown text with a backslash before each underscore and star outside code.
+
+    Markdown would take pairs of these characters for formatting.
     """
     return re.sub(r"`[^`]*`|[_*]", lambda found: found[0] if found[0].startswith("`") else f"\\{found[0]}", text)
 
 
 def clauses(text: str) -> list[str]:
-    """Return the clauses of a text, which are separated by semicolons; none for an empty text."""
+    """Return the clauses of a text; none for an empty text."""
     return text.split("; ") if text else []
 
 
 def item(label: str, text: str, level: int = 0) -> str:
-    """Return a Markdown list item, wrapped to the width of printed text.
+    """Return a Markdown list item, wrapped to :data:`~nkilib.cli.arguments.MOST_COLUMNS`.
 
     Args:
-        label: the words in bold with which it begins.
-        text: the text behind them. If it does not fit a line, its clauses become a list of their own.
-        level: how far the item is indented, in lists.
+        label: the words in bold at the beginning.
+        text: the text after the label. If it does not fit on one line, its clauses become a list below the label.
+        level: the depth of nesting in lists, from 0.
     """
     indent, head = "  " * level, f"- **{label}:**"
     line = f"{indent}{head} {escaped(text)}"
@@ -64,9 +72,9 @@ def item(label: str, text: str, level: int = 0) -> str:
 
 
 def wrapped(text: str, indent: str) -> str:
-    """Wrap a list item ("- ...") or a paragraph of Markdown to the width of a page, each line indented by ``indent``.
+    """Return a list item ("- ...") or a paragraph of Markdown in indented lines of at most ``MOST_COLUMNS``.
 
-    A line never begins with an operator, or with a number and a point: Markdown would take it for a list item, a
+    A line never begins with an operator, or with a number and a point: Markdown would take the line for a list item, a
     heading or a quotation.
     """
     glued = re.sub(r" (?=(?:[-+=>#*]|\\\*|\d+[.)]) )", "\0", text)
@@ -87,7 +95,7 @@ def yes_or_no(holds: bool) -> str:
 
 
 def guarantees() -> dict[str, Guarantee]:
-    """Return the guarantees of all kernels that state them, by the name of the kernel."""
+    """Return the guarantees of all kernels that state any, by the name of the kernel."""
     stated = {name: guarantee_of(kernel) for name, kernel in public_kernels().items()}
     return {name: guarantee for name, guarantee in stated.items() if guarantee is not None}
 
@@ -111,13 +119,14 @@ def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
 
 
 def as_text() -> str:
-    """Return the guarantees as a text for a terminal, with one paragraph for each kernel."""
+    """Return the guarantees as text for a terminal, with one paragraph for each kernel."""
     return "\n\n".join("\n".join(_lines(name, guarantee)) for name, guarantee in guarantees().items())
 
 
 def promise_tables() -> str:
-    """Return the promises of all kernels in Markdown: what all share, a table for each precision, and the memory that
-    kernels allocate.
+    """Return the guarantees of all kernels in Markdown, without bounds on errors.
+
+    The text has the guarantees that all kernels share, a table for each precision, and the workspace of kernels.
     """
     stated = guarantees()
     differing = [f"`{name}`" for name, guarantee in stated.items() if not guarantee.deterministic]
@@ -142,14 +151,14 @@ def promise_tables() -> str:
 
 
 def shared_notes(notes: Mapping[str, Sequence[str]]) -> tuple[set[str], str]:
-    """Return the notes that several of the named things share, and a text that lists them once.
+    """Return the notes that two or more kernels or losses share, and Markdown text that lists them once.
 
     Args:
-        notes: the notes on each thing, by its name.
+        notes: the notes of each kernel or loss, by its name.
 
     Returns:
-        The notes, and a list in Markdown: the names, and the notes that hold for all of them. The text is empty if no
-        note is shared.
+        The shared notes, and a Markdown list of names with the notes that hold for all of these names. The text is
+        empty if no note is shared.
     """
     counted = Counter(note for of_each in notes.values() for note in of_each)
     by_names: dict[tuple[str, ...], list[str]] = {}
@@ -164,9 +173,10 @@ def shared_notes(notes: Mapping[str, Sequence[str]]) -> tuple[set[str], str]:
 
 
 def error_lists() -> str:
-    """Return the bounds on errors, and further notes, of the kernels that no page of losses lists, in Markdown.
+    """Return, in Markdown, bounds on errors and further notes of the kernels that no page of losses lists.
 
-    They are the kernels of vocabularies, of softmax, and those without an entry in the registry of losses.
+    These are the kernels of losses of a vocabulary, and the kernels without an entry in the registry of losses, such as
+    softmax.
     """
     listed = {
         kernel.__name__

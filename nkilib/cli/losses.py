@@ -3,8 +3,9 @@
 
 """The registry of losses as parts of pages in Markdown.
 
-- docs/reference/losses.md: the losses and where they are described (:func:`overview`).
-- docs/reference/losses_classification.md and its siblings: what is known of each loss (:func:`entries`).
+- docs/reference/losses.md: a table of the losses, with links to their descriptions (:func:`overview`).
+- docs/reference/losses_classification.md and the pages of the other families: a description of each loss
+  (:func:`entries`).
 - docs/reference/losses_times.md: modelled times (:func:`times`).
 
 ``python -m nkilib.cli.losses`` prints the parts.
@@ -36,7 +37,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def overview() -> str:
-    """Return the table of all losses by family, with links to their descriptions."""
+    """Return a Markdown table of all losses, sorted by family, with links to their descriptions."""
     rows = [
         (
             f"[`{kind.name}`]({page_of(kind.family)}.md#{kind.name})",
@@ -57,13 +58,13 @@ def _guarantees_of(kind: Loss) -> tuple[Guarantee, Guarantee]:
 
 
 def _notes(kind: Loss) -> list[str]:
-    """Return the notes in the guarantees of a loss's two kernels, each note once."""
     return list(dict.fromkeys(note for guarantee in _guarantees_of(kind) for note in clauses(guarantee.notes)))
 
 
 def _errors(kind: Loss, shared: set[str]) -> Iterator[str]:
-    """Yield the list items about the errors of a loss, and its notes except those in ``shared``, which a page lists
-    once.
+    """Yield Markdown list items with the error bounds of a loss, and with its notes that are not in ``shared``.
+
+    The page lists the notes in ``shared`` once for several losses.
     """
     forward, backward = _guarantees_of(kind)
     yield item("Largest error of the loss", forward.error)
@@ -89,9 +90,9 @@ def _entry(kind: Loss, shared: set[str]) -> str:
 
 
 def entries(family: Family) -> str:
-    """Return what the registry knows of the losses of a family: a section for each, and the notes that they share.
+    """Return Markdown with a section for each loss of a family, and a list of the notes that several losses share.
 
-    Errors of the losses of vocabularies are among those of their kernels (docs/reference/guarantees_errors.md).
+    The page docs/reference/guarantees_errors.md lists the errors of losses of a vocabulary, with their kernels.
     """
     kinds = [kind for kind in LOSSES if kind.family is family]
     notes = {} if family is Family.VOCABULARY else {kind.name: _notes(kind) for kind in kinds}
@@ -101,7 +102,7 @@ def entries(family: Family) -> str:
 
 
 def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
-    """Return the modelled time of a loss's launch in microseconds, and its ratio to the lower bound."""
+    """Return the modelled time of a loss's launch in microseconds, and the ratio of this time to its lower bound."""
     from nkilib.simulator import profile, using
 
     kernel: Any = kind.forward if launch.forward else kind.backward
@@ -125,19 +126,20 @@ def _times_of(kind: Loss) -> Iterator[tuple[str, ...]]:
 
 
 def times() -> str:
-    """Return the table of modelled times on two cores of trn2: microseconds, and their ratio to the lower bound that
-    the hardware sets.
+    """Return a Markdown table of modelled times on two cores of trn2.
+
+    A cell has the time in microseconds and its ratio to the hardware's lower bound.
     """
     return table(_TIMES, [row for kind in LOSSES for row in _times_of(kind)])
 
 
 def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
-    """Return the ratio of the modelled time of a loss's launch, in the type ``dtype``, to its lower bound."""
+    """Return the ratio of the modelled time of a loss's launch, with tensors of type ``dtype``, to its lower bound."""
     return _modelled(kind, launch, dtype)[1]
 
 
 def as_parts() -> Sequence[str]:
-    """Return the parts of the documentation's pages that are made from the registry of losses."""
+    """Return the parts of pages that are made from the registry: the overview, sections by family, and times."""
     return overview(), *map(entries, Family), times()
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The command line of nkilib: the :func:`parser` of all commands, which have a file each, and the call of one
-(:func:`main`).
-"""
+"""The command line of nkilib: :func:`parser` makes the parser of all commands, and :func:`main` runs one command."""
 
 from __future__ import annotations
 
@@ -47,11 +45,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Print the version and end.
-
-    The version is imported only here: where another package named nkilib is installed too, there may be none to import,
-    and the doctor still has to run.
-    """
+    # Imports the version only when it is asked for: in a mixture with another nkilib the import may fail, and the
+    # doctor still has to run.
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from nkilib import __version__
@@ -61,13 +56,20 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the command line names, and return its exit code. Wrong arguments end the process with 2."""
+    """Run the command that the command line names, and return its exit code.
+
+    Args:
+        arguments: the words after the program's name; None: those of ``sys.argv``.
+
+    Raises:
+        SystemExit: with code 2 if an argument is wrong.
+    """
     options = parser().parse_args(arguments)
     code: int = options.run(options)
     return code
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run :func:`main` as a process: Ctrl-C ends it in one line with 130, a closed output with 141."""
+    """Run :func:`main` for the console: Ctrl-C ends the process in one line with code 130, a closed output with 141."""
     with ending_quietly(_PROGRAM):
         return main(arguments)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A kernel of a user's file, as a command line names it, and its arguments.
+"""The kernel of a user's file that a command line names, and its arguments.
 
 The kernel is ``file.py:kernel`` or ``package.module:kernel`` (:func:`kernel_of`). Its arguments are ``NAME=VALUE``
-(:func:`arguments_of`), which :func:`bound_arguments` binds to its parameters. A value is JSON that may contain tensors
-and names of NKI: ``bf16[4096,8192]`` is a tensor of that type and shape, ``nl.float32`` is NKI's object of that name,
-and ``[f32[128,64], null]`` is a list of a tensor and None.
+(:func:`arguments_of`), which :func:`bound_arguments` binds to the kernel's parameters. A value is JSON that may contain
+tensors and names of NKI: ``bf16[4096,8192]`` is a tensor of that type and shape, ``nl.float32`` is NKI's object of that
+name, and ``[f32[128,64], null]`` is a list of a tensor and None.
 """
 
 from __future__ import annotations
@@ -41,17 +41,15 @@ _PLACE = "nkilib value"
 
 
 class SourceRefusedError(ValueError):
-    """Raised if there is no such kernel, its module cannot be imported, or it cannot take the arguments; the message
-    says why.
-    """
+    """Raised if a kernel does not exist, its module cannot be imported, or it cannot take the arguments."""
 
 
 class ValueRefusedError(ValueError):
-    """Raised if the text of a value has no valid form; the message says why, and which forms there are."""
+    """Raised if the text of an argument has no valid form; the message names the valid forms."""
 
 
 def _run(path: Path) -> ModuleType:
-    """Import the Python file at a path as a module, which can import files of its folder, as a script can."""
+    # The file can import files of its folder, as a script can.
     sys.path.insert(0, str(path.resolve().parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -63,8 +61,9 @@ def _run(path: Path) -> ModuleType:
 
 
 def described(error: Exception) -> str:
-    """Describe an exception of the user's code in one line, with the innermost line of its traceback that is outside
-    this library.
+    """Return one line that describes an exception of the user's code.
+
+    The line names the innermost traceback line outside this library.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(_PACKAGE)]
@@ -115,10 +114,10 @@ def _what_there_is(module: ModuleType) -> str:
 def kernel_of(source: str) -> Kernel:
     """Return the kernel that ``file.py:kernel`` or ``package.module:kernel`` names; a plain function becomes a kernel.
 
-    After the call, ``import nki`` imports the simulator in this process.
+    After the call, ``import nki`` imports the simulator in this process, except where a real nki is installed.
 
     Raises:
-        SourceRefusedError: if there is no such file, module or kernel, or it cannot be imported.
+        SourceRefusedError: the file, module or kernel does not exist, or cannot be imported.
     """
     from nkilib.nki import nki
     from nkilib.simulator import install
@@ -145,7 +144,11 @@ def kernel_of(source: str) -> Kernel:
 
 
 def bound_arguments(kernel: Kernel, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bind the named arguments of a kernel and its defaults, as positional and keyword arguments of a call.
+    """Return the positional and the keyword arguments for a call of a kernel, with defaults filled in.
+
+    Args:
+        kernel: the kernel.
+        arguments: the values that the user gave, by name of the parameter.
 
     Raises:
         SourceRefusedError: an argument is unknown, or one without a default is missing.
@@ -198,11 +201,13 @@ def _named(path: str) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """Return the Python value that the text of an argument stands for: a tensor's specification, an object of NKI, or
-    JSON of these.
+    """Return the Python value of an argument's text.
+
+    A text is a tensor such as ``bf16[4,8]``, whose value is a :class:`~nkilib.simulator.Spec`, a name of NKI, or JSON
+    that may contain tensors and names.
 
     Raises:
-        ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.
+        ValueRefusedError: the text has none of these forms.
     """
     values: list[Any] = []
 
@@ -225,10 +230,13 @@ def value_of(text: str) -> Any:
 
 
 def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments by name, from texts ``NAME=VALUE``.
+    """Return the values of arguments by name.
+
+    Args:
+        texts: texts of the form ``NAME=VALUE``.
 
     Raises:
-        ValueRefusedError: if a text has another form, a name comes twice, or a value is not valid.
+        ValueRefusedError: a text has another form, a name occurs twice, or a value is not valid.
     """
     arguments: dict[str, Any] = {}
     for text in texts:

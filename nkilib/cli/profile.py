@@ -5,7 +5,8 @@
 
 Any kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the file may
 import nki or nkilib.nki, and the kernel may be a plain function. This library's cross-entropy: ``profile --positions
-4096 --vocab 129280``. Its linear cross-entropy: add ``--features 4096``. Other kernels of it: add ``--family softmax``.
+4096 --vocab 129280``; add ``--features 4096`` for its linear cross-entropy, or ``--family softmax`` (for example) for
+its other kernels.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _RefusedError(Exception):
 
 
 def _check_form(options: argparse.Namespace) -> None:
-    """End the process with an error if the arguments lack required ones, or mix the two forms of the command.
+    """End the process with an error if required arguments are missing, or if the two forms of the command are mixed.
 
     One form names a kernel of a file; the other selects a kernel of this library.
     """
@@ -70,19 +71,17 @@ def _check_form(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of the options ``--arg``, by name, and ``--trips``."""
-
     arguments: dict[str, Any]
     trips: AskedTrips | None
 
 
 def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
-    """Return the argument ``trips`` of :func:`nkilib.simulator.profile` that the texts of ``--trips`` stand for.
+    """Return the argument ``trips`` of :func:`nkilib.simulator.profile` for the values of the option ``--trips``.
 
-    A text is ``N``, ``none``, ``all`` or ``LOOP=N``.
+    A value is ``N``, ``none``, ``all`` or ``LOOP=N``; no values give None.
 
     Raises:
-        ValueRefusedError: if a text has another form, or there are several and not all name a loop.
+        ValueRefusedError: a value has another form, or one of several values names no loop.
     """
     if not texts:
         return None
@@ -100,7 +99,6 @@ def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
 
 
 def _values(options: argparse.Namespace) -> _Values:
-    """Return the values of ``--arg`` and ``--trips``; end the process with an error if one is not valid."""
     refuse: Callable[[str], NoReturn] = options.refuse
     try:
         return _Values(arguments_of(options.arg), _trips_of(options.trips))
@@ -109,7 +107,6 @@ def _values(options: argparse.Namespace) -> _Values:
 
 
 def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -> Profile:
-    """Return the profile of the kernel of a user's file or module that the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
     from nkilib.simulator.profiling.profile import TripsRefusedError
 
@@ -127,7 +124,6 @@ def _profile_of_file(options: argparse.Namespace, values: _Values, named: str) -
 
 
 def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile:
-    """Return the profile of the kernel of this library that the options select, and print its tiling."""
     from nkilib.simulator import NkiValidationError
 
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
@@ -148,7 +144,10 @@ def _is_report(other: str) -> bool:
 
 
 def _check_comparison(options: argparse.Namespace) -> None:
-    """End the process if ``--against`` stands alone, or names another kernel beside one of this library."""
+    """End the process with an error if ``--against`` is given without ``--html``, or cannot be compared.
+
+    A profile of this library's kernel can be compared with a report only.
+    """
     other = options.against
     if other is None:
         return
@@ -162,11 +161,7 @@ def _check_comparison(options: argparse.Namespace) -> None:
 
 
 def _check_report(options: argparse.Namespace) -> None:
-    """Check the report that ``--against`` names, before the profile, which may take a while.
-
-    Raises:
-        _RefusedError: if it cannot be read.
-    """
+    # Reads the report of --against before the profile is made, which may take a while.
     if options.against and _is_report(options.against):
         from nkilib.simulator.profiling.page.writer import content_in
 
@@ -177,7 +172,6 @@ def _check_report(options: argparse.Namespace) -> None:
 
 
 def _other_profile(options: argparse.Namespace, values: _Values) -> Profile | str | None:
-    """Return what ``--against`` names: a report to read, or the profile of another kernel with the same arguments."""
     other: str | None = options.against
     return other if other is None or _is_report(other) else _profile_of_file(options, values, other)
 
@@ -191,7 +185,9 @@ def _has_matplotlib() -> bool:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the profile and write the requested files; return the exit code: 0, or 1 if that cannot be done."""
+    """Print the profile and write the requested files; return exit code 0, or 1 if the profile or a file cannot be
+    made.
+    """
     _check_form(options)
     _check_comparison(options)
     reason = reason_against_profiles()

@@ -26,8 +26,12 @@ _LEAST_WIDTH = 10
 
 
 class TriedTiling(NamedTuple):
-    """A tiling that the kernel accepts, the modelled time of its launch, and the ratio of this time to the lower
-    bound.
+    """A tiling that the kernel accepts, with its modelled time.
+
+    Attributes:
+        tiling: the sizes, a named tuple.
+        time_us: the modelled time of the launch in microseconds.
+        times_bound: the ratio of this time to its lower bound.
     """
 
     tiling: Any
@@ -41,7 +45,7 @@ def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
 
 
 def _folded(name: str) -> list[str]:
-    """Break the name of a size after underscores into lines that fit a column's width, as far as its words allow."""
+    """Return the name of a size in lines that fit the width of a column; a line breaks only after an underscore."""
     lines = [""]
     for word in re.findall(r"[^_]+_?", name):
         if lines[-1] and len(lines[-1] + word) > _HEAD_WIDTH:
@@ -51,8 +55,9 @@ def _folded(name: str) -> list[str]:
 
 
 def _heads(names: Sequence[str], chooser: str) -> list[list[str]]:
-    """Return, for each column of sizes, the lines of its head: the name itself if the table's longest line fits, else
-    the folded name.
+    """Return the lines of the head of each column of sizes.
+
+    A head is one line, the full name, if the table then fits :data:`MOST_COLUMNS`, else the folded name.
     """
     longest = f"{_columns(names, map(len, names))} {'us':>12} {'times bound':>11}  {chooser}"
     return [[name] if len(longest) <= MOST_COLUMNS else _folded(name) for name in names]
@@ -61,13 +66,13 @@ def _heads(names: Sequence[str], chooser: str) -> list[list[str]]:
 def _profiles(
     kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
 ) -> Iterator[TriedTiling]:
-    """Yield each of ``tilings`` that the kernel accepts, with its modelled time.
+    """Yield the tilings that the kernel accepts, with their modelled times.
 
     Args:
         kernels: the family of the kernel.
         arguments: the options of the kernel.
         tilings: the tilings to try.
-        refused: a list to which the kernel's reasons against the other tilings are added.
+        refused: receives the kernel's error message for every tiling that it does not accept.
     """
     from nkilib.simulator import NkiValidationError
     from nkilib.simulator.launch.progress import doing
@@ -85,7 +90,7 @@ def _profiles(
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the modelled tilings; return the exit code: 0, or 1 if the kernel accepts none of them."""
+    """Print the fastest tilings; return exit code 0, or 1 if the kernel accepts no tiling."""
     refuse: Callable[[str], NoReturn] = options.refuse
     kernels = kernels_of(options)
     if options.arg and not kernels.takes_options:

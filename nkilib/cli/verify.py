@@ -51,10 +51,10 @@ _MINUTE, _HOUR = 60.0, 3600.0
 
 
 def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
-    """Return the steps that the options of the command line select, by kind.
+    """Return the steps that the command line selects, by kind: kernels, probes and times.
 
     Raises:
-        CannotRunError: the options select none.
+        CannotRunError: the options select no step.
     """
     from nkilib.verify.registry import all_steps
     from nkilib.verify.runner import CannotRunError
@@ -88,7 +88,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _sources() -> str:
-    """Return a digest of nkilib's code, because the code of a checkout may change without a new version number."""
+    # The code of a checkout may change without a new version number.
     digest = hashlib.sha256()
     for path in sorted(Path(HOME).rglob("*.py")):
         digest.update(path.relative_to(HOME).as_posix().encode())
@@ -97,7 +97,6 @@ def _sources() -> str:
 
 
 def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
-    """Return the facts that identify a run in its report, such as place, target, devices, and versions of packages."""
     from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
 
     return {
@@ -116,12 +115,12 @@ def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
 def _opened(options: argparse.Namespace, place: LaunchPlace) -> tuple[Report, str]:
     """Return the report to write, and a note for the user.
 
-    It is the report of a run that goes on, or a new one. The note says why a new run starts beside an old report, else
-    it is empty.
+    The report is that of an earlier run, which continues, or a new one. The note says why a new run starts although
+    there is an old report; otherwise it is empty.
 
     Raises:
-        ReportError: the file is no report or cannot be written, or ``--resume`` is given and there is no run to go on
-            with.
+        ReportError: the file is not a report or cannot be written, or ``--resume`` is given and no earlier run can
+            continue.
     """
     from nkilib.verify.runner import Report, ReportError
 
@@ -153,7 +152,7 @@ def _opened(options: argparse.Namespace, place: LaunchPlace) -> tuple[Report, st
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration in one unit: "40 s", "12 min", "2.5 h"."""
+    """Return a duration as text with one unit, such as "40 s", "12 min" or "2.5 h"."""
     if seconds < 1.5 * _MINUTE:
         return f"{max(round(seconds), 1)} s"
     if seconds < 1.5 * _HOUR:
@@ -166,17 +165,16 @@ def _counted(number: int) -> str:
 
 
 def _rest(rest: Remaining) -> str:
-    """Return the number of steps that are left, and their time if it is known, as text."""
     about = "" if rest.seconds is None else f", about {_duration(rest.seconds)}"
     return f"{rest.steps} left{about}"
 
 
 class _Printer:
-    """Prints every step that ends, with what remains, and on a terminal also the step that runs.
+    """Prints the result of every step with the number of steps left, and on a terminal also the step that runs now.
 
     Args:
-        quick_steps: the number of steps with ``--quick``, to recommend them; 0 recommends nothing.
-        is_first: whether no step has ended before, so that the first one tells how long the others may take.
+        quick_steps: the number of steps with ``--quick``, which the first result recommends; 0: no recommendation.
+        is_first: whether no step has ended before; the first result then estimates the time of the other steps.
     """
 
     def __init__(self, quick_steps: int, is_first: bool) -> None:
@@ -185,11 +183,10 @@ class _Printer:
         self._is_terminal = sys.stderr.isatty()
 
     def begin(self, name: str, rest: Remaining) -> None:
-        """Show on a terminal which step begins."""
         self._show(f"{_rest(rest)}; now: {name} ...")
 
     def end(self, name: str, entry: Entry, rest: Remaining) -> None:
-        """Print the result of a step: one line, and below it what it found."""
+        """Print the result of a step on one line, and details of the step below it."""
         self.clear()
         text = f"{name} ({entry.seconds:.1f} s; {_rest(rest) if rest.steps else 'the last one'})"
         print(folded(text, f"{entry.status.value:<{_INDENT - 1}} "))
@@ -202,7 +199,6 @@ class _Printer:
         sys.stdout.flush()
 
     def clear(self) -> None:
-        """Remove the terminal's line about the step that runs now."""
         self._show("")
 
     def _show(self, text: str) -> None:
@@ -223,7 +219,7 @@ def _same_command(options: argparse.Namespace) -> str:
 
 
 def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report: Report) -> _Printer:
-    """Print which steps will run and which are left, and return the printer for their results."""
+    """Print the number of steps to run and of steps that are left, and return the printer for their results."""
     from nkilib.verify.runner import remaining
 
     every = [step for steps_of_kind in steps.values() for step in steps_of_kind]
@@ -246,10 +242,9 @@ def _announce(options: argparse.Namespace, steps: dict[str, list[Step]], report:
 
 @contextmanager
 def _ending_as_by_ctrl_c() -> Iterator[None]:
-    """Let a request to end, or a terminal that is closed, interrupt this process like Ctrl-C, within the ``with``
-    block.
+    """Within the ``with`` block, let SIGTERM and SIGHUP interrupt this process as Ctrl-C does.
 
-    The step that runs is then ended, and the device is released.
+    The running step is then ended, and the device is released.
     """
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
@@ -292,7 +287,7 @@ def _cannot(message: str) -> int:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the chosen steps; return the exit code: 0, 1 if a result is not as expected, or 2 if nothing can run."""
+    """Run the chosen steps; return exit code 0, 1 if a result is not as expected, or 2 if nothing can run."""
     from nkilib.verify.runner import CannotRunError, ReportError, chosen_place, writing_alone
 
     with ExitStack() as stack:
@@ -313,7 +308,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds that an argument of the command line gives, which must be a positive number."""
     try:
         seconds = float(text)
     except ValueError:

@@ -3,11 +3,12 @@
 
 """Cross-entropy and token scores on the kernels, for JAX: on a Neuron device, and on the CPU through the simulator.
 
-Importing this package imports jax, which no other package of nkilib does. It does not depend on :mod:`nkilib.torch`.
+Importing this package imports jax, which no other package of nkilib does. This package does not depend on
+:mod:`nkilib.torch`.
 
 ``functions`` has the public functions, ``launching`` launches kernels on JAX's arrays, ``rows`` turns arrays into rows
-and handles ``jax.vmap``, ``derivatives`` has parts of derivatives, ``verification`` the functions that ``python -m
-nkilib verify`` runs, and ``_requirement`` the accepted releases of JAX.
+and handles ``jax.vmap``, ``derivatives`` prepares arrays for derivatives, ``verification`` has the functions that
+``python -m nkilib verify`` runs, and ``_requirement`` the accepted releases of JAX.
 """
 
 import nkilib._refuse_mixture

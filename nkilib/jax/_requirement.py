@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The releases of JAX that this package runs on. Importing this module raises an ImportError for others."""
+"""The releases of JAX that this package supports. Importing this module raises an ImportError for other releases."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launches of a kernel on arrays of JAX, traced or not: on a Neuron device, or by the simulator through a call of the
-host.
+"""Launches of a kernel on arrays of JAX, traced or not: on a Neuron device, or on the simulator through a host
+callback.
 
-:func:`launch` launches a :class:`Kernel` on arrays; on the simulator this is a :class:`Simulation` with the
-:func:`simulator_options` of the thread. Callers first check with :func:`check_platforms` that kernels can be launched
-where the arrays are. :func:`host_call` calls any Python function with the values of arrays.
+:func:`launch` launches a :class:`Kernel` on arrays. On the simulator, the launch is a :class:`Simulation` with the
+thread's :func:`simulator_options`. Callers first check with :func:`check_platforms` that kernels can be launched where
+the arrays are. :func:`host_call` calls any Python function with the values of arrays.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _OnArrays:
-    """A function of numpy arrays as ``jax.pure_callback`` calls it: with JAX arrays, and returning its results."""
+    """A function of numpy arrays in the form for ``jax.pure_callback``: it takes JAX arrays and returns the results."""
 
     function: Function
 
@@ -74,9 +74,7 @@ class _OnArrays:
 
 @dataclass(frozen=True)
 class _OnBuffers:
-    """A function of numpy arrays as JAX's ``buffer_callback`` calls it: with memory for the results, to which they are
-    copied.
-    """
+    """A function of numpy arrays in the form for ``buffer_callback``, which passes memory that receives the results."""
 
     function: Function
 
@@ -89,18 +87,18 @@ class _OnBuffers:
 
 
 def _varying_as(operands: Sequence[jax.Array], result: jax.Array) -> jax.Array:
-    """Return ``result`` with a type that says, in ``jax.shard_map``, that it varies over the mesh axes of the operands.
+    """Return ``result`` with a type that varies, in ``jax.shard_map``, over the mesh axes of the operands.
 
     The results of callbacks lack this information, and the API that sets it changes from release to release.
-    ``jnp.where`` between the result and itself, with a condition that varies over these axes, adds it, and the compiler
-    removes the operation.
+    ``jnp.where`` between the result and itself, with a condition that varies over these axes, adds the information, and
+    the compiler removes the operation.
     """
     differs = [jnp.zeros_like(operand, shape=(), dtype=bool) for operand in operands]
     return jnp.where(jnp.stack(differs).any(), result, result)
 
 
 def host_call(function: Function, results: Sequence[Result], *operands: jax.Array) -> list[jax.Array]:
-    """Call a pure Python function with the values of ``operands``, and return its results.
+    """Call a pure Python function with the values of ``operands``, and return its results as JAX arrays.
 
     Args:
         function: a function that takes a read-only numpy array for each operand, and returns one array for each result.
@@ -117,7 +115,7 @@ def host_call(function: Function, results: Sequence[Result], *operands: jax.Arra
 def simulator_options() -> Options | None:
     """Return the options of the simulator that are set in this thread; None on the real NKI.
 
-    Programs are compiled for these options, because they run in threads that do not know the options of the calling
+    The options are compiled into a program, because it runs in threads that do not know the options of the calling
     thread.
     """
     return current_options() if SIMULATED else None
@@ -125,7 +123,7 @@ def simulator_options() -> Options | None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, and its name in messages.
+    """A kernel and its name.
 
     Attributes:
         name: the name for messages.
@@ -136,20 +134,20 @@ class Kernel:
     function: Any
 
     def launch(self, **arguments: Any) -> tuple[Any, ...]:
-        """Launch the kernel on the number of cores that :mod:`nkilib.base.lnc` gives, and return its results."""
+        """Launch the kernel and return its results as a tuple; :mod:`nkilib.base.lnc` chooses the number of cores."""
         returned = library_launch(self.name, self.function)(**arguments)
         return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A launch on the simulator as a function of numpy arrays alone. Equal launches compare equal, so that JAX can
-    reuse a compiled program.
+    """A launch on the simulator as a function of numpy arrays. Equal launches compare equal, so that JAX can reuse a
+    program.
 
     Attributes:
         kernel: the kernel that is launched.
-        names: the names of its array arguments, in the order in which they are passed.
-        constants: the other arguments.
+        names: the names of the kernel's array arguments, in the order of the arrays in a call.
+        constants: the names and values of the other arguments.
         options: the options of the simulator.
     """
 
@@ -173,10 +171,10 @@ def launch(
     """Launch a kernel and return its results by name.
 
     Args:
-        kernel: a kernel that does not look at values, nor write to its inputs.
-        arrays: the kernel arguments that are arrays, by name; None for the default.
+        kernel: a kernel that does not write to its inputs, and whose control flow does not depend on values of tensors.
+        arrays: the kernel arguments that are arrays, by name; an argument that is None is not passed.
         constants: the other kernel arguments by name, which are compiled into the program.
-        results: the shapes and types of the results, in order, under names of the caller's choice.
+        results: the shapes and types of the results, in the kernel's order, under names that the caller chooses.
         options: the result of :func:`simulator_options`.
     """
     present = {name: array for name, array in arrays.items() if array is not None}
@@ -189,7 +187,7 @@ def launch(
 
 
 def is_known(array: Any) -> bool:
-    """Tell whether an array is a JAX array whose values exist, not one that is being traced."""
+    """Return whether an array is a JAX array with values, not one that is being traced."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
@@ -207,12 +205,12 @@ def _check_platform(caller: str, name: str, platform: str) -> None:
 
 
 def check_platforms(caller: str, arrays: dict[str, Any]) -> None:
-    """Check that the kernels can be launched where the arrays are.
+    """Check that all arrays are on the platform on which kernels run: the CPU for the simulator, else Neuron devices.
 
     The platform of a traced array is unknown; JAX or NKI then raises an error when the program is compiled.
 
     Raises:
-        NotImplementedError: an array is on another platform than the kernels, or the real NKI has no Neuron device.
+        NotImplementedError: an array is on another platform, or the real NKI has no Neuron device.
     """
     for name, array in arrays.items():
         if is_known(array):

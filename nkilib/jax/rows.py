@@ -4,8 +4,10 @@
 """Arrays of any shape as the rows of kernels, and functions of rows under ``jax.vmap``.
 
 :func:`as_rows` returns an array as rows, :func:`rows_shape` the shape of per-row results, and :func:`required` one of
-several arrays by name. ``jax.vmap`` launches once with the rows of all examples (:func:`batched_by_rows`), or for each
-example if a result is a sum over rows (:func:`batched_by_example`).
+several arrays by name.
+
+Under ``jax.vmap``, a function of rows is called for a batch of *examples*. :func:`batched_by_rows` calls it once with
+the rows of all examples; :func:`batched_by_example` calls it for each example, if a result is a sum over rows.
 """
 
 from __future__ import annotations
@@ -25,30 +27,42 @@ RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """Return ``axis``, along which rows lie, counted from the front. It needs no JAX, only the shape."""
+    """Return the non-negative number of an axis.
+
+    Args:
+        shape: the shape of the array.
+        axis: the number of the axis, which may be negative.
+    """
     return axis % len(shape)
 
 
 def rows_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return the shape of a result with one number for each row: the shape of the array without the axis.
+    """Return the shape of a result with one number for each row.
 
-    It needs no JAX, only the shape.
+    Args:
+        shape: the shape of the array.
+        axis: the axis along which rows lie, which the result lacks.
     """
     at = axis_of(shape, axis)
     return (*shape[:at], *shape[at + 1 :])
 
 
 def as_rows(array: jax.Array, axis: int) -> jax.Array:
-    """Reshape an array to [rows, row length]. Only an axis that is not the last costs a copy."""
+    """Return an array as [rows, row length]. This copies only if ``axis`` is not the last axis.
+
+    Args:
+        array: the array.
+        axis: the axis along which rows lie.
+    """
     last = jnp.moveaxis(array, axis_of(array.shape, axis), -1)
     return last.reshape(prod(last.shape[:-1]), last.shape[-1])
 
 
 def required(arrays: Arrays, name: str) -> jax.Array:
-    """Return the array of that name, which must not be None.
+    """Return the array with the given name.
 
     Raises:
-        KeyError: the array is missing.
+        KeyError: the array is None.
     """
     array = arrays[name]
     if array is None:
@@ -57,9 +71,12 @@ def required(arrays: Arrays, name: str) -> jax.Array:
 
 
 def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
-    """Join an array with rows for each of ``size`` examples into one array of all rows.
+    """Return the rows of all examples as one array.
 
-    ``is_batched`` tells whether the array differs between examples; if not, it is repeated for each of them.
+    Args:
+        array: [examples, rows, ...]; [rows, ...] if all examples have the same rows.
+        is_batched: whether the array has a dimension of examples.
+        size: the number of examples.
     """
     if array is None:
         return None
@@ -74,8 +91,7 @@ def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any
 def _for_each(
     mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
 ) -> dict[str, jax.Array]:
-    """Call a function of rows for each example of ``jax.vmap``, which launches once per example, and return the stacked
-    results.
+    """Call a function of rows for each example, and return the stacked results.
 
     Args:
         mapped: the function.
@@ -90,7 +106,7 @@ def _for_each(
 
 
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
-    """Wrap a function so that ``jax.vmap`` calls it once, with the rows of all examples one after the other.
+    """Return a function that ``jax.vmap`` calls once, with the rows of all examples one after the other.
 
     If an array that all rows of a call share, such as class weights, differs between the examples, the rows cannot be
     joined, and the function is called for each example.
@@ -114,7 +130,7 @@ def batched_by_rows(function: RowsFunction) -> RowsFunction:
 
 
 def batched_by_example(function: RowsFunction) -> RowsFunction:
-    """Wrap a function so that ``jax.vmap`` calls it once for each example.
+    """Return a function that ``jax.vmap`` calls once for each example.
 
     This is for functions with a result that is a sum over the rows of one example.
     """

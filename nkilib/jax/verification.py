@@ -25,7 +25,9 @@ _AXIS: Final = "positions"
 
 
 class AbsentError(Exception):
-    """Raised if something that a call needs is missing on this machine; the message is a clause that names it."""
+    """Raised if a prerequisite of a call is missing on this machine; the message is a clause that names the
+    prerequisite.
+    """
 
 
 def _loss_and_gradient(loss_of: Callable[..., Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
@@ -39,13 +41,22 @@ def _check(is_device: bool) -> None:
 
 
 def jitted(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return the mean loss and its gradient, computed under ``jax.jit``."""
+    """Return the mean loss and its gradient as ``loss`` and ``gradient``, computed under ``jax.jit``.
+
+    Args:
+        is_device: whether the call must run on a Neuron device.
+        logits: [N, V].
+        targets: [N] class indices.
+
+    Raises:
+        AbsentError: ``is_device`` is set, and JAX has no Neuron device.
+    """
     _check(is_device)
     return _loss_and_gradient(cross_entropy, logits, targets)
 
 
 def sharded(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Return the mean loss and its gradient, computed under ``jax.shard_map`` on a mesh of one device that shards the
+    """Return what :func:`jitted` returns, computed under ``jax.shard_map`` on a mesh of one device that shards the
     positions.
     """
     _check(is_device)

@@ -3,24 +3,24 @@
 
 """A numpy simulator of NKI that runs kernels eagerly on the CPU and checks them against the documented rules.
 
-The modules that replace ``nki``, ``nki.isa`` and ``nki.language`` are in :mod:`nkilib.simulator.api`; kernels get
-them from :mod:`nkilib.nki`. This module contains the functions and classes that AWS's API does not have.
+The modules that replace ``nki``, ``nki.isa`` and ``nki.language`` are in :mod:`nkilib.simulator.api`; kernels get them
+from :mod:`nkilib.nki`. This module contains the functions and classes that AWS's API does not have.
 
 - ``api``: the replacements of NKI's modules;
 - ``language``: the functions of ``nki.language``;
 - ``engines``: the instructions, by engine;
-- ``isa``: what instructions share: definition, checks, operators;
+- ``isa``: code that all instructions share: definition, checks, operators;
 - ``machine``: the cores, and how they issue, loop and synchronise;
-- ``memory``: storages, and what was written to them;
+- ``memory``: storages, and the record of the elements that were written;
 - ``tensors``: tensors, their views, and registers;
 - ``numerics``: arithmetic, casts and activation functions;
-- ``terms``: types, enumerations, errors and checks that all use;
-- ``hardware``: the generations, and the options in force;
+- ``terms``: types, enumerations, errors and checks that all other packages use;
+- ``hardware``: the hardware generations, and the simulator's current options;
 - ``launch``: how a kernel is called;
 - ``replay``: plans of launches, run again without tracing;
-- ``timing``: the model of time;
+- ``timing``: the performance model;
 - ``profiling``: profiles and their explanation;
-- ``install``: ``install()``: ``import nki`` gives the simulator;
+- ``install``: ``install()``, after which ``import nki`` imports the simulator;
 - ``__main__``: the command ``python -m nkilib.simulator``, which runs a script with this ``nki``;
 - ``xla_stand_in``: a stand-in for ``torch_xla`` for scripts.
 """
@@ -117,7 +117,7 @@ run_launches_by(LAUNCHES.run)
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Load the profiling modules when one of their names is first used, because launches do not need them."""
+        """Return a name of the profiling modules, which are loaded at first use because launches do not need them."""
         if name not in ("Profile", "profile"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from .profiling import profile as module

@@ -67,8 +67,7 @@ def _run(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Install the simulator as ``nki`` and run the script or module that the command line names.
 
-    If a script needs a part of the Neuron software that is missing, the process ends with one line that says what to
-    do.
+    If the script needs Neuron software that is missing, the process ends with one line that says what to do.
 
     Args:
         arguments: the command line; None for the command line of this process.
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Print an uncaught error without the stack frames that run the script; used as a hook of :mod:`sys`."""
+    # A hook of sys: prints an uncaught error without the stack frames that run the script.
     if isinstance(error, Exception):
         error = shortened(error.with_traceback(traceback), is_whole=True)
     sys.__excepthook__(kind, error, error.__traceback__)

@@ -14,7 +14,7 @@ from .terms.dtypes import register_packed_types
 
 
 def _place_of(package: str, part: str) -> str:
-    """Return the path at which ``package`` is installed, if it has a module ``part``; else an empty string.
+    """Return the path of an installed package; empty if the package is missing or lacks the module ``part``.
 
     A stub on the public index has a package's name but not the module.
     """
@@ -26,10 +26,7 @@ def _place_of(package: str, part: str) -> str:
 
 
 def _modules() -> dict[str, ModuleType]:
-    """Return the simulator's modules by the names under which NKI has them.
-
-    They are imported here and not at the top, because the package itself must not need all of them.
-    """
+    # Imported here and not at the top, because the package itself must not need all of these modules.
     from .api import collectives, compiler, isa, language, nki
     from .api import stand_ins as aliases
 
@@ -44,12 +41,12 @@ def _origin(module: ModuleType) -> str:
 
 
 def install() -> None:
-    """Make ``import nki``, ``nki.isa`` and its other modules import the simulator in this process.
+    """Make ``import nki``, ``import nki.isa`` and so on import the simulator in this process.
 
     The modules of older releases in :mod:`nkilib.simulator.api.stand_ins` are installed too; the modules of the
     compiler's package (``neuronxcc.nki.typing``) are installed only if that package is missing. A second call changes
-    nothing. Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the
-    real NKI. ``python -m nkilib.simulator script.py`` calls this function and runs a script.
+    nothing. The packed types are registered with numpy, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the
+    real NKI. ``python -m nkilib.simulator script.py`` calls this function and then runs the script.
 
     Raises:
         RuntimeError: if the real ``nki`` is installed, or another ``nki`` is already imported: a Neuron machine must

@@ -4,12 +4,12 @@
 """A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator unmodified.
 
 ``python -m nkilib.simulator`` installs it (:func:`install_stand_in`), and prints :func:`advice` if a script fails
-because something is missing. The scripts ask for a device, move tensors there and mark steps. Here the device is the
-CPU, where the simulator takes tensors, and every operation has run when it returns, so that marking a step does
-nothing. Functions that make sense only on a Neuron device are absent; using one raises an error that says so.
+because a package or name is missing. The scripts ask for a device, move tensors to the device and mark steps. Here the
+device is the CPU, and every operation has run when it returns, so that marking a step does nothing. Functions that make
+sense only on a Neuron device are absent; using one raises an error that says so.
 
-Nothing here imports torch: the simulator does not need it, and a script that works with tensors has imported it itself.
-A real ``torch_xla`` takes precedence where it is installed.
+This module does not import torch: the simulator does not need torch, and a script that uses tensors imports it. An
+installed ``torch_xla`` takes precedence over the stand-in.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RENAMED = {"nki_jit": "it is nki.jit now", "nki_call": "call the kernel of nki.
 
 
 class NotInStandInError(AttributeError):
-    """A script uses a name that the stand-in does not have, or asks for a device before it imports torch."""
+    """Raised if a script uses a name that the stand-in lacks, or asks for a device before it imports torch."""
 
 
 def _has_torch() -> bool:
@@ -63,12 +63,14 @@ def _torch() -> Any:
 
 
 def _device(*_: Any, **__: Any) -> Any:
-    """Return the device on which the simulator takes tensors; it ignores which one of several was asked for."""
+    # Arguments that choose one of several devices are ignored.
     return _torch().device("cpu")
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing for a step or a synchronization: every operation has run when it returns."""
+    """Do nothing: a step or a synchronization has nothing to wait for, because every operation has run when it
+    returns.
+    """
 
 
 @contextmanager
@@ -81,7 +83,6 @@ def _optimizer_step(optimizer: Any, *_: Any, optimizer_args: dict[str, Any] | No
 
 
 def _mesh_reduce(_tag: str, data: Any, reduce_fn: Callable[[Sequence[Any]], Any]) -> Any:
-    """Return the reduction of the only process's ``data``: the simulator has no other processes."""
     return reduce_fn([data])
 
 
@@ -110,7 +111,7 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 
 class _StandIn(MetaPathFinder, Loader):
-    """The import finder of the stand-in's modules (``_MODULES``), which is asked if no installed module is found."""
+    """The import finder and loader of the modules in ``_MODULES``; Python asks it after all other finders."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in _MODULES or not _has_torch():
@@ -133,13 +134,15 @@ class _StandIn(MetaPathFinder, Loader):
 
 
 def install_stand_in() -> None:
-    """Let scripts of this process import ``torch_xla`` and ``torch_neuronx`` where these are not installed."""
+    """Make ``import torch_xla`` and ``import torch_neuronx`` import the stand-in if the package is not installed."""
     if not any(isinstance(finder, _StandIn) for finder in sys.meta_path):
         sys.meta_path.append(_StandIn())
 
 
 def advice(error: BaseException) -> str | None:
-    """Return one line of advice about an error that ended a script, such as a missing package; None without advice."""
+    """Return one line of advice about an error that ended a script, such as a missing package; None if there is no
+    advice.
+    """
     if isinstance(error, NotInStandInError):
         return str(error)
     if isinstance(error, AttributeError) and getattr(error.obj, "__name__", None) == "neuronxcc.nki":

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LaterNames(Sequence[str]):
-    """A sequence of names that are computed whenever they are read, not when it is made.
+    """A sequence of names that is computed at every read, not when the object is made.
 
-    Every command makes the parsers of all commands, even where the kernels, and so the registry of losses, cannot be
-    imported. The doctor has to run there too, for instance beside another package named nkilib.
+    Every command makes the parsers of all commands, even where the registry of losses cannot be imported, for instance
+    in a mixture with another package named nkilib. The doctor has to run there too.
 
     Attributes:
         make: the function that returns the names.
@@ -54,14 +54,15 @@ class Family(ABC):
 
     Attributes:
         NAMES: the names of the kernels in ``--family``.
-        SIZES: the kernel's parameters that set the tiling, with the letter that the help shows for the value of each.
-        OPTIONS: the names of all options that belong to this family only.
-        CHOOSER: the text after "chosen by" in the help, mostly the name of the function that chooses the sizes by
-            default.
+        SIZES: the names of the kernel's parameters that set the tiling, with the letter that the help shows for the
+            value.
+        OPTIONS: the names of the options that only some families, this one among them, accept.
+        CHOOSER: the text after "chosen by" in the help, in most families the name of the function that chooses the
+            default tiling.
         CONDITION: the text before the help of a size, such as ``"with --family distillation: "``.
-        WHICH: the options that select the family, for the error message if an option of this family is used without
-            them.
-        options: the options of the command line.
+        WHICH: the text for the options that select the family, for the error if an option of this family is used
+            without them.
+        options: the parsed options of the command line.
     """
 
     NAMES: ClassVar[Sequence[str]]
@@ -80,7 +81,7 @@ class Family(ABC):
 
     @property
     def takes_options(self) -> bool:
-        """Whether the kernel has options that the option ``--arg`` of the command can set."""
+        """Whether the option ``--arg`` can set options of the kernel."""
         return True
 
     @property
@@ -90,9 +91,7 @@ class Family(ABC):
 
     @property
     def _no_mixture(self) -> str | None:
-        """A message why the family has no launch in the direction ``mixture``; None if another direction is asked
-        for.
-        """
+        """The error message for the direction ``mixture``, which most families lack; None for other directions."""
         if self.direction == "mixture":
             return (
                 "argument --direction: mixture is for distillation from hidden states only: "
@@ -102,24 +101,31 @@ class Family(ABC):
 
     @property
     def refusal(self) -> str | None:
-        """A message why the family has no kernel for the options of the command line; None if it has one."""
+        """An error message if the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: add --features"
         return self._no_mixture
 
     @abstractmethod
     def chosen(self, **arguments: Any) -> Any:
-        """Return the tiling that the library chooses by default, a named tuple; ``arguments`` are options of the
-        kernel.
+        """Return the default tiling of the library, a named tuple.
+
+        Args:
+            **arguments: the options of the kernel.
         """
 
     def cut(self, asked: dict[str, int], **arguments: Any) -> Any:
-        """Return the default tiling with the sizes that are asked for."""
+        """Return the default tiling with some sizes replaced.
+
+        Args:
+            asked: the sizes that the command line gives, by name.
+            **arguments: the options of the kernel.
+        """
         return self.chosen(**arguments)._replace(**asked)
 
     @abstractmethod
     def tilings(self) -> Iterable[Any]:
-        """Return the tilings that ``tune`` compares; none if the kernel has nothing to choose."""
+        """Return the tilings that ``tune`` compares; empty if the kernel has no sizes to choose."""
 
     @abstractmethod
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
@@ -127,14 +133,14 @@ class Family(ABC):
 
         Args:
             tiling: the tiling of the launch.
-            cores: the number of its cores.
-            trips: the iteration counts given by ``--trips``, for loops that only the device counts.
-            arguments: the options of the kernel.
+            cores: the number of cores of the launch.
+            trips: the iteration counts from ``--trips``, for loops whose bounds only the device knows.
+            **arguments: the options of the kernel.
         """
 
     @property
     def dtype(self) -> str:
-        """The name of the type of the launch's large tensors."""
+        """The name of the element type of the launch's large tensors."""
         return self.options.dtype or DTYPES[0]
 
     @property
@@ -144,10 +150,10 @@ class Family(ABC):
 
     @property
     def is_backward(self) -> bool:
-        """Whether the launch is one of the backward kernel."""
+        """Whether the launch runs the backward kernel."""
         return self.direction == "backward"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the launch's large tensors: positions and classes, or rows and columns."""
+        """The shape of the launch's large tensors: (positions, classes), or (rows, columns)."""
         return self.options.positions, self.options.vocab

@@ -3,8 +3,8 @@
 
 """The models of the losses with a registry entry, and of distillation from logits.
 
-Each family is a :class:`LossKernels`: the registry entry gives the sizes of the tensors of a launch, and the tensors
-themselves are found from the signature of the kernel. Elementwise and row-wise losses share the loops of their skeleton
+Each family is a :class:`LossKernels`. The signature of the kernel gives the names of a launch's tensors, and the
+registry entry gives their sizes. Elementwise and row-wise losses share kernels with common loops
 (:class:`ElementwiseKernels`, :class:`RowwiseKernels`). The others have loops of their own: margins
 (:class:`MultiMarginKernels`, :class:`MultilabelMarginKernels`), :class:`NllLossKernels`, :class:`CtcKernels` and
 :class:`DistillationKernels`. :data:`SEQUENCES` and :data:`LABELS` are default sizes of CTC.
@@ -38,7 +38,7 @@ _CHUNKS = (512, 1024, 2048, 3072, 4096)
 def _names_of_losses(row: str) -> LaterNames:
     """Return the names of the losses whose registry entries are of the class named ``row``.
 
-    The registry is imported when the names are read, not here.
+    The registry is imported only when the names are read.
     """
 
     def make() -> tuple[str, ...]:
@@ -50,23 +50,23 @@ def _names_of_losses(row: str) -> LaterNames:
 
 
 class TensorSize(NamedTuple):
-    """The shape of a tensor that is passed to the kernel, and the name of its type."""
+    """The shape of a tensor that is passed to the kernel, and the name of its element type."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class NoSizes(NamedTuple):
-    """The tiling of a kernel that has no sizes to choose: a named tuple without fields."""
+    """The tiling of a kernel without sizes to choose: a named tuple without fields."""
 
 
 @dataclass(frozen=True)
 class LossKernels(Family):
-    """The forward and backward kernels of a loss, modelled with the mean as reduction. A size that is None is chosen by
-    the kernel; this base class has no sizes.
+    """The forward and backward kernels of a loss, modelled with the reduction ``"mean"``; this base class has no
+    tiling.
 
     Attributes:
-        ALWAYS: the names of optional tensors that are passed to the kernel in every launch.
+        ALWAYS: the names of optional tensors that every launch passes to the kernel.
     """
 
     SIZES: ClassVar[dict[str, str]] = {}
@@ -77,34 +77,36 @@ class LossKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that the options of the command line select."""
         return f"{self.options.family}_{self.direction}"
 
     @property
     def row(self) -> Any:
-        """The entry of the loss in the registry, which gives the sizes of a launch's tensors."""
+        """The registry entry of the loss, which gives the sizes of a launch's tensors."""
         from nkilib.experimental.loss.registry import LOSSES
 
         (row,) = (loss for loss in LOSSES if loss.name == self.options.family)
         return row
 
     def chosen(self, **arguments: Any) -> Any:
-        """Return the empty tiling, because there is nothing to choose."""
         return NoSizes()
 
     def tilings(self) -> Iterable[Any]:
-        """Return no tilings, because there is nothing to choose."""
         return ()
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return shape and type that the registry entry gives for a tensor of the launch; ``arguments`` are options of
-        the kernel.
+        """Return shape and type of a tensor of the launch, from the registry entry.
+
+        Args:
+            tensor: the name of the tensor, without ``_hbm``.
+            arguments: the options of the kernel.
         """
         size = self.row.size_of(tensor, self.shape, arguments)
         return TensorSize(size.shape, size.dtype or self.dtype)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch whose only optional tensors are those in ``ALWAYS`` and ``arguments``."""
+        """Return the profile of a launch; the only optional tensors that it passes are those in ``ALWAYS`` and
+        ``arguments``.
+        """
         from nkilib.experimental import loss
         from nkilib.simulator import profile, spec, using
 
@@ -123,9 +125,7 @@ class LossKernels(Family):
 
 
 class ElementwiseSizes(NamedTuple):
-    """The sizes that tile a launch of an elementwise loss, named as the kernel's arguments; None leaves a size to the
-    kernel.
-    """
+    """The tiling of an elementwise loss, named as the kernel's arguments; the kernel chooses a size that is None."""
 
     columns: int | None = None
     buffers: int | None = None
@@ -133,8 +133,9 @@ class ElementwiseSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class ElementwiseKernels(LossKernels):
-    """The kernels of the elementwise losses, on tensors of one type; the backward computes the gradient of the first
-    tensor.
+    """The kernels of the elementwise losses, on tensors of one type.
+
+    The backward computes only the gradient of the first tensor.
     """
 
     NAMES: ClassVar[Sequence[str]] = _names_of_losses("ElementwiseLoss")
@@ -145,19 +146,16 @@ class ElementwiseKernels(LossKernels):
     WHICH: ClassVar[str] = "with an elementwise or row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> ElementwiseSizes:
-        """Return a tiling of Nones, so that the kernel chooses its sizes itself."""
+        """Return a tiling in which every size is None."""
         return ElementwiseSizes()
 
     def tilings(self) -> set[ElementwiseSizes]:
-        """Return the tilings that ``tune`` compares."""
         sizes = product(self.options.columns or _COLUMNS, self.options.buffers or _BUFFERS)
         return {ElementwiseSizes(*size) for size in sizes}
 
 
 class RowwiseSizes(NamedTuple):
-    """The sizes that tile a launch of a row-wise loss, named as the kernel's arguments; None leaves a size to the
-    kernel.
-    """
+    """The tiling of a row-wise loss, named as the kernel's arguments; the kernel chooses a size that is None."""
 
     columns: int | None = None
     each: int | None = None
@@ -166,8 +164,9 @@ class RowwiseSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class RowwiseKernels(LossKernels):
-    """The kernels of the row-wise losses, on rows of one type; the backward computes the gradients that are computed by
-    default.
+    """The kernels of the row-wise losses, on rows of one type.
+
+    The backward computes the gradients that the kernel computes by default.
     """
 
     NAMES: ClassVar[Sequence[str]] = _names_of_losses("RowwiseLoss")
@@ -178,13 +177,10 @@ class RowwiseKernels(LossKernels):
     WHICH: ClassVar[str] = "with a row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> RowwiseSizes:
-        """Return a tiling of Nones, so that the kernel chooses its sizes itself."""
+        """Return a tiling in which every size is None."""
         return RowwiseSizes()
 
     def tilings(self) -> set[RowwiseSizes]:
-        """Return the tilings that ``tune`` compares: chunks of a row, or as many rows at a time as the command line
-        asks for.
-        """
         columns = self.options.columns or [size for size in _COLUMNS if size <= self.options.vocab]
         sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
         return {RowwiseSizes(*size) for size in sizes}
@@ -202,7 +198,6 @@ class InChunks(LossKernels):
         """Return the tiling that the library chooses by default."""
 
     def tilings(self) -> set[Any]:
-        """Return the tilings that ``tune`` compares."""
         chosen = self.chosen()
         return {chosen._replace(chunk_size=size) for size in self.options.chunk_size or _CHUNKS}
 
@@ -217,7 +212,6 @@ class MultiMarginKernels(InChunks):
     WHICH: ClassVar[str] = "with --family multi_margin_loss"
 
     def chosen(self, **arguments: Any) -> MultiMarginTiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss.multi_margin.launch import choose_multi_margin_tiling
 
         return choose_multi_margin_tiling(self.options.vocab)
@@ -232,8 +226,10 @@ class MultilabelMarginKernels(LossKernels):
 
 
 class NllForm(NamedTuple):
-    """The tiling of an NLL kernel, which has one choice: to stream the whole input or gradient, or only to gather and
-    scatter the elements at the targets.
+    """The tiling of an NLL kernel, which has one choice.
+
+    Attributes:
+        streamed: whether the kernel streams the whole input or gradient, instead of only the elements at the targets.
     """
 
     streamed: bool
@@ -249,7 +245,7 @@ class NllLossKernels(LossKernels):
     ALWAYS: ClassVar[tuple[str, ...]] = ("total_weight",)
 
     def chosen(self, **arguments: Any) -> NllForm:
-        """Return the form that the command line asks for, or the one that the kernels choose by default."""
+        """Return the tiling that the argument ``streamed`` sets, or the default of the kernels."""
         from nkilib.experimental.loss.nll.few_classes import is_streamed
         from nkilib.experimental.loss.skeletons.indexed import Shape
         from nkilib.nki import nl
@@ -261,20 +257,19 @@ class NllLossKernels(LossKernels):
         return NllForm(default if asked is None else asked)
 
     def tilings(self) -> Iterable[NllForm]:
-        """Return both forms of :class:`NllForm` for ``tune`` to compare; for many classes the kernel rejects the
-        streamed one.
-        """
+        """Return both tilings. The kernel rejects the streamed one for many classes."""
         return NllForm(False), NllForm(True)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch in the form ``tiling``. The kernel has no loop for the option ``--trips``."""
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         return super().profile(tiling, cores, **{**arguments, **tiling._asdict()})
 
 
 @dataclass(frozen=True)
 class CtcKernels(LossKernels):
-    """The kernels of connectionist temporal classification, on a batch of sequences; ``--positions`` is the number of
-    time steps.
+    """The kernels of connectionist temporal classification, on a batch of sequences.
+
+    ``--positions`` is the number of time steps.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)
@@ -283,9 +278,7 @@ class CtcKernels(LossKernels):
     ALWAYS: ClassVar[tuple[str, ...]] = ("targets",)
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return shape and type that the registry entry gives for a tensor of a launch on log-probabilities [T, N,
-        C].
-        """
+        """Return shape and type of a tensor of a launch on log-probabilities [time steps, sequences, classes]."""
         steps, classes = self.shape
         log_probs = (steps, int(self.options.sequences or SEQUENCES), classes)
         size = self.row.size_of(tensor, log_probs, {"labels": int(self.options.labels or LABELS)})
@@ -294,8 +287,9 @@ class CtcKernels(LossKernels):
 
 @dataclass(frozen=True)
 class DistillationKernels(InChunks):
-    """The kernels of the divergence of a student's distribution from a teacher's, from the logits of both, which have
-    one type.
+    """The kernels of the divergence between the distributions of a student and a teacher, from the logits of both.
+
+    Both logits have the same type.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("distillation",)
@@ -305,15 +299,14 @@ class DistillationKernels(InChunks):
 
     @property
     def row(self) -> Any:
-        """The module that gives the sizes of the tensors, in place of a registry entry: distillation is not a loss of
-        PyTorch, and so not in the registry.
+        """The module that gives the sizes of the tensors; the registry has no entry for distillation, which is not in
+        PyTorch.
         """
         from nkilib.experimental.loss.distillation import host as sizes
 
         return sizes
 
     def chosen(self, **arguments: Any) -> DistillationTiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling
 
         of_pair = 2 * (4 if self.dtype == "float32" else 2)
@@ -321,7 +314,7 @@ class DistillationKernels(InChunks):
         return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch; ``trips`` are the iterations of the forward's loop over recomputed
+        """Return the profile of a launch; ``trips`` sets the iterations of the forward's loop over recomputed
         positions.
         """
         return super().profile(tiling, cores, None if self.is_backward else trips, **arguments)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The models of the kernels for the output layer of a language model: from logits, and from hidden states and output
-weights.
+"""The models of the kernels for the output layer of a language model.
 
 - From logits: :class:`SoftmaxKernels` and :class:`LogitsKernels`, which is cross-entropy.
-- From hidden states: :class:`LinearKernels`, which is cross-entropy, :class:`TokenScoreKernels` and
+- From hidden states and output weights: :class:`LinearKernels`, which is cross-entropy, :class:`TokenScoreKernels` and
   :class:`LinearDistillationKernels`.
 
-The library has a function for each that profiles a launch of given sizes.
+The method ``profile`` of a class calls the library's function that profiles a launch of given sizes.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ class SoftmaxKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that the options of the command line select."""
         return f"{self.options.family}_{self.direction}"
 
     def chosen(self, **arguments: Any) -> SoftmaxTiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.softmax import choose_softmax_tiling
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -69,7 +66,6 @@ class SoftmaxKernels(Family):
         return choose_softmax_tiling(self.shape, self._axis, self.dtype, self.direction, kind=kind)
 
     def tilings(self) -> set[SoftmaxTiling]:
-        """Return the tilings that ``tune`` compares."""
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.softmax import SoftmaxTiling
 
@@ -82,7 +78,7 @@ class SoftmaxKernels(Family):
         return result
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.softmax.profiling import profile_softmax_launch
         from nkilib.experimental.softmax.tensors import Kind
 
@@ -114,29 +110,30 @@ class LogitsKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that the options of the command line select."""
         return f"{'extended_' if self.options.extended else ''}cross_entropy_{self.direction}"
 
     @property
     def takes_options(self) -> bool:
-        """Whether the kernel has options that the option ``--arg`` of the command can set."""
         return bool(self.options.extended)
 
     def chosen(self, **arguments: Any) -> Tiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_tiling
 
         return choose_tiling(*self._launch, self.target, extended=self.options.extended)
 
     def cut(self, asked: dict[str, int], **arguments: Any) -> Tiling:
-        """Return the default tiling with the sizes that are asked for, which are those of one position a partition
-        unless a layout is among them.
+        """Return the default tiling with some sizes replaced.
+
+        If ``asked`` has any size, the layout is one position per partition, except where ``asked`` sets the layout
+        itself.
         """
         usual = {"partitions_per_position": 1, "positions_per_partition": 1} if asked else {}
         return self.chosen(**arguments)._replace(**usual)._replace(**asked)
 
     def tilings(self) -> set[Tiling]:
-        """Return the tilings to try: those of one position a partition, unless another layout is asked for."""
+        """Return the tilings that ``tune`` compares, with one position per partition unless the command line sets a
+        layout.
+        """
         from nkilib.core.hardware import div_ceil
         from nkilib.experimental.loss import Tiling
 
@@ -151,7 +148,6 @@ class LogitsKernels(Family):
         return {Tiling(*size) for size in sizes}
 
     def profile(self, tiling: Tiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch with a tiling; ``arguments`` are options of the kernel."""
         from nkilib.experimental.loss import Tiling
         from nkilib.experimental.loss.profiling import profile_launch
 
@@ -179,24 +175,20 @@ class LinearKernels(Family):
 
     @property
     def refusal(self) -> str | None:
-        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if not self.options.features:
             return "argument --features: is required for linear_cross_entropy"
         return self._no_mixture
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that the options of the command line select."""
         return f"linear_cross_entropy_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout)
 
     def tilings(self) -> set[LinearTiling]:
-        """Return the tilings that ``tune`` compares."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = _CLASS_BLOCKS.get(self.direction, _CLASS_BLOCKS["backward"])
@@ -204,7 +196,7 @@ class LinearKernels(Family):
         return {LinearTiling(*size) for size in sizes}
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_launch
 
@@ -235,7 +227,6 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         if not self.options.features:
@@ -244,17 +235,15 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that the options of the command line select."""
         return f"linear_token_scores_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_token_scores_launch
 
@@ -271,8 +260,9 @@ class TokenScoreKernels(LinearKernels):
 
 @dataclass(frozen=True)
 class LinearDistillationKernels(LinearKernels):
-    """The kernels of divergences from hidden states and output weights of both models, whose weights have the same
-    layout.
+    """The kernels of the divergence between a student and a teacher, from hidden states and output weights of both.
+
+    Both weights have the same layout.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_distillation",)
@@ -282,7 +272,6 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """A message why the family has no kernel for the options of the command line; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         for name in ("features", "teacher_features"):
@@ -292,11 +281,9 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that the options of the command line select."""
         return f"linear_distillation_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """Return the tiling that the library chooses by default."""
         from nkilib.experimental.loss import choose_linear_distillation_tiling
 
         keywords = {name: arguments[name] for name in _CHOOSER_OPTIONS if name in arguments}
@@ -310,7 +297,6 @@ class LinearDistillationKernels(LinearKernels):
         )
 
     def tilings(self) -> set[LinearTiling]:
-        """Return the tilings that ``tune`` compares."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = self.options.class_block or _DISTILLATION_CLASS_BLOCKS[self.direction]
@@ -320,7 +306,7 @@ class LinearDistillationKernels(LinearKernels):
         }
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Return the profile of a launch with a tiling. The kernel has no loop for the option ``--trips``."""
+        """Return the profile of a launch; ``trips`` is not used, because all loop bounds of the kernel are known."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
 

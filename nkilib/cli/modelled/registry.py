@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""All families of kernels that ``profile`` and ``tune`` know (:data:`FAMILIES`), and the selection of one by the
-command line: :func:`add_family_arguments` adds the options, and :func:`kernels_of` reads them.
+"""The families of kernels that ``profile`` and ``tune`` know (:data:`FAMILIES`), and the choice of one of them.
+
+:func:`add_family_arguments` adds the options to a command, and :func:`kernels_of` reads the options.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ FAMILIES: Final[Sequence[type[Family]]] = (
 
 
 def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> None:
-    """Add the options that select a kernel and its tiling; ``several`` allows several values of each size, to try."""
+    """Add the options that select a kernel and its tiling to the parser of a command.
+
+    Args:
+        command: the parser.
+        several: whether an option of the tiling accepts several values to try, as ``tune`` does.
+    """
     named = command.add_argument(
         "--family",
         metavar="NAME",
@@ -104,7 +110,7 @@ def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> Non
 def kernels_of(options: argparse.Namespace) -> Family:
     """Return the family that the command line selects.
 
-    The process ends if options of two families are mixed, or if there is no such launch.
+    The process ends with an error if options of two families are mixed, or if the family has no such kernel.
     """
     family: type[Family] = LinearKernels if options.features else LogitsKernels
     if options.family:

@@ -3,8 +3,8 @@
 
 """The functions of :mod:`nkilib.jax`.
 
-- Of logits: ``cross_entropy``, and ``cross_entropy_derivative``: launches and derivative of the row-wise loss.
-- Of hidden states: ``linear_cross_entropy`` and ``linear_token_scores``, with ``linear_arguments`` and
-  ``linear_derivative`` for both.
-- ``arguments``: checks of arguments, and targets as int32, for all of them.
+- From logits: ``cross_entropy``. ``cross_entropy_derivative`` launches its kernels and defines its derivative.
+- From hidden states: ``linear_cross_entropy`` and ``linear_token_scores``. ``linear_arguments`` checks the arguments of
+  both, and ``linear_derivative`` launches their kernels and defines their derivatives.
+- ``arguments`` checks arguments of all functions, and converts targets to int32.
 """

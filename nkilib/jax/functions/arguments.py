@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of the functions: the checks of ``cross_entropy``, of which all functions share several, and targets as
-int32.
+"""Checks of the arguments of ``cross_entropy``, several of which the other functions share, and targets as int32.
 
 - :func:`checked_options` and :func:`python_numbers` check the options, and :func:`check_arguments` the shapes and types
   of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
   :func:`check_normalizer` and :func:`check_outputs` check one argument each.
 - :func:`class_indices` and :func:`narrowed` convert targets to int32: a class, :data:`IGNORED` or :data:`OUT_OF_RANGE`.
-- ``temperature`` is an option if it is a number. If it is an array, which the kernels read, :func:`temperature_array`
-  returns it; :func:`check_temperatures` checks the array, :func:`temperature_rows` gives each position its element, and
-  :func:`refuse_temperature_derivative` raises if a derivative with respect to it is asked for.
+- ``temperature`` may be a number, which is an option, or an array, which the kernels read. :func:`temperature_array`
+  returns the array, :func:`check_temperatures` checks it, :func:`temperature_rows` returns the temperature of each
+  position, and :func:`refuse_temperature_derivative` raises an error for a derivative by temperatures.
 - :data:`TILE_DTYPES` are the types of logits and operands that kernels take.
+
+N positions, V classes. ``caller`` is the name of the public function, with which error messages begin.
 """
 
 from __future__ import annotations
@@ -56,10 +57,7 @@ OUT_OF_RANGE: Final = -1
 
 
 def _is_class(target: Array, num_classes: int) -> Array:
-    """Return a mask of the targets that are classes.
-
-    The comparison is in the type of the targets, which may not hold the number of classes.
-    """
+    # Compared in the type of the targets, which may not hold the number of classes.
     last = min(num_classes - 1, np.iinfo(target.dtype).max)
     return (target >= 0) & (target <= target.dtype.type(last))
 
@@ -72,9 +70,9 @@ def _is(target: Array, value: int) -> Array:
 
 
 def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
-    """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
+    """Return targets as int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. A numpy array gives a numpy array.
 
-    A plain cast would bring 2^32 + 3 into range.
+    A plain cast to int32 would turn a target of 2^32 + 3 into class 3.
 
     Args:
         target: class indices of any shape and integer type.
@@ -88,8 +86,9 @@ def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
 
 
 def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
-    """Return the index in ``target`` of the first element that is neither a class nor ``ignore_index``; None if there
-    is none. Values are read.
+    """Return the index in ``target`` of the first element that is neither a class nor ``ignore_index``.
+
+    The result is None if there is no such element. The values of ``target`` must be readable.
     """
     values = np.asarray(target)
     outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
@@ -99,9 +98,10 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Return targets as int32 class indices and True, if they are numpy's; return JAX arrays unchanged, and False.
+    """Return ``target``, and whether it is a numpy array.
 
-    JAX would otherwise cut 64-bit integers down to 32 bits.
+    A numpy array is converted by :func:`class_indices`; a JAX array is returned unchanged. JAX would convert a numpy
+    array of 64-bit integers to 32 bits without a check.
     """
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True
@@ -109,17 +109,16 @@ def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, boo
 
 
 def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
-    """Return options that are compiled into a kernel as an instance of ``group``, converted from numbers of Python or
-    numpy.
+    """Return options, which are compiled into a kernel, as Python numbers in an instance of ``group``.
 
     Args:
         caller: the name that errors begin with.
         function: the function that the options were passed to.
         group: the dataclass of the options.
-        keywords: the options by name; missing ones get their default.
+        keywords: the options by name, as numbers of Python or numpy; missing options get their default.
 
     Raises:
-        TypeError: an unknown option; a value of another type; an array of JAX.
+        TypeError: an option is unknown, has a value of another type, or is an array of JAX.
     """
     for option in options_of(group):
         if isinstance(keywords.get(option.name), jax.Array):
@@ -132,17 +131,16 @@ def python_numbers(caller: str, function: Callable[..., Any], group: type[Group]
 
 
 def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) -> LossOptions:
-    """Return the options as Python numbers.
+    """Return the options of the loss, checked and converted to Python numbers.
 
     Args:
         caller: the name that errors begin with.
         function: the function that the options were passed to.
-        keywords: the options by name; missing ones get their default.
+        keywords: the options by name; missing options get their default.
 
     Raises:
-        TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``; an array of
-            JAX.
-        ValueError: a value out of range.
+        TypeError: an option is unknown, is not a number (for ``ignore_index``, not an integer), or is an array of JAX.
+        ValueError: a value is out of range.
     """
     options = python_numbers(caller, function, LossOptions, keywords)
     try:
@@ -153,11 +151,11 @@ def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) 
 
 
 def check_weight(caller: str, weight: Array, classes: int) -> None:
-    """Check that class weights have one number for each class.
+    """Check that ``weight`` is a floating array with one number for each class.
 
     Raises:
-        TypeError: not floating.
-        ValueError: another shape.
+        TypeError: ``weight`` is not floating.
+        ValueError: the shape is not [V].
     """
     if weight.shape != (classes,):
         raise ValueError(f"{caller}: weight must have a number for each class, shape {(classes,)}, got {weight.shape}")
@@ -169,7 +167,7 @@ def check_normalizer(caller: str, normalizer: Any, reduction: str) -> None:
     """Check that ``normalizer`` can replace the divisor of a mean.
 
     Raises:
-        TypeError: neither a number nor an array, or complex.
+        TypeError: ``normalizer`` is neither a number nor an array, or is complex.
         ValueError: ``reduction`` is not a mean; ``normalizer`` has dimensions.
     """
     if normalizer is None:
@@ -239,12 +237,13 @@ def _check_indices(input: Array, target: Array, axis: int) -> None:
 def check_arguments(
     input: Any, target: Any, weight: Any, options: LossOptions, reduction: Any, normalizer: Any, axis: Any
 ) -> None:
-    """Check that the kernels can compute the loss of these arguments.
+    """Check the arguments of ``cross_entropy`` except the values of arrays.
 
     Raises:
         TypeError: an argument is not an array, or has a type that the kernels do not take.
-        ValueError: shapes do not fit; unknown ``reduction``; no such axis; ``normalizer`` without a mean.
-        NotImplementedError: arrays are not where the kernels run.
+        ValueError: shapes do not fit; ``reduction`` is unknown; ``axis`` does not exist; ``normalizer`` is given
+            without a mean.
+        NotImplementedError: an array is on a platform on which the kernels do not run.
     """
     for name, value in (("input", input), ("target", target), ("weight", weight)):
         if not (isinstance(value, Array) or (name == "weight" and value is None)):
@@ -264,17 +263,18 @@ def check_arguments(
 
 
 def has_readable_values(array: Array) -> bool:
-    """Tell whether the values of an array can be read without waiting for a device: it is numpy's, or on the CPU and
-    not traced.
+    """Return whether the values of an array can be read without waiting for a device.
+
+    This holds for numpy arrays, and for arrays on the CPU that are not traced.
     """
     return isinstance(array, np.ndarray) or (SIMULATED and is_known(array) and array.is_fully_addressable)
 
 
 def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
-    """Check that every class exists, where values are known without waiting for a device.
+    """Check that every target is a class or ``ignore_index``, if the values can be read without waiting for a device.
 
     Raises:
-        IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
+        IndexError: a target is neither; the message names the first such position.
     """
     if not has_readable_values(target):
         return
@@ -287,10 +287,10 @@ def check_range(caller: str, target: Array, ignore_index: int, num_classes: int)
 
 
 def check_outputs(caller: str, num_classes: int) -> None:
-    """Check that the number of classes allows ``return_outputs``: the argmax counts classes in float32.
+    """Check that the number of classes allows ``return_outputs``: the kernel computes the argmax in float32.
 
     Raises:
-        ValueError: there are more than 2^24.
+        ValueError: there are more than 2^24 classes.
     """
     if num_classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
@@ -299,8 +299,9 @@ def check_outputs(caller: str, num_classes: int) -> None:
 
 
 def temperature_array(temperature: Any) -> Array | None:
-    """Return the argument ``temperature`` if the kernels read it: an array of JAX, or one of numpy with dimensions.
-    None for a number.
+    """Return ``temperature`` if it is an array that the kernels read; None if it is a number.
+
+    A JAX array is read by the kernels, and so is a numpy array with at least one dimension.
     """
     is_array = isinstance(temperature, jax.Array) or (isinstance(temperature, np.ndarray) and temperature.ndim > 0)
     return temperature if is_array else None
@@ -339,17 +340,17 @@ def _check_temperature_values(caller: str, temperatures: Array) -> None:
 
 
 def check_temperatures(caller: str, temperatures: Array | None, positions: tuple[int, ...]) -> None:
-    """Check an array of temperatures, and its values where they are known without waiting for a device.
+    """Check an array of temperatures, and its values if they can be read without waiting for a device.
 
     Args:
         caller: the name that errors begin with.
-        temperatures: the array; None passes.
+        temperatures: the array; None is accepted.
         positions: the shape of the positions.
 
     Raises:
-        TypeError: not floating.
-        ValueError: a shape that does not fit; a value outside of the range, NaN among them.
-        NotImplementedError: the array is not where the kernels run.
+        TypeError: the array is not floating.
+        ValueError: the shape does not fit, or a value is NaN or out of range.
+        NotImplementedError: the array is on a platform on which the kernels do not run.
     """
     if temperatures is None:
         return
@@ -365,9 +366,9 @@ def check_temperatures(caller: str, temperatures: Array | None, positions: tuple
 
 
 def temperature_rows(temperatures: jax.Array | None, positions: tuple[int, ...]) -> jax.Array | None:
-    """Return the temperatures of all positions, [N] float32; None without an array.
+    """Return the temperatures of all positions, [N] float32; None if ``temperatures`` is None.
 
-    A single element is repeated, so that under ``jax.vmap`` each example may have its own in one launch.
+    A single element is repeated, so that under ``jax.vmap`` one launch can handle examples with different temperatures.
 
     Args:
         temperatures: a checked array, or None.
@@ -380,14 +381,14 @@ def temperature_rows(temperatures: jax.Array | None, positions: tuple[int, ...])
 
 
 def refuse_temperature_derivative(caller: str, temperatures: Any) -> None:
-    """Check that no derivative with respect to temperatures is asked for.
+    """Raise an error if a derivative with respect to temperatures is requested.
 
     Args:
         caller: the name that errors begin with.
         temperatures: the argument of the forward of a ``jax.custom_vjp`` with ``symbolic_zeros``, or None.
 
     Raises:
-        NotImplementedError: if one is.
+        NotImplementedError: a derivative is requested.
     """
     if temperatures is not None and temperatures.perturbed:
         raise NotImplementedError(

@@ -3,8 +3,8 @@
 
 """``cross_entropy``: softmax cross-entropy on the kernels, with the options of large-vocabulary training.
 
-:func:`returned_values` makes what the function returns from the results of the rows: the reduced loss or
-:class:`CrossEntropyOutputs`; ``linear_cross_entropy`` returns the same.
+:func:`returned_values` makes the return value from the results of the rows: the reduced loss, or
+:class:`CrossEntropyOutputs`. ``linear_cross_entropy`` calls it too. N positions, V classes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 
 
 class _ConstantOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`cross_entropy` that are options of the loss and constants of the compiled
-    kernels.
-    """
+    """The keyword arguments of :func:`cross_entropy` that are options of the loss and are compiled into the kernels."""
 
     logit_softcap: float | None
     lse_square_scale: float
@@ -55,8 +53,8 @@ class _ConstantOptions(TypedDict, total=False):
 class CrossEntropyOutputs(NamedTuple):
     """The loss and the further outputs of the same pass over the logits.
 
-    "Per position" is the shape of class-index targets. Logits are those after ``logit_softcap`` and ``temperature``. At
-    ignored positions lse, argmax and entropy are those of the logits, the rest is 0.
+    "Per position" is the shape of class-index targets. "Logits" are the logits after ``logit_softcap`` and
+    ``temperature``. At ignored positions lse, argmax and entropy are computed too; the other outputs are 0.
 
     Attributes:
         loss: float32, reduced as requested; it includes ``z_loss``. Differentiable.
@@ -64,9 +62,8 @@ class CrossEntropyOutputs(NamedTuple):
         z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced like the loss. Differentiable.
         logprob: float32 per position, log-probability of the target in nats, at most 0. Differentiable. None for class
             probabilities, which have no single target.
-        argmax: int32 per position, the first class with the largest logit; V, which is not a class, in a row that holds
-            a NaN.
-        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable.
+        argmax: int32 per position, the first class with the largest logit; V, which is not a class, if a logit is NaN.
+        entropy: float32 per position, entropy of the softmax of the logits, in nats. Differentiable.
     """
 
     loss: jax.Array
@@ -80,8 +77,10 @@ class CrossEntropyOutputs(NamedTuple):
 def _divisor(
     results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
 ) -> jax.Array | int:
-    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
-    probabilities the number of positions, as in PyTorch.
+    """Return the divisor of a mean, as in PyTorch.
+
+    The divisor is ``normalizer`` if given, else the sum of the targets' weights; for class probabilities, the number of
+    positions.
     """
     if normalizer is not None:
         return normalizer
@@ -114,16 +113,16 @@ def returned_values(
     shape: tuple[int, ...],
     return_outputs: bool,
 ) -> jax.Array | CrossEntropyOutputs:
-    """Make the return value of a loss function.
+    """Return the value of a loss function: the reduced loss, or :class:`CrossEntropyOutputs`.
 
     Args:
         results: by name, the results of :func:`.cross_entropy_derivative.loss_of_rows`, or of
             :func:`.linear_derivative.computed_rows` with the ``position_weight`` of each position.
-        valid: [N], whether each position is valid; None: all are, with class probabilities.
+        valid: [N], whether each position is valid; None: targets are class probabilities, and all positions are valid.
         options: the options of the loss.
-        reduction, return_outputs: the arguments of the caller.
-        normalizer: the argument of the caller, in float32 and without a gradient; None for none.
-        shape: the shape of the positions.
+        reduction, return_outputs: the arguments of the loss function.
+        normalizer: the argument of the loss function, in float32 and without a gradient, or None.
+        shape: the shape of a result per position.
     """
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else None
     loss = _reduced(results["loss"], reduction, shape, divisor)
@@ -150,10 +149,7 @@ def _computed(
     normalizer: jax.Array | None,
     temperature: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`cross_entropy` for checked arguments.
-
-    It is compiled, because otherwise each small operation would be a separate program.
-    """
+    # Compiled, because otherwise each small operation would be a separate program.
     logits, options = as_rows(input, axis), recipe.options
     if target.shape == input.shape:
         is_taken = target.dtype in TILE_DTYPES
@@ -240,16 +236,16 @@ def cross_entropy(
     """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
 
     With z = softcap(input) / temperature, where softcap is the cap that ``logit_softcap`` describes, lse the
-    log-sum-exp of z, w the class weights (1 without any) and e = ``label_smoothing``, the loss of a position of target
-    t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale * lse ** 2``. Without
-    options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by default. Options have the
-    same meaning as in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32 whatever the type of the
-    logits, and the gradient has the type of the logits, rounded once.
+    log-sum-exp of z, w the class weights (1 without any) and e = ``label_smoothing``, the loss of a position with
+    target t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale * lse ** 2``.
+    Without options, this is the mean of ``optax.softmax_cross_entropy_with_integer_labels``. Options have the same
+    meaning as in :func:`nkilib.torch.cross_entropy`. The loss and all sums are float32 for every type of the logits.
+    The gradient has the type of the logits and is rounded once.
 
-    It works under ``jax.jit``, ``jax.grad``, ``jax.vmap`` (one launch for the whole batch) and ``jax.shard_map``.
-    It has first derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are
-    known (numpy arrays, and on the CPU arrays that are not being traced); else the loss of its position and its row of
-    the gradient are NaN.
+    The function works under ``jax.jit``, ``jax.grad``, ``jax.vmap`` (one launch for the whole batch) and
+    ``jax.shard_map``. It has first derivatives in reverse mode. A target that is not a class raises an IndexError if
+    the values of the targets are known (numpy arrays, and on the CPU arrays that are not being traced). Otherwise the
+    loss of the position and its row of the gradient are NaN.
 
     Args:
         input: logits, bfloat16, float16 or float32, [V] or [..., V], or with the classes along another ``axis``.
@@ -267,16 +263,17 @@ def cross_entropy(
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number is a constant of the compiled
             kernels. A floating array of one element, or of a shape that broadcasts to that of class indices, such as
-            [batch, 1], is an argument of the kernels, used in float32: it may be traced, and no value compiles anew. It
-            has no derivative: pass ``jax.lax.stop_gradient`` of it where it is differentiated by. A number out of range
-            (0, negative, infinite, NaN) raises a ValueError where the values are known (numpy arrays, and on the CPU
-            arrays that are not being traced); else the results of its position but ``argmax`` are NaN, and so is its
-            row of the gradient, even if the position is ignored.
+            [batch, 1], is an argument of the kernels, used in float32: it may be traced, and a new value needs no new
+            compilation. An array has no derivative: inside a differentiated function, pass
+            ``jax.lax.stop_gradient(temperature)``. A number out of range (0, negative, infinite, NaN) raises a
+            ValueError if the values of the array are known (numpy arrays, and on the CPU arrays that are not being
+            traced). Otherwise the results of the position except ``argmax`` are NaN, and so is its row of the gradient,
+            even if the position is ignored.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
-            advance, None chooses the one with the shorter modelled time
-            (docs/explanation/cross_entropy_shift.md). Both forms have the same error bounds.
+            advance, None chooses the form with the shorter modelled time (docs/explanation/cross_entropy_shift.md).
+            Both forms have the same error bounds.
         normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
-            ``weight`` the sum of their weights. It may be traced; it has no derivative.
+            ``weight`` the sum of the targets' weights. It may be traced; it has no derivative.
         return_outputs: whether to return :class:`CrossEntropyOutputs`.
         axis: the axis of the classes.
 
@@ -287,12 +284,13 @@ def cross_entropy(
     Raises:
         TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are not supported), or a
             number that is a constant of the compiled kernel, such as ``label_smoothing``, is an array of JAX.
-        ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; a temperature of
-            an array is, where its values are known; ``normalizer`` without a mean; ``return_outputs`` with more than
-            2^24 classes; the environment gives two different numbers of cores.
-        IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a gradient of ``temperature``, or of ``weight`` with
-            class indices; a derivative of the gradient, in forward or reverse mode.
+        ValueError: shapes do not fit; ``axis`` does not exist; ``reduction`` is unknown; an option, or a known value of
+            a temperature array, is out of range; ``normalizer`` is given without a mean; ``return_outputs`` with more
+            than 2^24 classes; the environment gives two different numbers of cores.
+        IndexError: a target is out of range, and the values of the targets are known.
+        NotImplementedError: an array is on a platform on which the kernels do not run; a gradient of ``temperature``,
+            or of ``weight`` with class indices, is requested; a derivative of the gradient, in forward or reverse mode,
+            is requested.
     """
     check_flags(CALLER, return_outputs=return_outputs)
     temperatures = temperature_array(temperature)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cross-entropy of rows of logits, which are positions, and its derivative for ``jax.grad``.
+"""The cross-entropy of rows of logits, one row for each position, and its derivative for ``jax.grad``.
 
 :func:`loss_of_rows` computes the results of a :class:`Recipe`. :func:`launched_forward` and :func:`launched_backward`
-launch its kernels. Targets are class indices, as :func:`.arguments.class_indices` gives them, or class probabilities.
+launch the kernels. Targets are class indices, as :func:`.arguments.class_indices` returns them, or class probabilities.
 
-Kernels compute the loss and the gradient of the logits. XLA computes the gradients of class probabilities and of their
-class weights, in several times the memory of the logits, and only if one of the two is differentiated.
+Kernels compute the loss and the gradient of the logits. XLA computes the gradients of class probabilities and of class
+weights, which takes several times the memory of the logits, and only if such a gradient is needed.
 
-``rows`` have an entry for each position; ``shared`` holds the array that all positions share: the class weights.
-Temperatures are in ``rows`` if they are an array; if they are None, the temperature in the options divides the logits.
+N positions, V classes. ``rows`` holds the arrays with an entry for each position; ``shared`` holds the class weights,
+which all positions share. Temperatures are in ``rows`` if they are an array; if that entry is None, the temperature in
+the options divides the logits.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Recipe:
 
     Attributes:
         options: the options of the loss.
-        with_outputs: whether argmax and entropy are requested beside the loss.
+        with_outputs: whether argmax and entropy are computed beside the loss.
         simulator: the options of the simulator; None on the real NKI.
     """
 
@@ -60,18 +61,17 @@ class Recipe:
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """The keyword arguments of both kernels that are compiled into them: the options, except those that only the
-        forward has.
+        """The keyword arguments that are compiled into both kernels, forward and backward.
 
-        Their ``ignore_index`` is the one int32 that replaces every ignored target.
+        Their ``ignore_index`` is ``IGNORED``, which replaces the target of every ignored position.
         """
         values = {**values_of(self.options), "ignore_index": IGNORED}
         return {name: value for name, value in values.items() if name not in _FORWARD_OPTIONS}
 
     @cached_property
     def forward_constants(self) -> dict[str, Any]:
-        """The keyword arguments of the forward kernel that are compiled into it: :attr:`constants` and its own
-        options.
+        """The keyword arguments that are compiled into the forward kernel: :attr:`constants`, and the options of the
+        forward only.
         """
         return {**self.constants, **{name: getattr(self.options, name) for name in _FORWARD_OPTIONS}}
 
@@ -86,8 +86,11 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
 
 
 def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
-    """Return the keyword arguments that tile the forward or backward kernel (``direction``) for logits of this shape,
-    and their NKI type.
+    """Return the keyword arguments for tiling and tile type of a kernel on these logits.
+
+    Args:
+        logits: [N, V].
+        direction: ``"forward"`` or ``"backward"``.
     """
     positions, classes = logits.shape
     tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
@@ -95,7 +98,7 @@ def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
 
 
 def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Launch the forward kernel and return its results, [N] each.
+    """Launch the forward kernel and return its results by name, all [N].
 
     Args:
         recipe: the compiled options.
@@ -104,8 +107,8 @@ def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, 
         shared: ``class_weight``, [V] float32 or None.
 
     Returns:
-        loss, lse, target_logit, position_weight, maximum and log_sum, float32, as the kernel names them; with outputs
-        ``argmax``, int32, and ``entropy``, float32.
+        ``loss``, ``lse``, ``target_logit``, ``position_weight``, ``maximum`` and ``log_sum``, float32; if
+        ``recipe.with_outputs``, also ``argmax``, int32, and ``entropy``, float32.
     """
     logits = required(rows, "logits")
     names = ["loss", "lse", "target_logit", "position_weight"]
@@ -124,14 +127,15 @@ def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, 
 
 
 def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Launch the backward kernel and return the gradient of the logits, ``grad_logits``, [N, V] in their type.
+    """Launch the backward kernel and return ``grad_logits``, the gradient of the logits, [N, V] in the type of the
+    logits.
 
     Args:
         recipe: the compiled options of the forward.
-        rows: see :func:`launched_forward`, and [N] float32: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
-            ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, None for no gradient, but the first is required;
-            ``target_weight``, the forward's position_weight for class probabilities, else None; ``entropy`` of the
-            forward, where it has a gradient.
+        rows: the rows of :func:`launched_forward`, and, [N] float32: the forward's ``maximum`` and ``log_sum``; the
+            upstream gradients ``grad_loss``, and ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, which may be
+            None; ``target_weight``, the forward's ``position_weight`` for class probabilities, else None; ``entropy``,
+            the forward's if ``grad_entropy`` is given, else None.
         shared: see :func:`launched_forward`.
     """
     logits = required(rows, "logits")
@@ -150,7 +154,7 @@ def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str,
 
 @dataclass(frozen=True)
 class Needed:
-    """Flags that tell which arguments of the loss need a gradient."""
+    """Flags: whether the logits, the targets and the class weights need a gradient."""
 
     logits: bool
     target: bool
@@ -163,13 +167,13 @@ class Saved:
 
     Attributes:
         logits: [N, V].
-        target: [N] int32, as :func:`class_indices` gives them, or [N, V] class probabilities.
+        target: [N] int32, as :func:`class_indices` returns them, or [N, V] class probabilities.
         class_weight: [V] float32, or None.
         temperature: [N] float32, or None.
         maximum, log_sum: [N] float32.
-        target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
-        entropy: [N] float32; None where it was not requested.
-        needed: flags of the needed gradients, from ``saved_flags``.
+        target_weight: [N] float32, the forward's ``position_weight``, for class probabilities; else None.
+        entropy: [N] float32; None if it was not computed.
+        needed: the array of :func:`.saved_flags` that encodes the needed gradients.
     """
 
     logits: jax.Array
@@ -188,10 +192,9 @@ jax.tree_util.register_dataclass(Saved)
 
 
 def _scaled_distances(saved: Saved, grad_loss: jax.Array, options: LossOptions) -> jax.Array:
-    """Compute ``grad_loss * (lse - z)``, [N, V] float32, from which the gradients of class probabilities and of class
-    weights are computed.
+    """Return ``grad_loss * (lse - z)``, [N, V] float32, which the gradients of class probabilities and weights contain.
 
-    z are the logits after cap and temperature, and lse is their log-sum-exp.
+    z are the logits after softcap and temperature, and lse is the log-sum-exp of z.
 
     Args:
         saved: the values that the forward saved.
@@ -208,7 +211,7 @@ def _scaled_distances(saved: Saved, grad_loss: jax.Array, options: LossOptions) 
 
 
 def _target_gradient(distances: jax.Array, class_weight: jax.Array | None, options: LossOptions) -> jax.Array:
-    """Compute the gradient of the class probabilities, [N, V] float32.
+    """Return the gradient of the class probabilities, [N, V] float32.
 
     Args:
         distances: the result of :func:`_scaled_distances`.
@@ -220,7 +223,7 @@ def _target_gradient(distances: jax.Array, class_weight: jax.Array | None, optio
 
 
 def _weight_gradient(distances: jax.Array, target: jax.Array, options: LossOptions) -> jax.Array:
-    """Compute the gradient of the class weights, [V] float32.
+    """Return the gradient of the class weights, [V] float32.
 
     Args:
         distances: the result of :func:`_scaled_distances`.
@@ -236,7 +239,6 @@ _KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
 
 
 def _is_soft(target: jax.Array) -> bool:
-    """Tell whether targets are class probabilities instead of class indices."""
     return jnp.issubdtype(target.dtype, jnp.floating)
 
 
@@ -257,9 +259,7 @@ _kernel_results.defvjp(_refuse_second, _refuse_second)
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Return the targets for the kernels, with class 0 in place of an index out of range; the results of these rows are
-    replaced by NaN later.
-    """
+    # Class 0 in place of an index out of range; NaN replaces the results of these rows later.
     return target if _is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
 
 
@@ -274,8 +274,9 @@ def _results(
     class_weight: jax.Array | None,
     temperature: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Return the results of the forward kernel by name, with ``logprob`` in place of ``target_logit``, and NaN for
-    targets out of range.
+    """Return the results of the forward kernel by name.
+
+    ``logprob`` replaces the kernel's ``target_logit``. Loss and ``logprob`` of targets out of range are NaN.
     """
     rows = {"logits": logits, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(launched_forward, recipe, rows, {"class_weight": class_weight})
@@ -290,9 +291,9 @@ def _results(
 def _forward(
     recipe: Recipe, logits: Any, target: Any, class_weight: Any, temperature: Any
 ) -> tuple[dict[str, jax.Array], Saved]:
-    """Return the results of the loss, and what the backward needs (the forward of ``jax.custom_vjp``).
+    """Return the results of the loss, and the values that the backward needs: the forward of ``jax.custom_vjp``.
 
-    The arguments have ``symbolic_zeros``: JAX tells for each whether it is differentiated.
+    The arguments have ``symbolic_zeros``: ``perturbed`` tells whether an argument is differentiated.
     """
     weight, divisors = (None if argument is None else argument.value for argument in (class_weight, temperature))
     needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)
@@ -319,9 +320,9 @@ def _forward(
 
 
 def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Return the gradients of logits, target, class weights and temperatures (the backward of ``jax.custom_vjp``).
+    """Return the gradients of logits, target, class weights and temperatures: the backward of ``jax.custom_vjp``.
 
-    ``grads`` has the upstream gradients by the name of the result. None is returned for an argument without a gradient.
+    A gradient that is not needed is None. ``grads`` has the upstream gradients by the name of the result.
     """
     upstream = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of ``linear_cross_entropy`` and ``linear_token_scores``, and their checks by shapes and types alone.
+"""The arguments of ``linear_cross_entropy`` and ``linear_token_scores``, and checks of their shapes and types.
 
 :class:`LinearArguments` holds the arguments; :func:`check_operands` checks hidden states, weight and bias, and
 :func:`check_indices` the targets. :func:`checked_scale` and :func:`checked_compute_dtype` check one option each.
+
+V classes, D features. ``caller`` is the name of the public function, with which error messages begin.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from nkilib.jax.launching import check_platforms
 
 @dataclass(frozen=True)
 class LinearArguments:
-    """The arguments as the caller passed them.
+    """The arguments that were passed to the public function.
 
     Attributes:
         input: hidden states, [..., D].
-        linear_weight: [V, D] or [D, V] by ``weight_layout``.
+        linear_weight: [V, D], or [D, V] if ``weight_layout`` is ``"dv"``.
         target: class indices.
         linear_bias: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
@@ -48,24 +50,25 @@ class LinearArguments:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The shape of ``input`` without the features."""
+        """The shape of ``input`` without its last axis, the features."""
         return self.input.shape[:-1]
 
     @property
     def features(self) -> int:
-        """The number D of features that the weight has."""
+        """The number of features of the weight, D."""
         return self.linear_weight.shape[1 if self.weight_layout == CLASSES_FIRST else 0]
 
     @property
     def classes(self) -> int:
-        """The number of classes V."""
+        """The number of classes, V."""
         return self.linear_weight.shape[0 if self.weight_layout == CLASSES_FIRST else 1]
 
     def rounding_dtype(self, compute_dtype: jnp.dtype | None) -> str | None:
-        """Return the name of the type that kernels round hidden states and weight to for the product; None where
-        nothing is rounded.
+        """Return the name of the type to which kernels round hidden states and weight; None if all operands have this
+        type.
 
-        ``compute_dtype`` is the caller's argument.
+        Args:
+            compute_dtype: the argument of the public function; None: nothing is rounded.
         """
         operands = (self.input, self.linear_weight, self.linear_bias)
         if compute_dtype is None or all(operand is None or operand.dtype == compute_dtype for operand in operands):
@@ -78,9 +81,7 @@ _SHAPES = {CLASSES_FIRST: "[classes, features]", FEATURES_FIRST: "[features, cla
 
 @dataclass(frozen=True)
 class _Product:
-    """The option ``logit_scale``, compiled into the kernel: it multiplies the product of hidden states and weight, with
-    its bias.
-    """
+    """The option ``logit_scale``, which multiplies the logits before the softcap."""
 
     logit_scale: float = 1.0
 
@@ -89,8 +90,8 @@ def checked_scale(caller: str, function: Callable[..., Any], logit_scale: Any) -
     """Return ``logit_scale`` as a Python float.
 
     Raises:
-        TypeError: not a number, or an array of JAX.
-        ValueError: a value out of range.
+        TypeError: ``logit_scale`` is not a number, or is an array of JAX.
+        ValueError: the value is out of range.
     """
     scale = python_numbers(caller, function, _Product, {"logit_scale": logit_scale}).logit_scale
     try:
@@ -101,11 +102,11 @@ def checked_scale(caller: str, function: Callable[..., Any], logit_scale: Any) -
 
 
 def checked_compute_dtype(caller: str, compute_dtype: Any) -> jnp.dtype | None:
-    """Return ``compute_dtype`` as a type of numpy.
+    """Return ``compute_dtype`` as a type of numpy, or None if it is None.
 
     Raises:
         TypeError: the argument is not a type.
-        ValueError: products do not support the type.
+        ValueError: the type is not bfloat16, float16 or float32.
     """
     if compute_dtype is None:
         return None
@@ -178,18 +179,18 @@ def _check_dtypes(caller: str, arguments: LinearArguments, compute_dtype: jnp.dt
 
 
 def check_operands(caller: str, arguments: LinearArguments, compute_dtype: jnp.dtype | None, **further: Any) -> None:
-    """Check that operands fit each other, and that the kernels take them.
+    """Check that hidden states, weight and bias fit each other, and that the kernels take them.
 
     Args:
         caller: the name that errors begin with.
-        arguments: the arguments; of the target, only that it is an array is checked.
+        arguments: the arguments; for the target, the only check is that it is an array.
         compute_dtype: the type of the products; None: the type of the operands.
-        further: other arguments that are arrays or None, by name.
+        further: other arguments that must be arrays or None, by name.
 
     Raises:
         TypeError: an argument is not an array, or has a type that the kernels do not take.
-        ValueError: shapes do not fit; no such ``weight_layout``.
-        NotImplementedError: arrays are not where the kernels run.
+        ValueError: shapes do not fit; ``weight_layout`` is unknown.
+        NotImplementedError: an array is on a platform on which the kernels do not run.
     """
     required = {"input": arguments.input, "linear_weight": arguments.linear_weight, "target": arguments.target}
     arrays = {**required, "linear_bias": arguments.linear_bias, **further}
@@ -207,8 +208,8 @@ def check_indices(caller: str, arguments: LinearArguments, shape: tuple[int, ...
     """Check that targets are class indices of the given shape.
 
     Raises:
-        TypeError: they are not integers.
-        ValueError: they have another shape.
+        TypeError: the targets are not integers.
+        ValueError: the targets have another shape.
     """
     if not jnp.issubdtype(arguments.target.dtype, jnp.integer):
         raise TypeError(

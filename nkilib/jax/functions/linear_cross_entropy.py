@@ -57,10 +57,7 @@ def _computed(
     normalizer: jax.Array | None,
     temperature: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`linear_cross_entropy` for checked arguments.
-
-    It is compiled, because otherwise each small operation would be a separate program.
-    """
+    # Compiled, because otherwise each small operation would be a separate program.
     results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight, temperature)
     valid = classes != IGNORED
     if weight is None:  # no kernel is needed for it
@@ -162,22 +159,23 @@ def linear_cross_entropy(
 ) -> jax.Array | CrossEntropyOutputs:
     """Cross-entropy between an output layer's logits and targets, without an array of logits in memory.
 
-    It equals, with z = softcap(logit_scale * (input @ linear_weight.T + linear_bias)) / temperature and products in
-    float32, where softcap is the cap that ``logit_softcap`` describes, ``nkilib.jax.cross_entropy(z, target, weight,
-    ...)``, and without options ``optax.softmax_cross_entropy_with_integer_labels(z, target).mean()``. The gradients of
-    ``input``, ``linear_weight`` and ``linear_bias`` have the types of these arrays, come from float32 sums and are
-    rounded once; a gradient that is not needed is not computed. With float16, all gradients are NaN if the upstream
-    gradient of one position is infinite or NaN, because a power of two that depends on the largest upstream gradient
-    scales the gradients of all positions.
+    The logits are z = softcap(logit_scale * (input @ linear_weight.T + linear_bias)) / temperature, with products in
+    float32, where softcap is the cap that ``logit_softcap`` describes. The result equals ``nkilib.jax.cross_entropy(z,
+    target, weight, ...)``, and without options ``optax.softmax_cross_entropy_with_integer_labels(z, target).mean()``.
+    The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the types of these arrays. They are summed in
+    float32 and rounded once; a gradient that is not needed is not computed. With float16, all gradients are NaN if the
+    upstream gradient of one position is infinite or NaN: all gradients are scaled by a power of two that depends on the
+    largest upstream gradient.
 
-    It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has first
-    derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are known (numpy
-    arrays, and on the CPU arrays that are not being traced); else the loss of its position is NaN, and so are
-    gradients.
+    The function works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has
+    first derivatives in reverse mode. A target that is not a class raises an IndexError if the values of the targets
+    are known (numpy arrays, and on the CPU arrays that are not being traced). Otherwise the loss of the position is
+    NaN, and so are gradients.
 
     Args:
         input: hidden states, [..., D], bfloat16, float16 or float32; D from 16 to 16,384.
-        linear_weight: [V, D], or [D, V] by ``weight_layout``, of the same type unless there is a ``compute_dtype``.
+        linear_weight: [V, D], or [D, V] with ``weight_layout="dv"``; of the type of ``input`` if ``compute_dtype`` is
+            None.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the features.
         linear_bias: [V], of the type of ``input`` or float32; used in float32, without rounding. -inf masks a class.
@@ -192,17 +190,19 @@ def linear_cross_entropy(
             kernel, as ``logit_scale`` is: each new value compiles a new kernel. A floating array of one element, or of
             a shape that broadcasts to that of the targets, is an argument of the kernel, used in float32, and may be
             traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array makes the results of
-            its position NaN, and with them all of the gradients of ``linear_weight`` and ``linear_bias``.
-        logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
-            multiplied into an operand of the product, so they add no rounding.
-        compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
-            are rounded to it for the products. None: the type of the operands.
+            its position NaN, and therefore the whole gradients of ``linear_weight`` and ``linear_bias``.
+        logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither
+            ``temperature`` nor ``logit_scale`` is multiplied into an operand of the product, so they add no rounding of
+            operands.
+        compute_dtype: bfloat16, float16 or float32. Operands may then have different types, and are rounded to this
+            type for the products. None: the type of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
-            ``weight`` the sum of their weights. It may be traced; it has no derivative.
+            ``weight`` the sum of the targets' weights. It may be traced; it has no derivative.
         return_outputs: whether to return :class:`CrossEntropyOutputs`.
         weight_layout: ``"vd"``, the layout of PyTorch, of Hugging Face and of an embedding that is shared with the
-            output layer, or ``"dv"``, the layout of the kernel of ``flax.linen.Dense``. Neither is copied.
+            output layer, or ``"dv"``, the layout of the kernel of ``flax.linen.Dense``. The weight is not copied in
+            either layout.
 
     Returns:
         The loss, float32: without dimensions, or for ``"none"`` of the shape of the targets. If every position is
@@ -212,12 +212,12 @@ def linear_cross_entropy(
         TypeError: an argument has the wrong Python type or dtype (float64 is not supported, nor are different types
             without ``compute_dtype``), or a number that is a constant of the compiled kernel, such as ``logit_scale``,
             is an array of JAX.
-        ValueError: shapes do not fit; unknown ``reduction``, ``weight_layout`` or ``compute_dtype``; an option is out
-            of range; a temperature of an array is, where its values are known; ``normalizer`` without a mean; the
-            environment gives two different numbers of cores.
-        IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a gradient of ``weight`` or ``temperature``; a derivative
-            of the gradients, in forward or reverse mode.
+        ValueError: shapes do not fit; ``reduction``, ``weight_layout`` or ``compute_dtype`` is unknown; an option, or a
+            known value of a temperature array, is out of range; ``normalizer`` is given without a mean; the environment
+            gives two different numbers of cores.
+        IndexError: a target is out of range, and the values of the targets are known.
+        NotImplementedError: an array is on a platform on which the kernels do not run; a gradient of ``weight`` or
+            ``temperature`` is requested; a derivative of the gradients, in forward or reverse mode, is requested.
     """
     if unknown:
         refuse_unknown(linear_cross_entropy, unknown)

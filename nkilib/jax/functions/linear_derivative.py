@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses and scores of positions from hidden states, row by row, and their derivative for ``jax.grad``.
+"""Losses and scores of positions from hidden states, and their derivatives for ``jax.grad``.
 
 :func:`computed_rows` computes the results of a :class:`LinearRecipe`; :func:`launched_forward` and
-:func:`launched_backward` launch its kernels.
+:func:`launched_backward` launch the kernels.
 
-``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
-class weights. Temperatures are in ``rows`` if they are an array; if they are None, the temperature in the options
-divides the logits.
+N positions, D features, V classes; K target ids per position, for kernels that score several. ``rows`` holds the arrays
+with an entry for each position; ``shared`` holds the arrays that all positions share: weight and bias of the output
+layer, and class weights. Temperatures are in ``rows`` if they are an array; if that entry is None, the temperature in
+the options divides the logits.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ class LinearRecipe:
 
     Attributes:
         caller: the name that errors begin with.
-        is_loss: whether the kernel computes a loss; else log-probabilities, without options of the loss.
+        is_loss: whether the kernel computes a loss; otherwise it computes log-probabilities, without options of the
+            loss.
         options: the options of the loss.
-        logit_scale: the factor of product and bias, before cap and temperature.
-        compute_dtype: the name of the type that operands of another type are rounded to; None: all have the same type.
+        logit_scale: the factor of the logits before softcap and temperature.
+        compute_dtype: the name of the type to which operands are rounded; None: all operands have the same type.
         weight_layout: ``"vd"`` or ``"dv"``.
-        wanted: the wanted results of the forward; maximum and log-sum are among them.
+        wanted: the results that the forward computes; maximum and log-sum are always among them.
         simulator: the options of the simulator; None on the real NKI.
     """
 
@@ -79,10 +81,12 @@ class LinearRecipe:
     simulator: Options | None
 
     def constants(self, of_ids: bool) -> dict[str, Any]:
-        """Return the keyword arguments of forward and backward kernel that are compiled into them.
+        """Return the keyword arguments that are compiled into both kernels, forward and backward.
 
-        With ``of_ids`` they are those of the kernels that take K ids per position and no loss options. Their
-        ``ignore_index`` is the one int32 that replaces every ignored target.
+        Their ``ignore_index`` is ``IGNORED``, which replaces the target of every ignored position.
+
+        Args:
+            of_ids: whether the kernels take K ids per position; such kernels have no options of the loss.
         """
         constants: dict[str, Any] = {
             "weight_layout": self.weight_layout,
@@ -100,7 +104,7 @@ class LinearRecipe:
 
 @dataclass(frozen=True)
 class Needed:
-    """Flags that tell which arguments need a gradient."""
+    """Flags: whether the hidden states, the output layer's weight and its bias need a gradient."""
 
     input: bool
     weight: bool
@@ -119,17 +123,19 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
 
 
 def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Launch the forward kernel and return its results.
+    """Launch the forward kernel and return its results by name.
 
     Args:
         recipe: the compiled options.
         rows: ``input`` [N, D]; ``target`` int32, each a class or ``IGNORED``, [N], or [N, K] for K ids per position;
             ``temperature``, [N] float32 or None.
-        shared: ``linear_weight`` in its layout; ``linear_bias`` and ``class_weight``, [V] float32 or None.
+        shared: ``linear_weight``, [V, D] or [D, V] by ``recipe.weight_layout``; ``linear_bias`` and ``class_weight``,
+            [V] float32 or None.
 
     Returns:
-        [N] float32, except ``argmax``, which is int32: loss, or with K ids logprob [N, K]; lse, maximum and log_sum;
-        and if wanted target_logit, position_weight, argmax, entropy, log_sum_squares and mean_logit.
+        ``loss`` (with K ids, ``logprob`` [N, K] instead), ``lse``, ``maximum`` and ``log_sum``; and, if wanted,
+        ``target_logit``, ``position_weight``, ``argmax``, ``entropy``, ``log_sum_squares`` and ``mean_logit``. All are
+        [N] float32 except ``logprob``, and ``argmax``, which is int32.
     """
     input, target, wanted = required(rows, "input"), required(rows, "target"), recipe.wanted
     positions, of_ids = input.shape[:1], target.ndim == 2
@@ -153,16 +159,18 @@ def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict
 
 
 def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Launch the backward kernel and return the needed gradients.
+    """Launch the backward kernel and return the needed gradients by the name of the array.
 
-    ``input`` and ``linear_weight`` have the shape and type of these arrays, ``linear_bias`` is [V] float32.
+    The gradients of ``input`` and ``linear_weight`` have the shapes and types of these arrays; the gradient of
+    ``linear_bias`` is [V] float32.
 
     Args:
         recipe: the compiled options of the forward.
-        needed: the needed gradients, at least one.
-        rows: see :func:`launched_forward`, and [N] float32: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
-            ``grad_lse``, ``grad_logprob`` ([N, K] with K ids) and ``grad_entropy``, None for no gradient, at least one
-            is required; ``entropy`` of the forward, where it has a gradient. With K ids there is no ``grad_loss``.
+        needed: flags of the needed gradients, of which at least one is set.
+        rows: the rows of :func:`launched_forward`, and, [N] float32: the forward's ``maximum`` and ``log_sum``; the
+            upstream gradients ``grad_loss`` (not with K ids), ``grad_lse``, ``grad_logprob`` ([N, K] with K ids) and
+            ``grad_entropy``, of which all but one may be None; ``entropy``, the forward's if ``grad_entropy`` is given,
+            else None.
         shared: see :func:`launched_forward`.
     """
     of_all = {"input": rows["input"], "linear_weight": shared["linear_weight"], "linear_bias": shared["linear_bias"]}
@@ -195,13 +203,13 @@ class Saved:
 
     Attributes:
         input: [N, D].
-        linear_weight: the output layer, in its layout.
-        target: int32, as :func:`.arguments.class_indices` gives them.
+        linear_weight: [V, D] or [D, V], by the layout of the recipe.
+        target: int32, as :func:`.arguments.class_indices` returns them, [N] or [N, K].
         linear_bias, class_weight: [V] float32, or None.
         temperature: [N] float32, or None.
         maximum, log_sum: [N] float32.
-        entropy: [N] float32; None where it was not requested.
-        needed: flags of the needed gradients, from ``saved_flags``.
+        entropy: [N] float32; None if it was not computed.
+        needed: the array of :func:`.saved_flags` that encodes the needed gradients.
     """
 
     input: jax.Array
@@ -228,7 +236,8 @@ _UPSTREAM: Final = ("loss", "lse", "logprob", "entropy")
 def _launched(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the forward if ``needed`` is None, else the backward, and return the results.
 
-    Gradients of the output layer are sums over the rows of an example, so ``jax.vmap`` then launches once per example.
+    The gradients of weight and bias are sums over the rows of an example, so ``jax.vmap`` launches that backward once
+    per example.
     """
     if needed is None:
         call: _Launch = partial(launched_forward, recipe)
@@ -250,9 +259,7 @@ _kernel_results.defvjp(_refuse_second, _refuse_second)
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Return the targets for the kernels, with a class that exists in place of an index out of range; the results of
-    these rows are replaced by NaN later.
-    """
+    # Class 0 in place of an index out of range; NaN replaces the results of these rows later.
     return jnp.where(target == OUT_OF_RANGE, 0, target)
 
 
@@ -269,8 +276,9 @@ def _results(
     class_weight: jax.Array | None,
     temperature: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Return the results of the forward kernel by name, with ``logprob`` in place of ``target_logit``, and NaN for
-    targets out of range.
+    """Return the results of the forward kernel by name.
+
+    ``logprob`` replaces the kernel's ``target_logit``. Loss and ``logprob`` of targets out of range are NaN.
     """
     rows = {"input": input, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
@@ -295,9 +303,9 @@ def _forward(
     class_weight: Any,
     temperature: Any,
 ) -> tuple[dict[str, jax.Array], Saved]:
-    """Return the results, and what the backward needs (the forward of ``jax.custom_vjp``).
+    """Return the results, and the values that the backward needs: the forward of ``jax.custom_vjp``.
 
-    The arguments have ``symbolic_zeros``: JAX tells for each whether it is differentiated.
+    The arguments have ``symbolic_zeros``: ``perturbed`` tells whether an argument is differentiated.
     """
     needed = Needed(input.perturbed, linear_weight.perturbed, linear_bias is not None and linear_bias.perturbed)
     if class_weight is not None and class_weight.perturbed:
@@ -326,10 +334,10 @@ def _forward(
 
 
 def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Return the gradients of input, weight, target, bias, class weights and temperatures (the backward of
-    ``jax.custom_vjp``).
+    """Return the gradients of input, weight, target, bias, class weights and temperatures: the backward of
+    ``jax.custom_vjp``.
 
-    ``grads`` has the upstream gradients by the name of the result. None is returned for an argument without a gradient.
+    A gradient that is not needed is None. ``grads`` has the upstream gradients by the name of the result.
     """
     upstream: dict[str, jax.Array | None] = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
@@ -380,13 +388,13 @@ def computed_rows(
     class_weight: jax.Array | None = None,
     temperature: jax.Array | None = None,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Compute the results by row from checked arguments, and return them with the int32 targets of the rows.
+    """Return the results of all positions by name, and the positions' targets as int32 class indices.
 
     Args:
         recipe: the compiled options.
         input: [..., D].
-        linear_weight: the output layer, in its layout.
-        target: class indices in the shape of the positions, or with a further axis of K ids.
+        linear_weight: [V, D] or [D, V], by ``recipe.weight_layout``.
+        target: class indices, [...], or [..., K].
         linear_bias, class_weight: [V] floating, or None.
         temperature: floating, as :func:`.arguments.check_temperatures` takes it, or None.
     """

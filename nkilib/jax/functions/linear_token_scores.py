@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 class LinearTokenScores(NamedTuple):
     """Scores in the shape of the positions, float32 except ``argmax``; None for scores that were not requested.
 
-    Logits z are those after scale, cap and temperature, p is their softmax. Ignored positions have all scores but the
-    log-probability.
+    z are the logits after scale, softcap and temperature, p is the softmax of z. V is the number of classes, K of
+    target ids per position. Scores of ignored positions are computed too, except the log-probability.
 
     Attributes:
-        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. With K target ids per position
-            its last axis has K entries. Differentiable.
-        entropy: entropy of the softmax, in nats. Differentiable.
-        lse: log-sum-exp of the logits, in nats. Differentiable.
-        argmax: int32, the first class with the largest logit; V, which is not a class, in a row that holds a NaN.
-        log_sum_squares: log of the sum of p^2, at most 0.
+        logprob: log-probability of the target in nats, at most 0; 0 at ignored positions. With K target ids per
+            position, ``logprob`` has a further axis of size K. Differentiable.
+        entropy: entropy of p, in nats. Differentiable.
+        lse: log-sum-exp of z, in nats. Differentiable.
+        argmax: int32, the first class with the largest z; V, which is not a class, if an element of z is NaN.
+        log_sum_squares: log of the sum of p^2 over the classes, at most 0.
         mean_logit: the mean of z over the classes that no bias of -inf masks.
     """
 
@@ -67,11 +67,11 @@ _CALLER: Final = "linear_token_scores"
 
 
 def _checked_target_shape(arguments: LinearArguments) -> tuple[int, ...]:
-    """Return the shape of the target: that of the positions, or that with an axis of ids behind it, once its length is
-    checked.
+    """Return the shape that the target must have: that of the positions, with an axis of ids if the target has one more
+    axis.
 
     Raises:
-        ValueError: more ids than a launch takes, or none.
+        ValueError: the number of ids is 0, or more than a launch takes.
     """
     if arguments.target.ndim != arguments.input.ndim:
         return arguments.positions
@@ -93,10 +93,7 @@ def _computed(
     linear_bias: jax.Array | None,
     temperature: jax.Array | None,
 ) -> LinearTokenScores:
-    """Compute :func:`linear_token_scores` for checked arguments.
-
-    It is compiled, because otherwise each small operation would be a separate program.
-    """
+    # Compiled, because otherwise each small operation would be a separate program.
     results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias, temperature=temperature)
     scores = {name: results[name].reshape(input.shape[:-1]) if name in names else None for name in OUTPUTS}
     return LinearTokenScores(results["logprob"].reshape(target.shape), **scores)
@@ -121,11 +118,12 @@ def linear_token_scores(
     weight_layout: str = "vd",
     **unknown: Unpack[NoKeywords],
 ) -> LinearTokenScores:
-    """Log-probability of each target and further scores of each position, from hidden states and the output layer.
+    """Return the log-probability of each target, and further scores of each position, from hidden states and an output
+    layer.
 
-    Reinforcement learning and preference optimization use these scores. They equal, with z = softcap(logit_scale *
-    (input @ linear_weight.T + linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap``
-    describes, and p = jax.nn.softmax(z)::
+    Reinforcement learning and preference optimization use these scores. With z = softcap(logit_scale * (input @
+    linear_weight.T + linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap`` describes,
+    and p = jax.nn.softmax(z), the scores equal::
 
         logprob = jnp.take_along_axis(jax.nn.log_softmax(z), target[..., None], -1)[..., 0]
         entropy = -(p * jnp.log(p)).sum(-1)
@@ -134,39 +132,41 @@ def linear_token_scores(
         log_sum_squares = jnp.log(jnp.square(p).sum(-1))
         mean_logit = z.mean(-1)
 
-    in one launch forward and one backward, without logits in memory and without a rounding of logits. The gradients of
-    ``input``, ``linear_weight`` and ``linear_bias`` have the types of these arrays, come from float32 sums and are
-    rounded once; a gradient that is not needed is not computed, and a score without a gradient costs the backward
-    nothing.
+    There is one launch forward and one backward, without logits in memory and without a rounding of logits. The
+    gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the types of these arrays. They are summed in
+    float32 and rounded once; a gradient that is not needed is not computed, and a score without a gradient costs the
+    backward nothing.
 
-    A class that a bias of -inf masks stays masked under a cap, adds nothing to entropy and ``log_sum_squares``, and
-    is left out of ``mean_logit``.
+    A class that a bias of -inf masks stays masked under a softcap, adds nothing to entropy and ``log_sum_squares``, and
+    is excluded from ``mean_logit``.
 
-    It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has first
-    derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are known (numpy
-    arrays, and on the CPU arrays that are not being traced); else the log-probability is NaN, and so are its gradients.
+    The function works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has
+    first derivatives in reverse mode. A target that is not a class raises an IndexError if the values of the targets
+    are known (numpy arrays, and on the CPU arrays that are not being traced). Otherwise the log-probability is NaN, and
+    so are its gradients.
 
     Args:
         input: hidden states, [..., D], bfloat16, float16 or float32; D from 16 to 16,384.
-        linear_weight: [V, D], or [D, V] by ``weight_layout``, of the same type unless there is a ``compute_dtype``.
+        linear_weight: [V, D], or [D, V] with ``weight_layout="dv"``; of the type of ``input`` if ``compute_dtype`` is
+            None.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``: [...], of the shape of ``input``
             without the features, or [..., K], 1 to 64 ids per position, which may be equal.
         linear_bias: [V], of the type of ``input`` or float32; used in float32, without rounding. -inf masks a class.
-        ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
-            gradient is not read; the other scores are computed, and have gradients.
-        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. A
-            Python number is a constant of the compiled kernel, as ``logit_scale`` is: each new value compiles a new
-            kernel. A floating array of one element, or of a shape that broadcasts to that of the positions, such as
-            [batch, 1] for a temperature of each sample, is an argument of the kernel, used in float32, and may be
-            traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array makes the scores of
-            its position but ``argmax`` NaN, and with them all of the gradients of ``linear_weight`` and
-            ``linear_bias``.
+        ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and the upstream
+            gradient of this ``logprob`` is not read; the other scores are computed, and have gradients.
+        temperature: divides the logits after the cap, usually the temperature with which the tokens were sampled; from
+            1e-6 to 1e6. A Python number is a constant of the compiled kernel, as ``logit_scale`` is: each new value
+            compiles a new kernel. A floating array of one element, or of a shape that broadcasts to that of the
+            positions, such as [batch, 1] for a temperature of each sample, is an argument of the kernel, used in
+            float32, and may be traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array
+            makes the scores of its position except ``argmax`` NaN, and therefore the whole gradients of
+            ``linear_weight`` and ``linear_bias``.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
         outputs: names of the scores besides ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
             and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
-        compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
-            are rounded to it for the products. None: the type of the operands.
+        compute_dtype: bfloat16, float16 or float32. Operands may then have different types, and are rounded to this
+            type for the products. None: the type of the operands.
         weight_layout: ``"vd"`` or ``"dv"``; see :func:`nkilib.jax.linear_cross_entropy`.
 
     Returns:
@@ -176,11 +176,11 @@ def linear_token_scores(
     Raises:
         TypeError: an argument has the wrong Python type or dtype, or a number that is a constant of the compiled
             kernel, such as ``logit_scale``, is an array of JAX.
-        ValueError: an unknown name in ``outputs``; shapes do not fit; an option is out of range; a temperature of an
-            array is, where its values are known; the environment gives two different numbers of cores.
-        IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a gradient of ``temperature``; a derivative of the
-            gradients, in forward or reverse mode.
+        ValueError: a name in ``outputs`` is unknown; shapes do not fit; an option, or a known value of a temperature
+            array, is out of range; the environment gives two different numbers of cores.
+        IndexError: a target is out of range, and the values of the targets are known.
+        NotImplementedError: an array is on a platform on which the kernels do not run; a gradient of ``temperature`` is
+            requested; a derivative of the gradients, in forward or reverse mode, is requested.
     """
     if unknown:
         refuse_unknown(linear_token_scores, unknown)

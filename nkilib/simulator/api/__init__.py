@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Modules that take the place of ``nki``, ``nki.isa`` and ``nki.language`` of NKI 0.7.
+"""Modules that replace the modules of NKI 0.7.
 
-The whole documentation of NKI 0.6, and single pages of that of 0.7, were available to compare with:
-``docs/reference/simulator_functions.md`` names the functions that are compared with 0.7.
+The whole documentation of NKI 0.6, and single pages of the documentation of 0.7, were available for comparison.
+``docs/reference/simulator_functions.md`` names the functions that were compared with 0.7.
 
 - ``nki``: ``nki``;
 - ``isa``: ``nki.isa``;

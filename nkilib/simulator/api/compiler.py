@@ -17,7 +17,7 @@ offer("nki.compiler", __all__, globals())
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """Return the object that older kernels know as ``nki.compiler.<name>``, or raise the error for a name that has
-        none; see ``stand_ins.py``.
+        """Return the object that older kernels use as ``nki.compiler.<name>``, or raise an error; see
+        ``stand_ins.py``.
         """
         return alias("nki.compiler", name)

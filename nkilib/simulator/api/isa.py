@@ -3,7 +3,7 @@
 
 """The replacement of the module ``nki.isa``.
 
-It has every public name of NKI 0.7, implemented or raising NotImplementedError.
+It has every public name of NKI 0.7. A function that is not implemented yet raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -133,7 +133,5 @@ offer("nki.isa", __all__, globals())
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """Return the object that older kernels know as ``nki.isa.<name>``, or raise the error for a name that has none;
-        see ``stand_ins.py``.
-        """
+        """Return the object that older kernels use as ``nki.isa.<name>``, or raise an error; see ``stand_ins.py``."""
         return alias("nki.isa", name)

@@ -3,8 +3,8 @@
 
 """The replacement of the module ``nki.language``.
 
-It has every public name of NKI 0.7, implemented or raising NotImplementedError. Importing it gives the operators, such
-as ``nl.add``, the functions that they run when they are called.
+It has every public name of NKI 0.7. A function that is not implemented yet raises NotImplementedError. When this module
+is imported, it binds the operators, such as ``nl.add``, to the functions that a call of the operator runs.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ tanh = OPERATORS["tanh"]
 
 
 def ds(start: int | DeviceInteger, size: int) -> DynamicSlice:
-    """Return the slice of ``size`` elements from ``start``, for use in an index expression."""
+    """Return the slice of ``size`` elements from element ``start``, for use in an index expression."""
     return DynamicSlice(start, size)
 
 
@@ -299,7 +299,7 @@ offer("nki.language", __all__, globals())
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """Return the object that older kernels know as ``nki.language.<name>``, or raise the error for a name that has
-        none; see ``stand_ins.py``.
+        """Return the object that older kernels use as ``nki.language.<name>``, or raise an error; see
+        ``stand_ins.py``.
         """
         return alias("nki.language", name)

@@ -20,7 +20,5 @@ offer("nki.collectives", collectives.__all__, vars(collectives))
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """Return the object that older kernels know as ``nki.<name>``, or raise the error for a name that has none; see
-        ``stand_ins.py``.
-        """
+        """Return the object that older kernels use as ``nki.<name>``, or raise an error; see ``stand_ins.py``."""
         return alias("nki", name)

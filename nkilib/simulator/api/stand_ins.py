@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stand-ins for names of NKI that the simulator does not have, so that older kernels run and errors say what to use.
+"""Stand-ins for names of NKI that the simulator does not have, so that older kernels run and errors name the remedy.
 
-- :func:`alias`: the object that older kernels know by an undocumented name, or an error with a hint, made from the
-  names that modules :func:`offer`;
-- :func:`pending`: a documented function that is not implemented yet;
-- :data:`COMPILER_MODULES`, :class:`FirstNki`: the package of the compiler, which had the first release of NKI in it.
+- :func:`alias`: the object for an undocumented name that older kernels use, or an error with a hint. Modules
+  :func:`offer` their public names for the hints.
+- :func:`pending`: a documented function that is not implemented yet.
+- :data:`COMPILER_MODULES`, :class:`FirstNki`: the compiler's package, which contained the first release of NKI.
 
-NKI, 0.7 included, does not document the older names, and new code needs none of them. Each comes from a published
-kernel: ``nki.dtype`` as a type in annotations and as a module of types, ``nki.typing.tensor`` in annotations,
+NKI, 0.7 included, does not document the older names, and new code needs none of them. All come from published kernels:
+``nki.dtype`` as a type in annotations and as a module of types, ``nki.typing.tensor`` in annotations,
 ``nki.isa.constants`` as the module of the enumerations, and ``nl.bool`` and ``nl.range``.
-``nki.experimental.while_loop`` appears in a note of the documentation. Kernels that import ``nki`` for everything else
-take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, where the first release of NKI had it.
+``nki.experimental.while_loop`` appears in a note of the documentation. Some kernels that otherwise import ``nki`` take
+the annotation ``mutable_tensor`` from ``neuronxcc.nki.typing``, its module in the first release of NKI.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _module(name: str, contents: dict[str, Any]) -> ModuleType:
 
 
 class TensorAnnotation:
-    """The annotation ``nki.typing.tensor``, or ``nki.typing.tensor[128, 512]`` with the expected shape, of a parameter.
+    """The annotation ``nki.typing.tensor`` of a parameter, or ``nki.typing.tensor[128, 512]`` with the expected shape.
 
-    The shape is for readers: the documentation does not say that a launch checks it, and the simulator checks none.
+    The simulator does not check the shape, because the documentation does not say that a launch checks it.
     """
 
     def __class_getitem__(cls, shape: object) -> object:
@@ -89,14 +89,17 @@ setattr(COMPILER_MODULES["neuronxcc.nki"], "__getattr__", _missing_in_first_nki)
 
 
 class FirstNki(MetaPathFinder):
-    """The import finder that reports what replaced a module of the first NKI, if the module is not found.
+    """The import finder that raises an error for missing modules of the first NKI, with the name of the replacement.
 
-    It knows only submodules of the packages in ``COMPILER_MODULES``. An installed compiler is found first.
+    It handles only submodules of the packages in ``COMPILER_MODULES``. Python asks it last, so an installed compiler is
+    found first.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Raise ModuleNotFoundError for a submodule of ``neuronxcc`` that the simulator does not have, with a message
-        that names its replacement; return None for all other modules.
+        """Return None for modules outside ``neuronxcc``.
+
+        Raises:
+            ModuleNotFoundError: for a submodule of ``neuronxcc``; the message names the replacement.
         """
         if fullname.startswith("neuronxcc."):
             hint = _first_nki_hint(fullname.rpartition(".")[2])
@@ -118,27 +121,30 @@ _CALLED |= {name: name for name in ("nki", "nki.collectives", "nki.compiler")}
 
 
 def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-    """Register a module of NKI for the hints in error messages: its public names, and its contents ``namespace``.
+    """Register the public names of a module of NKI for the hints in error messages.
 
-    A hint suggests a name where a kernel asks for one that is misspelt, or that another module has.
+    A hint suggests the name that a kernel probably meant, if it misspelt a name or used the wrong module.
+
+    Args:
+        module: the name of the module, such as ``nki.isa``.
+        names: the public names.
+        namespace: the contents of the module.
     """
     _OFFERED[module] = names
     PUBLIC_NAMES.offer(_CALLED[module], names, namespace)
 
 
 def _missing(text: str) -> MissingNameError:
-    """Return an error for a missing name, with the message ``text``, which may include a hint.
-
-    The error has no name and no object, because Python would then add a suggestion of its own.
-    """
+    # Without a name and an object: with these, Python would add a suggestion of its own.
     return MissingNameError(text, name=None, obj=None)
 
 
 def _likely(module: str, name: str) -> str:
-    """Return the end of an error message that suggests a name for the missing ``module.name``; empty if none is likely.
+    """Return the end of an error message that suggests a name for the missing ``module.name``; empty without a
+    suggestion.
 
-    The suggestion is the NKI name of an operation or type that other libraries call ``name``, or the same name in
-    another module, or else a name of similar spelling, in ``module`` first.
+    In this order, the suggestion is: the NKI name of an operation or type that other libraries call ``name``; the same
+    name in another module; a name of similar spelling, first in ``module``.
     """
     if name.startswith("_"):
         return ""
@@ -157,11 +163,11 @@ def _likely(module: str, name: str) -> str:
 
 
 def alias(module: str, name: str) -> Any:
-    """Return the object that older kernels know as ``module.name``.
+    """Return the object that older kernels use under the undocumented name ``module.name``.
 
     Raises:
-        MissingNameError: if there is none. The message names the replacement of a name that was removed or that comes
-            from another library, and for a name that is misspelt or of another module the one that was likely meant.
+        MissingNameError: there is no such object. The message names the replacement of a removed name or of another
+            library's name, or suggests the name that was probably meant.
     """
     submodule = MODULES.get(f"{module}.{name}")
     if submodule is not None:
@@ -177,7 +183,7 @@ def alias(module: str, name: str) -> Any:
 
 
 def pending(name: str) -> Callable[..., NoReturn]:
-    """Return a stand-in for the documented function ``name``; a call raises NotImplementedError with that name."""
+    """Return a function that raises NotImplementedError, in place of the documented function ``name``."""
 
     def not_implemented(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{name} is not implemented in the simulator yet")

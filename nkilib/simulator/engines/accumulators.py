@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accumulator registers of Vector and Scalar: what an instruction does to them, by its ``reduce_cmd``.
+"""The accumulator registers of the Vector and Scalar engines, and the commands (``reduce_cmd``) that instructions have.
 
-- :class:`VectorAccumulation`, :class:`ScalarAccumulation`: the use of the registers of Vector or Scalar by one
-  instruction: its results are reduced into them, and they are stored in a tile if requested;
-- :func:`lanes_of`: the registers that belong to a tile; :func:`read_accumulators`: stores them in a tile;
-- :func:`check_known`, :func:`check_stored`: whether they hold defined values.
+An engine has one register per partition (*lane*). An instruction reduces its results over the free dimensions to one
+value per row, combines this value with the register of the row's lane as the command says, and stores the registers in
+a (P, 1) tile, the *destination*, if requested. ``rows`` is always a slice of the partitions of the instruction's tile.
+
+- :class:`VectorAccumulation`, :class:`ScalarAccumulation`: what one instruction does to the registers of its engine;
+- :func:`lanes_of`: the registers that belong to a tile; :func:`read_accumulators`: stores registers in a tile;
+- :func:`check_known`, :func:`check_stored`: checks that registers hold defined values.
 """
 
 from __future__ import annotations
@@ -35,18 +38,15 @@ CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no
 
 
 def lanes_of(data: NkiTensor) -> slice:
-    """Return the slice of the accumulator registers that an instruction on the tile ``data`` uses: one register for
-    each partition of the tile.
-    """
+    """Return the slice of the registers that an instruction on the tile ``data`` uses, one for each partition."""
     start = assumed_partition(data)
     return slice(start, start + data.shape[0])
 
 
 def check_known(core: Core, registers: Accumulators, lanes: slice, message: str) -> None:
-    """Check that the registers of the partitions ``lanes`` hold defined values, before an instruction accumulates onto
-    them.
+    """Check that the registers ``lanes`` hold defined values, before an instruction accumulates onto them.
 
-    The option ``uninitialized`` decides how a violation is reported.
+    The option ``uninitialized`` decides whether a violation is an error, a warning or ignored.
 
     Raises:
         UninitializedReadError: with the text ``message``, if a register holds no defined value and
@@ -61,12 +61,12 @@ def check_known(core: Core, registers: Accumulators, lanes: slice, message: str)
 
 
 def check_stored(core: Core, registers: Accumulators, lanes: slice) -> None:
-    """Check that the registers of the partitions ``lanes`` hold defined values, before they are stored in a tile.
+    """Check that the registers ``lanes`` hold defined values, before they are stored in a tile.
 
-    The option ``uninitialized`` decides how a violation is reported.
+    The option ``uninitialized`` decides whether a violation is an error, a warning or ignored.
 
     Raises:
-        UninitializedReadError: if a register holds none, with ``uninitialized="error"``.
+        UninitializedReadError: a register holds no defined value, with ``uninitialized="error"``.
     """
     check_known(
         *(core, registers, lanes),
@@ -83,13 +83,18 @@ def read_accumulators(
     *,
     negate: bool = False,
 ) -> None:
-    """Store the registers of the partitions ``lanes`` in ``destination``, the elements of a (P, 1) tile of type
-    ``dtype``.
+    """Store registers in a (P, 1) tile.
 
-    With ``negate`` the values are multiplied by -1 first.
+    Args:
+        core: the core.
+        registers: the registers of the engine.
+        lanes: the registers that are stored.
+        destination: the elements of the tile.
+        dtype: the type of the tile.
+        negate: whether the values are multiplied by -1 first.
 
     Raises:
-        UninitializedReadError: if a register holds no defined value, with ``uninitialized="error"``.
+        UninitializedReadError: a register holds no defined value, with ``uninitialized="error"``.
     """
     check_stored(core, registers, lanes)
     values = registers.read(lanes)
@@ -97,21 +102,20 @@ def read_accumulators(
 
 
 class VectorAccumulation:
-    """The use of Vector's accumulator registers by one instruction: its command, its operator, and the reduced results
-    of each row.
+    """The effect of one instruction on the accumulator registers of the Vector engine.
 
     Args:
-        core: the core; the registers of the partitions of ``data`` are used.
-        data: the tile that the instruction works on.
-        command: the caller's ``reduce_cmd``.
-        key: name of the operator, in ``ARITHMETIC_REDUCTIONS``.
-        allowed: commands that the instruction has.
-        initial: the initial value for ``load_reduce``; a number or one float32 a partition.
+        core: the core.
+        data: the tile that the instruction reads; the registers of its partitions are used.
+        command: the ``reduce_cmd`` of the call.
+        key: the name of the operator, in ``ARITHMETIC_REDUCTIONS``.
+        allowed: the commands that the instruction accepts.
+        initial: the initial value for ``load_reduce``: a number, or a tile with one float32 per partition.
         destination: the (P, 1) tile that receives the registers afterwards, or None.
-        negate: whether the destination receives them times -1.
+        negate: whether the destination receives the registers times -1.
 
     Raises:
-        NkiValidationError: if the instruction does not have the command.
+        NkiValidationError: the instruction does not accept the command.
     """
 
     def __init__(
@@ -145,18 +149,17 @@ class VectorAccumulation:
         return self._command is not commands.idle
 
     def begin(self) -> None:
-        """Read the initial value of the command ``load_reduce``, before the instruction writes ``dst``, which may be
-        the tile that holds the value.
+        """Read the initial value of ``load_reduce`` before the instruction writes ``dst``, which may hold this
+        value.
         """
         if self.initial is not None:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
     def start(self, rows: slice) -> Float32s:
-        """Return, for the rows ``rows``, the values onto which the instruction accumulates its results: a copy, one
-        value a partition.
+        """Return a copy of the values, one per row, onto which the instruction accumulates the results in ``rows``.
 
         Raises:
-            UninitializedReadError: if the command continues from registers without a defined value, with
+            UninitializedReadError: the command continues from registers without a defined value, with
                 ``uninitialized="error"``.
         """
         values = np.empty_like(self._partial[rows])
@@ -174,18 +177,18 @@ class VectorAccumulation:
         return slice(self._lanes.start + rows.start, self._lanes.start + rows.stop)
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
-        """Reduce ``values``, the results in the rows ``rows``, over the free dimensions, and keep one value for each
-        row until :meth:`finish`.
+        """Reduce ``values``, the results in ``rows``, over the free dimensions, and keep one value per row until
+        :meth:`finish`.
         """
         if self.is_active:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self, rows: slice) -> None:
-        """Combine the values of :meth:`add_rows` with the registers of the rows ``rows``, as the command says; then
-        store these registers in the destination.
+        """Combine the values of :meth:`add_rows` with the registers as the command says, and store the registers.
 
         Raises:
-            UninitializedReadError: see :meth:`start`; also if registers without a defined value are to be stored.
+            UninitializedReadError: the command continues from registers without a defined value, or such registers are
+                stored, with ``uninitialized="error"``.
         """
         lanes, destination = self._lanes_of(rows), self.destination
         if self.is_active:
@@ -199,7 +202,7 @@ class VectorAccumulation:
             )
 
     def pass_over(self, rows: slice) -> None:
-        """Record what :meth:`finish` does to the registers and the destination, in a launch that computes no values."""
+        """Record which registers :meth:`finish` sets, in a launch that computes no values, and make the same checks."""
         lanes = self._lanes_of(rows)
         if self.is_active:
             if self._command is commands.reduce:
@@ -228,7 +231,7 @@ class _Fold:
     Attributes:
         identity: the value of the registers after a reset.
         join: a function that combines two arrays element by element.
-        along: a function that reduces an array (rows, elements), with at least one element a row, to one value a row.
+        along: a function that reduces an array (rows, one or more elements) to one value per row.
     """
 
     identity: float
@@ -244,11 +247,14 @@ def _fold_of(key: str) -> _Fold:
 
 
 def _fold_by_magnitude(position_of_best: Callable[..., npt.NDArray[np.intp]], identity: float) -> _Fold:
-    """Return an operator that selects the element with the largest or smallest magnitude, and keeps its sign;
-    ``position_of_best`` is ``np.argmax`` or ``np.argmin``.
+    """Return an operator that selects the element of largest or smallest magnitude, with its sign.
 
-    If several have that magnitude, the last one is taken, as in ``nl.abs_max`` and ``nl.abs_min``. The result is NaN if
-    there is one.
+    Among elements of equal magnitude the last one is selected, as by ``nl.abs_max`` and ``nl.abs_min``. The result is
+    NaN if an element is NaN.
+
+    Args:
+        position_of_best: ``np.argmax`` or ``np.argmin``.
+        identity: the value of the registers after a reset.
     """
 
     def along(values: Float32s) -> Float32s:
@@ -271,19 +277,18 @@ def _names(keys: tuple[str, ...]) -> str:
 
 
 class ScalarAccumulation:
-    """The use of Scalar's accumulator registers by one instruction: its command, its operator, and the reduced results
-    of each row.
+    """The effect of one instruction on the accumulator registers of the Scalar engine.
 
     Args:
-        core: the core; the registers of the partitions of ``data`` are used.
-        data: the tile that the instruction works on.
-        op: the caller's ``reduce_op``.
-        command: the caller's ``reduce_cmd``.
-        allowed: names of the operators that the instruction has.
+        core: the core.
+        data: the tile that the instruction reads; the registers of its partitions are used.
+        op: the ``reduce_op`` of the call.
+        command: the ``reduce_cmd`` of the call.
+        allowed: the names of the operators that the instruction accepts.
         destination: the (P, 1) tile that receives the registers afterwards, or None.
 
     Raises:
-        NkiValidationError: if the instruction does not have the operator or the command, or the command needs an
+        NkiValidationError: the instruction does not accept the operator or the command, or the command needs an
             operator.
     """
 
@@ -321,22 +326,21 @@ class ScalarAccumulation:
         return self._command in _REDUCING
 
     def begin(self) -> None:
-        """Do nothing, because a reduction of the Scalar engine has no initial value besides the registers."""
+        """Do nothing, because a reduction of the Scalar engine starts from the registers alone."""
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
-        """Reduce ``values``, the results in the rows ``rows``, over the free dimensions, and keep one value for each
-        row until :meth:`finish`.
+        """Reduce ``values``, the results in ``rows``, over the free dimensions, and keep one value per row until
+        :meth:`finish`.
         """
         if self.is_active:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self, rows: slice) -> None:
-        """Combine the values of :meth:`add_rows` with the registers of the rows ``rows``, as the command says; then
-        store these registers in the destination.
+        """Combine the values of :meth:`add_rows` with the registers as the command says, and store the registers.
 
         Raises:
-            UninitializedReadError: if the command continues from registers without a defined value, or such registers
-                are to be stored, with ``uninitialized="error"``.
+            UninitializedReadError: the command continues from registers without a defined value, or such registers are
+                stored, with ``uninitialized="error"``.
         """
         registers, destination = self._core.scalar_accumulators, self.destination
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
@@ -351,7 +355,7 @@ class ScalarAccumulation:
             read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
 
     def pass_over(self, rows: slice) -> None:
-        """Record what :meth:`finish` does to the registers and the destination, in a launch that computes no values."""
+        """Record which registers :meth:`finish` sets, in a launch that computes no values, and make the same checks."""
         registers = self._core.scalar_accumulators
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
         if self._command is _RESET:

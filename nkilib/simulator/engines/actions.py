@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The effects of instructions on whole arrays: they are applied at once, or recorded as a step of a replay plan.
+"""The effects of instructions on whole arrays: applied at once, or recorded as a step of a replay plan.
 
-- :func:`fill_element`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an element
-  of a tensor;
-- :func:`act`: any effect, given as a function of arrays;
-- :func:`put`, :func:`fill`, :func:`copy_elements`: known elements, one number everywhere, copies.
+- :func:`fill_element`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: convert a number to an
+  element of a tensor.
+- :func:`act`: applies any effect, given as a function of arrays.
+- :func:`put`, :func:`fill`, :func:`copy_elements`: write known elements, write one number everywhere, copy elements.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def require_number(name: str, value: Any) -> None:
     """Check that ``value`` is a compile-time number.
 
     Raises:
-        NkiValidationError: if it is not; the message names the parameter.
+        NkiValidationError: ``value`` is no number; the message has ``name``, the name of the parameter.
     """
     if not isinstance(value, bool | int | float | np.number):
         raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
@@ -41,9 +41,8 @@ def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
 
 
 def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
-    """Return a number as an element of ``tensor``, in an array of size 1.
-
-    It is rounded to float32 and cast as on the engines.
+    """Return a number, rounded to float32 and cast as on the engines, as an element of ``tensor`` in an array of size
+    1.
     """
     cast = np.empty(1, stored_type(tensor))
     store_float(cast, np.full(1, value, np.float32), tensor.dtype)
@@ -51,13 +50,14 @@ def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
 
 
 def fill_element(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
-    """Return the constant ``value`` of :func:`fill`, cast to an element of ``tensor``, in an array of size 1.
+    """Return the constant ``value`` as an element of ``tensor``, in an array of size 1.
 
-    Integer types take only integers, which stay exact; for float types ``value`` is cast as on the engines.
+    For an integer type, ``value`` must be an integer and stays exact; for a float type, ``value`` is cast as on the
+    engines.
 
     Raises:
-        NkiValidationError: if ``value`` is not a number, not an integer that the tensor's integer type can hold, or
-            not 0 for a packed type; or if the type is int64, into which no instruction writes a constant.
+        NkiValidationError: ``value`` is not a number, the tensor's integer type cannot hold ``value``, a packed type
+            gets another value than 0, or the type is int64, for which no instruction writes a constant.
     """
     require_number("value", value)
     if tensor.dtype == int64:
@@ -96,17 +96,18 @@ def act(
 ) -> None:
     """Call ``function`` with the arrays of ``writes``, ``updates``, ``reads`` and ``chosen``, in this order.
 
-    ``function`` reads and writes nothing else. A replay may call it again with other elements in arrays of the same
-    shapes, so it must not keep anything from a call. It is not called if a tensor that it writes has no values.
+    ``function`` reads and writes only these arrays. A replay may call ``function`` again with other elements in arrays
+    of the same shapes, so a call must not keep any value. ``function`` is not called if the launch has no values for a
+    tensor in ``writes`` or ``updates``.
 
     Args:
         core: the core that runs the instruction.
         function: the function that computes the effect.
-        writes: tensors whose elements ``function`` all writes, without reading any of them before.
-        reads: tensors that it only reads.
-        updates: tensors of which it writes some elements, or whose previous elements it needs.
-        chosen: tensors of which it only reads elements that it chooses; it must not choose unwritten ones.
-        may_refuse: whether ``function`` raises an error for some values of the elements.
+        writes: tensors of which ``function`` writes every element and reads none before it is written.
+        reads: tensors that ``function`` only reads.
+        updates: tensors of which ``function`` writes only some elements, or reads the previous elements.
+        chosen: tensors of which ``function`` only reads some elements, all of them written.
+        may_refuse: whether ``function`` raises an error for some values.
     """
     if core.emitter is not None:
         core.emitter.act(function, writes, reads, updates, chosen, may_refuse)
@@ -115,7 +116,7 @@ def act(
 
 
 def put(core: Core, tensor: NkiTensor, elements: npt.NDArray[Any]) -> None:
-    """Write ``elements``, known before the instruction runs, into ``tensor``.
+    """Write ``elements``, whose values are known before the instruction runs, into ``tensor``.
 
     ``elements`` has the shape and type of ``tensor``, or is a single element, which is written everywhere.
     """
@@ -136,5 +137,5 @@ def fill(core: Core, tensor: NkiTensor, value: Any) -> None:
 
 
 def copy_elements(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
-    """Copy elements bit by bit, in row-major order, between arrays of one type that may differ in shape."""
+    """Copy elements bit by bit, in row-major order, between two arrays of one type whose shapes may differ."""
     into[...] = elements if elements.shape == into.shape else elements.reshape(into.shape)

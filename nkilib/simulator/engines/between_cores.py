@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions by which the two cores synchronise and exchange tiles.
+"""The instructions by which the two cores of a launch synchronise and exchange tiles.
 
-- :func:`core_barrier`, by :func:`synchronise_on`: the barrier;
-- :func:`sendrecv`: swaps tiles of the cores;
-- :func:`sendrecv_compute`: reduces each core's own tensor with the received one;
-- :class:`Parcel`, with :func:`exchange` and :func:`received_values`: what a core sends, and how it receives what the
-  other one sends; :func:`check_other_core`, :func:`check_pair`: the ranks and tensors of a call.
+- :func:`core_barrier`, by :func:`synchronise_on`: the barrier.
+- :func:`sendrecv`: swaps tiles of the cores.
+- :func:`sendrecv_compute`: reduces each core's own tensor with the received tensor.
+- :func:`exchange`: sends a :class:`Parcel` to the other core and returns the received parcel, whose values
+  :func:`received_values` returns.
+- :func:`check_other_core`, :func:`check_pair`: check the ranks and the tensors of a call.
 
-Sources: docstring of ``sendrecv``; the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. Details that it leaves open
-work as in ``sendrecv`` and, for the arithmetic, as in ``dma_compute``.
+Sources: docstring of ``sendrecv``; the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. What this page leaves open
+works as in ``sendrecv`` and, for the arithmetic, as in ``dma_compute``.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def synchronise_on(call: Call, data: NkiTensor) -> None:
     """Synchronise the two cores, each with its own ``call``, and order their accesses to ``data``.
 
     Raises:
-        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
-        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+        BarrierError: the other core ends without reaching the barrier, or waits on another tensor.
+        RaceError: since the last barrier on ``data``, both cores accessed one of its elements, and one core wrote it.
     """
     core = call.core
     shared = data.storage if data.buffer in HBM_SHARED else None
@@ -66,15 +67,15 @@ def synchronise_on(call: Call, data: NkiTensor) -> None:
 def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
     """Wait until both cores of a logical NeuronCore have reached the barrier; ``cores`` must be ``(0, 1)``.
 
-    The barrier orders the accesses to ``data``, not accesses to other tensors: according to the documentation it holds
-    up one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in
-    shared HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on one core
-    does not wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``;
-    published kernels give ``cores=(0)`` there.
+    The barrier orders the accesses to ``data``, not accesses to other tensors: according to the documentation only one
+    engine waits, and only instructions that depend on ``data`` wait for this engine. The documentation requires
+    ``data`` in shared HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on
+    one core does not wait: NKI 0.7 allows the barrier there with the same ``cores``, and published kernels pass
+    ``cores=(0)``.
 
     Raises:
-        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
-        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+        BarrierError: the other core ends without reaching the barrier, or waits on another tensor.
+        RaceError: since the last barrier on ``data``, both cores accessed one of its elements, and one core wrote it.
     """
     if data.buffer not in HBM_SHARED | SBUF:
         raise NkiValidationError(f"operand 'data' must be in shared_hbm, got {data}")
@@ -90,15 +91,15 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
 
 @dataclass(frozen=True)
 class Parcel:
-    """The data that a core hands to the other core in an exchange.
+    """The data that a core sends to the other core in an exchange.
 
     Attributes:
         core: the number of the sending core.
         src: the tensor that is sent.
-        how: the name and value of a further parameter on which both cores must agree.
-        values: a copy of the values of ``src``; None in a launch that leaves out its values.
-        arrived: the data that the observers of the sending core (such as the model of time) hand to those of the
-            receiving core.
+        how: the name and value of a parameter, besides the tensors, that must be equal on both cores.
+        values: a copy of the values of ``src``; None in a launch that does not compute them.
+        arrived: the data that the observers of the sending core, such as the performance model, send to the observers
+            of the receiving core.
     """
 
     core: int
@@ -112,7 +113,7 @@ def check_other_core(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None
     """Check that the launch is on two cores, and that ``send_to_rank`` and ``recv_from_rank`` name the other core.
 
     Raises:
-        NkiValidationError: if either is not the case; the message names the parameter.
+        NkiValidationError: the launch is on one core, or a rank is not the other core; the message names the parameter.
     """
     other = 1 - call.core.number
     if call.core.launch.cores != len(_CORES):
@@ -123,11 +124,11 @@ def check_other_core(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None
 
 
 def check_pair(call: Call, src: NkiTensor, dst: NkiTensor) -> None:
-    """Check the tensor that is sent and the tensor that receives: they have one shape and type, and do not overlap.
+    """Check that the sent tensor and the receiving tensor have one shape and type, and do not overlap.
 
     Raises:
-        NkiValidationError: if they differ; the message names both tensors.
-        OverlappingCopyError: at the level ``"error"`` of ``overlapping_copies``, if they overlap.
+        NkiValidationError: shapes or types differ; the message names both tensors.
+        OverlappingCopyError: the tensors overlap, with ``overlapping_copies="error"``.
     """
     if (src.shape, src.dtype) != (dst.shape, dst.dtype):
         raise NkiValidationError(f"operands 'src' and 'dst' must have one shape and type, got {src} and {dst}")
@@ -144,17 +145,17 @@ def _check_agreement(first: Parcel, second: Parcel) -> None:
 
 
 def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Parcel:
-    """Synchronise with the other core at ``place``, send it the values of ``src``, and return the parcel that it sent.
+    """Wait for the other core, send it the values of ``src``, and return the parcel that the other core sent.
 
     Args:
         call: the running instruction.
-        place: the barrier at which both cores must arrive.
+        place: the name of the barrier at which both cores must arrive.
         src: the tensor that is sent.
-        how: the name and value of another parameter on which both cores must agree.
+        how: the name and value of a parameter, besides the tensors, that must be equal on both cores.
 
     Raises:
-        BarrierError: if the other core ends without reaching ``place``, or waits elsewhere.
-        NkiValidationError: if shapes, types or ``how`` of the two sides differ; the message is the same on both cores.
+        BarrierError: the other core ends without reaching ``place``, or waits at another barrier.
+        NkiValidationError: shape, type or ``how`` differ between the cores; both cores raise the same message.
     """
     call.core.meetings += 1
     arrived = call.core.observers.arrive(call)
@@ -172,7 +173,7 @@ def received_values(received: Parcel) -> npt.NDArray[Any]:
     """Return the values that the other core has sent.
 
     Raises:
-        ValuesWanted: if that core has none, because the launch left them out.
+        ValuesWanted: the launch did not compute these values.
     """
     received.src.storage.need_values(received.src)
     assert received.values is not None
@@ -212,14 +213,13 @@ def sendrecv(
     pipe_id: int,
     dma_engine: DmaEngine = DmaEngine.dma,
 ) -> None:
-    """Swap tiles with the other core: the ``src`` of each core is copied to the ``dst`` of the other one.
+    """Swap tiles with the other core: the ``src`` of each core is copied to the ``dst`` of the other core.
 
-    Both cores call it with the same ``pipe_id``, and neither continues before both have called it. All four tiles
-    have one shape and type. ``dma_engine=gpsimd_dma`` takes up to 256 elements a partition.
+    Both cores call this instruction with the same ``pipe_id``, and neither core continues before both have called it.
+    All four tiles have one shape and type. ``dma_engine=gpsimd_dma`` takes at most 256 elements per partition.
 
     Raises:
-        BarrierError: if the other core ends without calling it, or waits elsewhere: at another ``pipe_id`` or a
-            barrier.
+        BarrierError: the other core ends without this call, or waits at another ``pipe_id`` or barrier.
     """
     check_other_core(call, send_to_rank, recv_from_rank)
     if not is_integer(pipe_id) or pipe_id < 0:
@@ -248,14 +248,15 @@ _REDUCTIONS = ("add", "maximum", "minimum")
 def sendrecv_compute(
     call: Call, src: NkiTensor, dst: NkiTensor, send_to_rank: int, recv_from_rank: int, reduce_op: Any
 ) -> None:
-    """Compute ``dst = src <reduce_op> the other core's src`` on both cores, in the DMA engines.
+    """Compute ``dst = src <reduce_op> src of the other core`` on both cores, in the DMA engines.
 
     ``reduce_op`` is add, maximum or minimum. ``src`` and ``dst`` are both in SBUF or both in private HBM, in the same
-    memory on both cores, and have one shape and type. The arithmetic is float32, cast to the type of ``dst``. Neither
-    core continues before both have called it; calls of the two cores match in the order in which they are made.
+    memory on both cores, and have one shape and type. The arithmetic is float32, and the result is cast to the type of
+    ``dst``. Neither core continues before both have called the instruction. The n-th call of one core belongs to the
+    n-th call of the other core.
 
     Raises:
-        BarrierError: if the other core ends without calling it, or waits elsewhere.
+        BarrierError: the other core ends without this call, or waits at another instruction.
     """
     check_other_core(call, send_to_rank, recv_from_rank)
     key = operator_key("reduce_op", reduce_op)

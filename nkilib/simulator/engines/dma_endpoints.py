@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The two ends of a DMA: the location of a view when the DMA runs, and the access to its elements.
+"""The source and the destination of a DMA transfer: the elements that a view selects, and reads and writes of them.
 
-- :data:`End`: a static view, or :class:`Rows` of one; :func:`resolve`, :func:`rows_of`: the end that a view with a
-  dynamic address selects now; :func:`rows_in_range`: both ends without the rows that one of them does not have;
-- :func:`read`, :func:`write`, :func:`move`: the access to the elements, with :func:`cast_into`;
-- :func:`pass_over`, :func:`pass_over_read`: the same accesses in a launch that leaves out its values.
+An *end* (:data:`End`) of a transfer is a static view, or :class:`Rows` of one. Every access of a DMA instruction to
+memory goes through this module, which also counts the bytes that cross HBM.
 
-Every access of a DMA instruction to memory is one of these, so that they also count the bytes that cross HBM.
+- :func:`resolve`, :func:`rows_of`: the end that a view with a dynamic address selects when the DMA runs.
+- :func:`rows_in_range`: both ends without the rows that are out of range in one of them.
+- :func:`read`, :func:`write`, :func:`move`, with :func:`cast_into`: access to the elements.
+- :func:`pass_over`, :func:`pass_over_read`: record the same accesses in a launch that computes no values.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Rows(NamedTuple):
     Attributes:
         base: the view; a row is an index of its dimension 0.
         numbers: the indices of the rows in ``base``.
-        in_range: for each row, whether it exists; ``read`` and ``write`` require that all of them do.
+        in_range: for each row, whether ``base`` has it; ``read`` and ``write`` require that all are True.
     """
 
     base: NkiTensor
@@ -51,7 +52,7 @@ class Rows(NamedTuple):
     in_range: npt.NDArray[np.bool_]
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Return those of the rows where the mask ``chosen`` is true."""
+        """Return the rows where the mask ``chosen`` is true."""
         return Rows(self.base, self.numbers[chosen], self.in_range[chosen])
 
 
@@ -60,10 +61,10 @@ End = NkiTensor | Rows
 
 
 def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
-    """Return the part of a view with a scalar offset that is inside its tensor: all of it, some rows, or None.
+    """Return the elements of a view with a scalar offset that lie inside its tensor: all, some rows, or None.
 
     Public kernels rely on accesses beyond a dimension in two ways. First, an index beyond its dimension is not out of
-    bounds if it leads to elements of the tensor (such as a slot of a block cache, counted over all blocks). Second, a
+    bounds if it leads to elements of the tensor, such as a slot of a block cache, counted over all blocks. Second, a
     block of rows may extend beyond an end of the tensor if the index counts rows of the view.
     """
     if view.is_on_chip():
@@ -88,7 +89,7 @@ def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
 
 
 def index_tensor(view: NkiTensor) -> NkiTensor:
-    """Return the tensor, of shape (P, N), that holds the vector offset of ``view``."""
+    """Return the tensor of shape (P, N) that holds the vector offset of ``view``."""
     indirect = view.indirect_access
     assert indirect is not None and isinstance(indirect.index, NkiTensor)
     return indirect.index
@@ -104,8 +105,8 @@ def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
 
 
 def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """Return the static view of all rows that a vector offset can select; they end where the tensor or its storage
-    ends.
+    """Return the static view of all rows that a vector offset can select, up to the end of the tensor or of its
+    storage.
     """
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
@@ -116,12 +117,17 @@ def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
 
 
 def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
-    """Return the rows that the vector offset of ``view`` selects, with the values that it has now.
+    """Return the rows that the vector offset of ``view`` selects, with the present values of the offset.
 
-    There are as many rows as ``view`` has; the indices are taken column by column.
+    There are as many rows as ``view`` has; the values of the offset are read column by column.
+
+    Args:
+        name: the name of the operand.
+        view: a view with a vector offset.
+        skips: whether rows out of range are marked in ``in_range`` instead of raising an error.
 
     Raises:
-        OutOfRangeError: if an index is out of range, unless ``skips``; the message names the partition and the index.
+        OutOfRangeError: an index is out of range and ``skips`` is False; the message names the partition and the index.
     """
     indirect = view.indirect_access
     assert indirect is not None
@@ -135,15 +141,19 @@ def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
 
 
 def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
-    """Return the elements that ``view`` selects now, with its dynamic address read.
+    """Return the elements that ``view`` selects, with the present value of its dynamic address.
+
+    Args:
+        name: the name of the operand.
+        view: a view with a static or a dynamic address.
+        skips: whether elements out of range are left out instead of raising an error.
 
     Returns:
-        A static view or rows of one; None if a scalar offset leads wholly out of its tensor and ``skips`` allows
-        that.
+        A static view, or rows of one; None if ``skips`` is set and a scalar offset leads wholly out of its tensor.
 
     Raises:
-        OutOfRangeError: if an index is out of range, unless ``skips``; the message names the partition and the index.
-        NkiValidationError: if a vector offset does not have one index for each row.
+        OutOfRangeError: an index is out of range and ``skips`` is False; the message names the partition and the index.
+        NkiValidationError: a vector offset does not have one index for each row.
     """
     indirect = view.indirect_access
     if indirect is None:
@@ -160,7 +170,9 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
 
 
 def as_rows(end: End) -> Rows:
-    """Return an end of a transfer as rows: all rows of a static view, in order; :class:`Rows` unchanged."""
+    """Return an end of a transfer as rows: all rows of a static view, in order; :class:`Rows` are returned
+    unchanged.
+    """
     if isinstance(end, Rows):
         return end
     rows = end.shape[0]
@@ -176,12 +188,15 @@ def _base(end: End) -> NkiTensor:
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
-    """Return the ends of a transfer (``ends`` has them by operand name), restricted to the rows that exist at all ends.
+    """Return the ends of a transfer, restricted to the rows that are in range at all ends.
 
-    Row p of one end belongs to row p of another.
+    Row p of one end corresponds to row p of another end.
+
+    Args:
+        ends: the ends by the name of the operand.
 
     Raises:
-        NkiValidationError: if the ends do not have equal numbers of rows.
+        NkiValidationError: the numbers of rows differ between the ends.
     """
     (first_name, first), *others = ends.items()
     for name, other in others:
@@ -198,31 +213,29 @@ def rows_in_range(ends: dict[str, End]) -> list[End]:
 
 
 def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``; elements have ``width``
-    bytes.
+    """Return the rows and columns that the rectangle ``part`` has in a matrix with the elements of ``block``.
+
+    ``width`` is the size of an element in bytes; rectangles count bytes from left to right.
     """
     columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
     return slice(part.top - block.top, part.bottom - block.top), columns
 
 
 def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
-    """Return whether the memory from which a deferred part is computed overlaps ``memory``."""
     return any(may_share(source, memory) for source in part.sources_within(part.block))
 
 
 def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two matrices have the same elements of one memory, in the same order."""
     if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
         return False
     return bool(first.ctypes.data == second.ctypes.data)
 
 
 def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
-    """Return whether a deferred part can still be computed while elements of ``block`` are being stored in ``matrix``,
-    or after that.
+    """Return whether a deferred part can still be computed while the elements of ``block`` are stored in ``matrix``.
 
-    ``block`` contains the part or is a part of it. It can be computed if its sources are elsewhere in memory, or if
-    each element is computed from the place where it is stored.
+    ``block`` contains the part or lies inside it. The part can be computed if its sources are elsewhere in memory, or
+    if each element is computed from the memory where that element is stored.
     """
     if not _shares(part, matrix):
         return True
@@ -235,9 +248,6 @@ def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> b
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return ``elements`` as a matrix with as many rows as the tile ``like`` has; no copy is made if
-    :func:`_has_dense_rows` holds.
-    """
     return elements.reshape(like.shape[0], like.free_size)
 
 
@@ -252,11 +262,11 @@ def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None
 
 
 def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
-    """Compute the deferred elements of the tile ``source`` directly in ``target``, the memory to which it is stored, if
+    """Compute the deferred elements of the tile ``source`` directly in ``target``, the destination of a store, if
     possible.
 
     Returns:
-        Whether it was possible, and ``source`` has been stored.
+        Whether ``source`` has been stored.
     """
     storage = source.storage
     block = storage.block_of(source.layout, source.dtype)
@@ -291,7 +301,7 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
 
 
 def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
-    """Return whether a view can be read, without a copy, as a matrix with as many rows as ``like``, each contiguous in
+    """Return whether a view can be read without a copy as a matrix with the rows of ``like``, each contiguous in
     memory.
 
     The view may have any shape with that number of elements.
@@ -301,8 +311,10 @@ def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Return whether a copy between two tensors may be deferred: it is large, the types are equal, and the tensors have
-    the same rows of elements, as many as the tensor on chip has partitions.
+    """Return whether a copy between two tensors may be deferred.
+
+    The copy must be large, the types must be equal, and both tensors must be readable as the same dense rows, one for
+    each partition of the tensor on chip.
     """
     on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (
@@ -323,10 +335,10 @@ def _note_read(core: Core, end: End) -> None:
 
 
 def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of those elements of ``rows`` that were never written; None if all were written.
+    """Return a mask of the elements of ``rows`` that were never written; None if all were written.
 
     Raises:
-        UninitializedReadError: if some were not written, with ``uninitialized="error"``.
+        UninitializedReadError: an element was never written, with ``uninitialized="error"``.
     """
     base = rows.base
     written = base.storage.written
@@ -359,7 +371,7 @@ def pass_over_read(core: Core, name: str, end: End) -> None:
 
 
 def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
-    """Record the reads and writes of a transfer to ``target``, in a launch that computes no values.
+    """Check and record the reads and the write of a transfer, in a launch that computes no values.
 
     Raises:
         UninitializedReadError: see :func:`read`.
@@ -371,11 +383,15 @@ def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
 
 
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
-    """Return the elements at ``end``, one end of a transfer: the memory itself for a static view, a copy for
-    :class:`Rows`.
+    """Return the elements at ``end``: the memory itself for a static view, a copy for :class:`Rows`.
+
+    Args:
+        core: the core that runs the transfer.
+        name: the name of the operand.
+        end: the elements to read.
 
     Raises:
-        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
+        UninitializedReadError: an element was never written, with ``uninitialized="error"``.
     """
     if isinstance(end, Rows):
         values = end.base.array[end.numbers]
@@ -390,9 +406,6 @@ def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
 
 
 def _memory_at(end: End) -> npt.NDArray[Any]:
-    """Return an array of the memory at ``end``. For :class:`Rows` it also contains the rows of the view that are not
-    selected.
-    """
     if not isinstance(end, Rows):
         return end.array
     if not len(end.numbers):
@@ -401,7 +414,10 @@ def _memory_at(end: End) -> npt.NDArray[Any]:
 
 
 def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
-    """Copy ``values`` into ``destination``: bit by bit between equal types, else cast through float32."""
+    """Copy ``values`` of type ``source`` into ``destination`` of type ``dtype``.
+
+    Equal types are copied bit by bit, different types are cast through float32.
+    """
     if source == dtype:
         copy_in_order(destination, values)
     elif dtype.is_integer:
@@ -413,9 +429,13 @@ def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: D
 
 
 def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
-    """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
+    """Store values at ``end``, cast to its type, and mark the elements as written.
 
-    If ``end`` names a row twice, its last values stay.
+    Args:
+        core: the core that runs the transfer.
+        end: the elements to write. If it names a row twice, the last values stay.
+        values: the values in row-major order.
+        source: the type of ``values``.
     """
     if _base(end).storage.is_abstract:
         if not _base(end).storage.is_shape_only:
@@ -437,7 +457,7 @@ def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None
 def move(core: Core, target: End, source: End) -> None:
     """Copy the elements at ``source`` to ``target``.
 
-    A large load of a whole block without a cast may be deferred until the elements are read.
+    A large load of a whole block without a cast may be deferred until an instruction reads the elements.
 
     Raises:
         UninitializedReadError: see :func:`read`.

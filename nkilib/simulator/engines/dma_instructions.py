@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of the DMA engines, each with gather and scatter: ``dma_copy``, ``dma_compute``, ``dma_transpose``.
+"""The instructions of the DMA engines, with gather and scatter: ``dma_copy``, ``dma_compute`` and ``dma_transpose``.
 
-- :func:`dma_copy`: copies and casts; with :func:`as_oob_mode` and :func:`check_priority`, which others need too;
-- :func:`dma_compute`: adds tensors up in transit;
+- :func:`dma_copy`: copies and casts. Other modules also use :func:`as_oob_mode` and :func:`check_priority`.
+- :func:`dma_compute`: adds tensors in transit.
 - :func:`dma_transpose`: reverses the dimensions of a tensor on its way into SBUF.
 
-Sources: the docstrings of the three, ``nki/deep-dives/nki-dge.rst``, ``nki/deep-dives/nki-aps.rst`` and
-``nki/migration/index.rst``. The docstring of ``dma_transpose`` wins where ``nki-dge.rst`` differs.
+A *vector offset* is an index for each row of a view, which makes a transfer a gather or a scatter.
+
+Sources: the docstrings of the three instructions, ``nki/deep-dives/nki-dge.rst``, ``nki/deep-dives/nki-aps.rst`` and
+``nki/migration/index.rst``. Where ``nki-dge.rst`` differs from the docstring of ``dma_transpose``, the docstring holds.
 """
 
 from __future__ import annotations
@@ -62,19 +64,19 @@ def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
 
 
 def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
-    """Return ``oob_mode`` as a member of the enumeration; published kernels also pass its value.
+    """Return ``oob_mode`` as a member of the enumeration; published kernels also pass the value of a member.
 
     Raises:
-        NkiValidationError: for anything else.
+        NkiValidationError: ``oob_mode`` is anything else.
     """
     return _member("oob_mode", OobMode, oob_mode)
 
 
 def _as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
-    """Return ``dge_mode`` as a member that the generation has; published kernels also pass the member's value.
+    """Return ``dge_mode`` as a member of the enumeration; published kernels also pass the value of a member.
 
     Raises:
-        NkiValidationError: for anything else.
+        NkiValidationError: ``dge_mode`` is anything else, or the hardware generation does not have this mode.
     """
     mode = _member("dge_mode", DgeMode, dge_mode)
     if mode is DgeMode.hwdge and core.generation.version is nc_version.gen2:
@@ -83,10 +85,10 @@ def _as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
 
 
 def check_priority(core: Core, priority: int | None) -> None:
-    """Check that the generation of the core has this DMA priority; None is always allowed.
+    """Check that the core's hardware generation has this DMA priority; None is always allowed.
 
     Raises:
-        NkiValidationError: if it has not; the message names the range and the generation.
+        NkiValidationError: the generation does not have it; the message names the range and the generation.
     """
     if priority is None:
         return
@@ -98,18 +100,15 @@ def check_priority(core: Core, priority: int | None) -> None:
 
 
 def _has_vector_offset(view: NkiTensor) -> bool:
-    """Return whether a view has a vector offset: each of its rows has its own index, so that the transfer is a gather
-    or a scatter.
-    """
     indirect = view.indirect_access
     return indirect is not None and indirect.kind == "vector"
 
 
 def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
-    """Check that the call may be a gather or a scatter: only software writes their descriptors, from trn2 on.
+    """Check that a call may have a vector offset: from trn2 on, with descriptors that software writes.
 
     Raises:
-        NkiValidationError: if it may not; the message names the generation or the mode.
+        NkiValidationError: the call may not have one; the message names the generation or the mode.
     """
     if core.generation.version is nc_version.gen2:
         raise NkiValidationError("a vector offset needs trn2 or newer")
@@ -118,9 +117,10 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
 
 
 def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
-    """Return advice for an error message: how to repeat a row ``src`` in HBM over the partitions of ``dst``.
+    """Return advice for an error message: how to copy a row ``src`` in HBM to all partitions of ``dst``.
 
-    It is empty if ``src`` is no such row. A row on chip cannot be repeated: its partition dimension has no stride of 0.
+    The result is empty if ``src`` is no such row. A row on chip cannot be repeated: its partition dimension has no
+    stride of 0.
     """
     if not is_hbm(src.buffer) or src.indirect_access is not None:
         return ""
@@ -145,7 +145,7 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
     """Check, before a whole grid of tiles on chip is copied, that the other tensor has the tiles in the same order.
 
-    A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
+    A grid on chip has its rows of tiles beside each other; another tensor may have them below each other.
     """
     for tiles, other in ((dst, src), (src, dst)):
         if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
@@ -185,16 +185,16 @@ def dma_copy(
     dge_mode: DgeMode = DgeMode.unknown,
     engine: Engine = Engine.unknown,
 ) -> None:
-    """Copy ``src`` to ``dst``, tensors with equal numbers of elements and any shapes.
+    """Copy ``src`` to ``dst``, which have equal numbers of elements and any shapes.
 
-    Different types are cast through float32. Packed types and int64 are not cast.
+    Values are cast through float32 if the types differ. Packed types and int64 cannot be cast.
 
-    A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
-    that is out of range raises an error, or with ``oob_mode=skip`` leaves the elements that it would move untouched. If
-    a scalar offset moves some of the rows in HBM over an end of their tensor, the other rows are still moved.
+    If a view has a scalar or a vector offset, the address is read at run time. An index out of range raises an error;
+    with ``oob_mode=skip`` the elements of this index are not copied. If a scalar offset leads only some rows in HBM out
+    of their tensor, the other rows are copied.
 
     Raises:
-        OutOfRangeError: naming the partition and the index that is out of range.
+        OutOfRangeError: an index is out of range; the message names the partition and the index.
     """
     oob_mode = as_oob_mode(oob_mode)
     dge_mode = _as_dge_mode(call.core, dge_mode)
@@ -232,9 +232,7 @@ _SOURCES_OF_UPDATE = 2
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """Return the float32 sum of the elements at ``ends``, the sources of ``dma_compute``; it is flat if their shapes
-    differ.
-    """
+    """Return the float32 sum of the sources of ``dma_compute``; the sum is flat if the shapes of the sources differ."""
     sources = [read(core, name, end) for name, end in ends.items()]
     shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
     first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
@@ -245,9 +243,7 @@ def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
 
 
 def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
-    """Check that a call of ``dma_compute`` uses only what the documentation names as supported at present: 2 or more
-    sources, ``nl.add``, and scales of 1.
-    """
+    """Check that a call of ``dma_compute`` has supported arguments: 2 or more sources, ``nl.add``, and scales of 1."""
     if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
         raise NkiValidationError(
             f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
@@ -280,7 +276,6 @@ def _check_summands(call: Call, views: dict[str, NkiTensor]) -> None:
 
 
 def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
-    """Return whether two views select the same elements; index tensors are compared by place, not by content."""
     if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
         return False
     if not view.is_indirect() and not other.is_indirect():
@@ -291,8 +286,9 @@ def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
 
 
 def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
-    """Check that a call of ``dma_compute`` with a vector offset is a scatter that adds a tile to rows of HBM, or a
-    gather that adds rows of HBM to a tile.
+    """Check a call of ``dma_compute`` with a vector offset.
+
+    It must be a scatter that adds a tile to rows of HBM, or a gather that adds rows of HBM to a tile.
     """
     if unique_indices is not True:
         raise NkiValidationError(
@@ -311,7 +307,7 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
 
 
 def _check_unique(dst: NkiTensor, target: End) -> None:
-    """Check what ``unique_indices`` promises: the indices name no row of ``dst`` twice.
+    """Check that the indices name no row of ``dst`` twice, as ``unique_indices`` promises.
 
     The sum in such a row would depend on the order of the two additions.
     """
@@ -341,15 +337,15 @@ def dma_compute(
     unique_indices: bool = True,
     oob_mode: OobMode = OobMode.error,
 ) -> None:
-    """Compute ``dst = srcs[0] + srcs[1] + ...``, added from left to right in float32.
+    """Compute ``dst = srcs[0] + srcs[1] + ...`` in float32, from left to right.
 
     The tensors have equal numbers of elements, and any shapes. ``reduce_op`` is ``nl.add``, and all ``scales`` are 1.
-    With a vector offset the instruction adds one tensor to ``dst``, which is the other of two sources: a tile to rows
-    of HBM (scatter), or rows of HBM to a tile (gather). An index that is out of range raises an error, or with
-    ``oob_mode=skip`` leaves its row of ``dst`` unchanged.
+    With a vector offset, ``srcs`` is ``dst`` and one other tensor: a tile that is added to rows of HBM (scatter), or
+    rows of HBM that are added to a tile (gather). An index out of range raises an error; with ``oob_mode=skip`` the row
+    of ``dst`` stays unchanged.
 
     Raises:
-        OutOfRangeError: naming the partition and the index that is out of range.
+        OutOfRangeError: an index is out of range; the message names the partition and the index.
     """
     oob_mode = as_oob_mode(oob_mode)
     _check_sum(srcs, reduce_op, scales)
@@ -400,8 +396,8 @@ def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, 
 
 
 def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the order in which ``dst`` has the dimensions of ``src``, after checking their shapes and types and
-    ``axes``.
+    """Check shapes, types and ``axes`` of a transpose, and return the order in which ``dst`` has the dimensions of
+    ``src``.
     """
     order = TRANSPOSED_AXES.get(src.ndim)
     if order is None:
@@ -480,12 +476,12 @@ def dma_transpose(
 ) -> None:
     """Copy ``src`` to ``dst`` with its dimensions in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0).
 
-    ``axes`` may repeat that order. ``dst`` is in SBUF and has the type of ``src`` and exactly the transposed shape. A
-    vector offset of ``src``, of shape (P, N), gathers first: element r of the offset, read column by column, names
-    row r of ``src``.
+    The number of dimensions determines the order; ``axes`` may state it. ``dst`` is in SBUF and has the type of ``src``
+    and exactly the transposed shape. If ``src`` has a vector offset of shape (P, N), its rows are gathered first:
+    element r of the offset, read column by column, is the index of row r.
 
     Raises:
-        OutOfRangeError: naming the partition and the index that is out of range.
+        OutOfRangeError: an index is out of range; the message names the partition and the index.
     """
     oob_mode = as_oob_mode(oob_mode)
     dge_mode = _as_dge_mode(call.core, dge_mode)

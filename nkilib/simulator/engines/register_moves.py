@@ -6,8 +6,8 @@
 - :func:`register_move`, :func:`register_load`, :func:`register_store`: registers;
 - :func:`scalar_load`, :func:`scalar_store`: scalars.
 
-Those on registers are the only documented instructions without ``name=``. The documentation leaves open which sequencer
-runs them; records count them under ``sync``.
+The instructions on registers are the only documented instructions without ``name=``. The documentation leaves open
+which engine's sequencer runs them; records count them under ``sync``.
 
 Sources of the scalars: the pages of ``nki.isa.scalar_load`` and ``nki.isa.scalar_store`` (2.33).
 """
@@ -42,7 +42,6 @@ def _check_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], 
 
 
 def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap an instruction on registers so that it has its documented signature, without ``name=``."""
     signature = inspect.signature(public)
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 
@@ -69,10 +68,10 @@ def _checked_register(name: str, value: Any) -> VirtualRegister:
 @_without_name
 @instruction(operands=(), on=(Engine.sync,), is_lane_bound=False)
 def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) -> None:
-    """Set the register ``dst`` to ``src``: an integer of 32 bits, or the present content of another register.
+    """Set the register ``dst`` to ``src``, a 32-bit integer or the present content of another register.
 
     Raises:
-        UninitializedReadError: if the register ``src`` was never set.
+        UninitializedReadError: the register ``src`` was never set.
     """
     target = _checked_register("dst", dst)
     target.loaded_by = call.number
@@ -92,7 +91,7 @@ def _check_element(name: str, tensor: NkiTensor) -> None:
 def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     """Load the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF, into the register ``dst``.
 
-    Integers of fewer than 32 bits keep their value, and uint32 integers keep their bits. A register that holds an
+    An integer of fewer than 32 bits keeps its value, and a uint32 integer keeps its bits. A register that holds an
     element of a float type cannot be an index or a condition.
     """
     _check_element("src", src)
@@ -111,11 +110,11 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
 def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
     """Store the content of the register ``src`` in the only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF.
 
-    Integer types narrower than 32 bits take the low bits. A register casts nothing: an element of a float type goes
-    to a tensor of that type only, an integer to an integer tensor.
+    An integer type of fewer than 32 bits receives the low bits. Nothing is cast: a register that holds an element of a
+    float type can be stored only in a tensor of that type, an integer only in an integer tensor.
 
     Raises:
-        UninitializedReadError: if the register was never set.
+        UninitializedReadError: the register was never set.
     """
     _check_element("dst", dst)
     content = _checked_register("src", src).content("operand 'src'")
@@ -130,15 +129,13 @@ def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
 
 
 class _Loaded:
-    """A holder through which :func:`scalar_load` returns the scalar that it creates."""
+    """The object in which :func:`scalar_load` stores the scalar that it creates, for the wrapper to return."""
 
     scalar: NkiScalar
 
 
 def _returning_scalar(issued: Callable[[_Loaded, Any], NkiInstruction]) -> Callable[[NkiTensor], NkiScalar]:
-    """Wrap the instruction ``scalar_load`` so that it has its documented signature and returns the scalar, not a
-    handle.
-    """
+    """Return ``scalar_load`` with its documented signature, which returns the scalar instead of a handle."""
     signature = inspect.Signature([inspect.Parameter("src", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
     @wraps(issued)
@@ -153,9 +150,7 @@ def _returning_scalar(issued: Callable[[_Loaded, Any], NkiInstruction]) -> Calla
 
 
 def _returning_nothing(issued: Callable[[Any, Any], NkiInstruction]) -> Callable[[NkiTensor, NkiScalar], None]:
-    """Wrap the instruction ``scalar_store`` so that it has its documented signature, without ``name=``, and returns no
-    handle.
-    """
+    """Return ``scalar_store`` with its documented signature, which lacks ``name=`` and returns None."""
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("dst", "value")]
     signature = inspect.Signature(parameters)
 
@@ -191,7 +186,8 @@ def scalar_load(call: Call, dst: _Loaded, src: NkiTensor) -> None:
     The type of ``src`` is int32 or int64.
 
     Raises:
-        NkiValidationError: for another shape or type, or with the front end of NKI 0.6, which has no scalars.
+        NkiValidationError: ``src`` has another shape or type, or the front end is that of NKI 0.6, which has no
+            scalars.
     """
     _check_frontend(call.core)
     _check_scalar_element("src", src)
@@ -209,7 +205,8 @@ def scalar_store(call: Call, dst: NkiTensor, value: NkiScalar) -> None:
     """Store ``value`` in the only element of ``dst``, of shape [1, 1] in SBUF or HBM and of the type of ``value``.
 
     Raises:
-        NkiValidationError: for another shape or type, or a ``value`` that is no scalar, such as a Python integer.
+        NkiValidationError: ``dst`` has another shape or type, or ``value`` is no ``NkiScalar`` but, for instance, a
+            Python integer.
     """
     _check_scalar_element("dst", dst)
     if not isinstance(value, NkiScalar):

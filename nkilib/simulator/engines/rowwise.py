@@ -4,19 +4,21 @@
 """Elementwise instructions and reductions of rows, computed a few rows at a time so that float32 temporaries stay in
 the CPU's cache.
 
-- :func:`compute`: the work of an elementwise instruction (:class:`Rowwise`), with the :class:`Accumulation` of its
-  results in the registers of its engine;
-- :func:`reduce_rows`: the work of a reduction of rows alone;
+- :func:`compute`: runs an elementwise instruction (:class:`Rowwise`), and reduces its results into the accumulator
+  registers of the engine (:class:`Accumulation`).
+- :func:`reduce_rows`: runs an instruction that only reduces rows.
 - :class:`SourceRows`, :class:`ResultRows`, :func:`column`: operands and results, some rows at a time, in the blocks of
-  :func:`blocks_of_rows` or :func:`blocks_of_destination`;
-- :func:`is_worth_deferring`, :func:`is_same_view`, :func:`is_in_16_bits`: properties of tiles that decide how they are
-  computed.
+  :func:`blocks_of_rows` or :func:`blocks_of_destination`.
+- :func:`is_worth_deferring`, :func:`is_same_view`, :func:`is_in_16_bits`: properties of tiles that decide how the tiles
+  are computed.
 
-Elementwise results are computed at once, or later, when an instruction reads them. Large results are deferred; see
-memory/deferred.py. A store to HBM computes them directly in HBM. An instruction that reads them computes one block of
-rows at a time in a buffer that stays in the cache, so that only the last results of a chain of instructions are written
-to memory. The operations on an element and their order are the same as in immediate execution, and the results are
-bitwise identical.
+``rows`` is a slice of the partitions of the instruction's tile; an array of rows has the shape (rows, elements per
+partition). A ``slot`` is the name of a scratch buffer of the core. A ``Block`` is a pair of slices, rows and columns.
+
+Large elementwise results are *deferred*: computed when an instruction reads them (memory/deferred.py). A store to HBM
+computes them directly in HBM. Another instruction computes one block of rows at a time in a buffer that stays in the
+cache, so that only the last results of a chain of instructions are written to memory. The operations on an element and
+their order are the same as without deferring, and the results are bitwise identical.
 """
 
 from __future__ import annotations
@@ -46,16 +48,14 @@ SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
 def is_worth_deferring(tensor: NkiTensor) -> bool:
-    """Return whether the elements of ``tensor`` take 256 KiB or more, so that deferring their computation saves
-    time.
-    """
+    """Return whether ``tensor`` has 256 KiB or more, so that deferring the computation of its elements saves time."""
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
 def blocks_of_rows(rows: int, width: int) -> list[slice]:
     """Return slices that divide ``rows`` rows of ``width`` elements into blocks of at most ``BLOCK_ELEMENTS``.
 
-    A block has one row if a row has more elements.
+    If a single row has more elements, a block has one row.
     """
     if rows * width <= BLOCK_ELEMENTS:
         return [slice(0, rows)]
@@ -64,7 +64,7 @@ def blocks_of_rows(rows: int, width: int) -> list[slice]:
 
 
 def is_same_view(first: NkiTensor, second: NkiTensor) -> bool:
-    """Return whether two tensors have the same elements of one storage, read as the same type."""
+    """Return whether two tensors are the same elements of one storage, read as the same type."""
     return first.storage is second.storage and first.layout == second.layout and first.dtype == second.dtype
 
 
@@ -77,11 +77,16 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
 
 
 def blocks_of_destination(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
-    """Return slices that divide the partitions of ``destination`` into blocks of about ``BLOCK_ELEMENTS`` elements, in
-    which an instruction computes its results.
+    """Return slices that divide the partitions of ``destination`` into blocks, in which an instruction computes its
+    results.
 
-    A partition counts as ``width`` elements. There is a single slice of all partitions if a source shares the
-    destination's storage through a different view: all of the source must then be read before anything is stored.
+    If a source shares the storage of the destination through a different view, there is a single slice of all
+    partitions: all of the source must then be read before anything is stored.
+
+    Args:
+        destination: the tile that receives the results.
+        width: the number of elements for which a partition counts; a block has at most ``BLOCK_ELEMENTS``.
+        *sources: the operands of the instruction.
     """
     rows = destination.shape[0]
     if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
@@ -90,12 +95,12 @@ def blocks_of_destination(destination: NkiTensor, width: int, *sources: Any) -> 
 
 
 class SourceRows:
-    """The rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
+    """The rows of a tensor as float32 arrays, which the caller must not write to.
 
-    The rows are read in place if the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
+    Rows of a dense float32 tensor are read in place; other rows are cast into the scratch buffer ``slot``.
 
     Attributes:
-        memory: the array from which the rows are read, with the rows of the tensor.
+        memory: the array that holds the rows of the tensor.
     """
 
     __slots__ = ("_core", "_is_direct", "_slot", "_width", "memory")
@@ -109,12 +114,12 @@ class SourceRows:
         self._is_direct = flat is not None and flat.dtype == FLOAT32
 
     def load(self, rows: slice, landing: Float32s | None = None) -> Float32s:
-        """Return the values of the rows ``rows`` in float32; they are valid until the next call.
+        """Return the values of ``rows`` in float32; they are valid until the next call.
 
         Args:
             rows: the slice of rows.
-            landing: an array (rows, elements per partition) apart from the tensor's memory, which receives the values
-                if they have to be cast. Results computed in place from it then stay in a smaller cache.
+            landing: an array outside the tensor's memory, which receives the values if they have to be cast. Results
+                computed in place from this array stay in a smaller cache.
         """
         source = self.memory[rows]
         if self._is_direct:
@@ -130,8 +135,8 @@ class SourceRows:
 class ResultRows:
     """The memory into which an instruction computes its float32 results, some rows at a time.
 
-    It is the tensor itself if that is dense float32, else the scratch buffer ``slot``, from which :meth:`store` casts
-    the results into the tensor.
+    This memory is the tensor itself if the tensor is dense float32, else the scratch buffer ``slot``, from which
+    :meth:`store` casts the results into the tensor.
     """
 
     __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_storage", "_width")
@@ -147,30 +152,28 @@ class ResultRows:
         self._flat = tensor.flat_rows if is_float32 else None
 
     def open(self, rows: slice) -> Float32s:
-        """Return the array (rows, elements per partition) into which the results in the rows ``rows`` are to be
-        computed.
-        """
+        """Return the array into which the caller computes the results of ``rows``."""
         if self._flat is not None:
             return self._flat[rows]
         return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
 
     def is_apart_from(self, source: NkiTensor) -> bool:
-        """Return whether computing results in the array of :meth:`open` leaves ``source`` unchanged, because they are
-        in different memory.
+        """Return whether writing to the arrays of :meth:`open` leaves ``source`` unchanged, because the memory is
+        different.
         """
         return self._flat is None or source.storage is not self._storage
 
     def store(self, rows: slice, values: Float32s) -> None:
-        """Cast ``values``, which are in the array that :meth:`open` returned for the same rows, into the tensor;
-        nothing is done if that array is the tensor.
+        """Cast ``values``, which are in the array that :meth:`open` returned for ``rows``, into the tensor.
+
+        Nothing is done if that array is the tensor itself.
         """
         if self._flat is None:
             store_float(self._array[rows], values, self._dtype)
 
 
 def float32_rows(elements: npt.NDArray[Any], width: int) -> Float32s:
-    """Return ``elements``, some rows of a tensor, as a float32 array (rows, ``width``), which the caller does not write
-    to.
+    """Return some rows of a tensor as a float32 array (rows, ``width``), which the caller must not write to.
 
     No copy is made if the rows are float32 already.
     """
@@ -183,9 +186,7 @@ def float32_rows(elements: npt.NDArray[Any], width: int) -> Float32s:
 
 
 def column(value: Any, rows: slice) -> Any:
-    """Return a scalar operand for the rows ``rows``: a number as float32, a (P, 1) tensor as a float32 column (a
-    copy).
-    """
+    """Return a scalar operand for ``rows``: a number as float32, or a (P, 1) tensor as a copy, a float32 column."""
     if isinstance(value, NkiTensor):
         array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
         return array[rows].astype(FLOAT32)
@@ -193,7 +194,7 @@ def column(value: Any, rows: slice) -> Any:
 
 
 def rows_of_operand(operand: Any, rows: slice) -> Any:
-    """Return the part for the rows ``rows`` of a scalar operand, which :func:`column` returned for all rows."""
+    """Return the elements for ``rows`` of a scalar operand that :func:`column` returned for all rows."""
     return operand[rows] if isinstance(operand, np.ndarray) else operand
 
 
@@ -209,7 +210,7 @@ _NOWHERE: Block = (slice(0, 0), slice(0, 0))
 
 
 class Accumulation(Protocol):
-    """The second effect of an instruction: a reduction of each row of its results into an accumulator register.
+    """The second effect of an instruction: its results are reduced over the free dimensions into accumulator registers.
 
     Attributes:
         destination: the (P, 1) tile that receives the registers afterwards, or None.
@@ -226,25 +227,28 @@ class Accumulation(Protocol):
     def initial(self) -> Any: ...
 
     def begin(self) -> None:
-        """Read the initial value, before the instruction writes anything: it may overwrite the tile that holds the
-        value.
-        """
+        """Read the initial value before the instruction writes its results, which may overwrite this value."""
 
     def add_rows(self, rows: slice, values: Float32s, /) -> None:
-        """Reduce ``values``, the results in the rows ``rows``, and keep one value for each row until :meth:`finish`."""
+        """Reduce ``values``, the results in ``rows``, to one value per row, and keep these values until
+        :meth:`finish`.
+        """
 
     def finish(self, rows: slice) -> None:
-        """Combine the reduced results with the registers of the rows ``rows``, and store these registers in the
-        destination.
+        """Combine the values of :meth:`add_rows` with the registers of ``rows``, and store the registers in
+        ``destination``.
         """
 
     def pass_over(self, rows: slice) -> None:
-        """Record what :meth:`finish` does to the registers and the destination, in a launch that computes no values."""
+        """Record which registers :meth:`finish` sets, in a launch that computes no values."""
 
 
 class Rowwise(NamedTuple):
-    """The computation of an instruction: its function, which is called for some rows at a time, and its scalar operands
-    for all rows.
+    """The computation of an instruction.
+
+    Attributes:
+        apply: the function that computes the results of some rows.
+        scalars: the scalar operands for all rows.
     """
 
     apply: Apply
@@ -259,7 +263,6 @@ def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
 
 
 def _storage_buffer(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a work buffer of elements of type ``numpy_type``, which have at most four bytes."""
     size = shape[0] * shape[1]
     return core.scratch(slot, size).view(numpy_type)[:size].reshape(shape)
 
@@ -272,12 +275,12 @@ class _Input(NamedTuple):
     """An input tile of an instruction with deferred results, as it was when the instruction was issued.
 
     Attributes:
-        memory: the elements of the tile, or None if they are deferred themselves.
+        memory: the elements of the tile; None if the elements are themselves deferred.
         content: the deferred computation of the elements, or None.
-        at: the rows and columns of the deferred content that the tile covers.
+        at: the rows and columns of ``content`` that are the tile.
         sources: the memory in HBM from which the elements are computed.
         operands: the other storages from which the elements are computed.
-        is_own: whether the elements are in the memory of the same view that receives the results.
+        is_own: whether the elements are in the memory of the view that receives the results.
         numpy_type: the type in which the storage holds the elements.
     """
 
@@ -296,7 +299,7 @@ class _Input(NamedTuple):
     def load(self, core: Core, block: Block, slot: str, landing: Float32s | None) -> Float32s:
         """Return the elements in the rows and columns ``block`` as float32.
 
-        If they have to be computed or cast, they are written to ``landing``, or without it to the scratch buffer
+        Elements that have to be computed or cast are written to ``landing`` if given, else to the scratch buffer
         ``slot``.
         """
         rows, columns = block
@@ -341,13 +344,12 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
 
 
 def _is_column(tile: NkiTensor) -> bool:
-    """Return whether a tile is a broadcast (P, 1) tile: all elements of a partition are the same element."""
+    """Return whether a tile is a broadcast (P, 1) tile: one element repeated along each partition."""
     is_static = tile.indirect_access is None and not tile.storage.is_abstract
     return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
 
 
 def _copy_of_column(tile: NkiTensor) -> Float32s:
-    """Return a copy of the elements of a broadcast (P, 1) tile: one number per partition, broadcast again."""
     return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
 
 
@@ -356,8 +358,8 @@ def _input_of_column(elements: Float32s) -> _Input:
 
 
 def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
-    """Return ``tiles`` as inputs from which the results in ``dst`` can be computed later; None if they must be computed
-    at once.
+    """Return the inputs from which the results in ``dst`` can be computed later; None if they must be computed at
+    once.
     """
     target = dst.storage.block_of(dst.layout, dst.dtype)
     if target is None or dst.indirect_access is not None:
@@ -374,9 +376,10 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 
 
 class _Results:
-    """The results of an instruction that are computed when they are read.
+    """The deferred results of an instruction.
 
-    If all of them are computed twice, once to be reduced and once to be read, the launch defers no results afterwards.
+    If they are computed twice in full, once for a reduction and once for a reader, the launch defers no further
+    results.
 
     Attributes:
         computed: the number of results computed so far.
@@ -395,10 +398,9 @@ class _Results:
         self._result = f"result of depth {self.depth}"
 
     def blocks(self, part: Block, into: Float32s | None = None) -> Iterator[tuple[slice, Float32s]]:
-        """Yield the results in the rows and columns ``part``, one block of rows after the other, each with the slice of
-        its rows.
+        """Yield the results in the rows and columns ``part``, one block of rows at a time, with the slice of the rows.
 
-        They are computed in the array ``into``; without it, in a scratch buffer that each block overwrites.
+        The results are computed in the array ``into``; without it, in a scratch buffer that the next block overwrites.
         """
         rows, columns = part
         width = columns.stop - columns.start
@@ -418,7 +420,7 @@ class _Results:
             yield block, values
 
     def write(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write the results in the rows and columns given into ``elements``, an array of exactly their size."""
+        """Write the results in ``rows`` and ``columns`` into ``elements``, an array of exactly their size."""
         is_direct = elements.dtype == FLOAT32 and self._dtype != tfloat32
         for block, values in self.blocks((rows, columns), elements if is_direct else None):
             if not is_direct:
@@ -431,10 +433,9 @@ class _Results:
 def _defer_results(
     core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Accumulation | None
 ) -> None:
-    """Record that the results of an instruction in ``dst`` are to be computed from ``inputs`` when an instruction reads
-    them.
+    """Defer the results of an instruction in ``dst``: they are computed from ``inputs`` when an instruction reads them.
 
-    Often only a store to HBM reads them, or nothing does. A ``reduction`` is computed at once.
+    Often only a store to HBM reads the results, or nothing does. ``reduction`` is computed at once.
     """
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:
@@ -490,14 +491,14 @@ def compute(
     reduction: Accumulation | None = None,
     columns: Sequence[Any] = (),
 ) -> None:
-    """Compute ``apply`` of ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
+    """Compute the results of an elementwise instruction, at once or deferred.
 
     Args:
         core: the core that runs the instruction.
         dst: the tile of the results.
-        tiles: the tiles that are read.
+        tiles: the tiles that are read, with as many elements per partition as ``dst``.
         apply: the function that computes the results of some rows.
-        reduction: the reduction that receives the results before they are cast, whether or not they are stored.
+        reduction: the reduction of the results into registers, before the results are cast, or None.
         columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` receives float32 copies, made before anything
             is written.
     """
@@ -536,9 +537,9 @@ def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, 
         core: the core that runs the instruction.
         dst: the tile of the results.
         tile: the tile that is read.
-        reduce: the reduction. It receives some rows in float32, and an array (rows, elements of ``dst`` in a
-            partition) for their results.
-        reads_bfloat16: whether ``reduce`` takes rows in bfloat16 unchanged, where they are dense and stored in 16
+        reduce: the function that reduces some rows. It receives the rows in float32, and an array (rows, elements of
+            ``dst`` in a partition) for the results.
+        reads_bfloat16: whether ``reduce`` accepts bfloat16 rows without a cast, if the rows are dense and stored in 16
             bits.
     """
     if core.emitter is not None:

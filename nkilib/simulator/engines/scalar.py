@@ -3,8 +3,8 @@
 
 """The activation instructions of the Scalar engine: ``activation``, ``activation_reduce`` and, on trn3, ``activate2``.
 
-All compute in the same way: steps on the data, the function, and a reduction of the results. ``activate2`` has two
-configurable steps before the function.
+All three apply *steps* (binary operations with an operand, such as scale and bias) to the data, then an activation
+function, and can reduce the results. ``activate2`` has two steps that the caller chooses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .rowwise import Float32s, compute
 
 
 class _Step(NamedTuple):
-    """A step before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
+    """A binary operation before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
 
     Attributes:
-        key: the name of a binary operator in ``ARITHMETIC``.
-        operand: a number, or a tensor of one element a partition.
+        key: the name of the operator in ``ARITHMETIC``.
+        operand: a number, or a tensor with one element per partition.
         is_reversed: whether the operand comes first.
     """
 
@@ -52,10 +52,10 @@ def _apply_function(
     accumulation: ScalarAccumulation,
     parameter: Any = 0.0,
 ) -> None:
-    """Apply ``steps`` to ``data``, each rounded to float32, then the activation function ``key``; store the results.
+    """Apply ``steps`` to ``data`` in float32, then the activation function ``key``, and store the results in ``dst``.
 
-    ``accumulation`` reduces the results into the accumulator registers. The function is called with ``parameter`` if it
-    has one.
+    ``accumulation`` reduces the results into the accumulator registers. ``parameter`` is passed to a function that has
+    a parameter.
     """
     functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
     columns = [step.operand for step in steps]
@@ -95,11 +95,11 @@ _OPERANDS = (
 
 
 def _activation_engine_rule(engine: Engine, generation: Generation, values: Mapping[str, Any]) -> None:
-    """Check that ``engine`` can compute activation functions and, if the call asks for one, a reduction of their
-    results.
+    """Check that ``engine`` can compute activation functions, and the reduction of results if the call has one.
 
     Raises:
-        NkiValidationError: for GpSimd before trn3, and for its reduction: only the Scalar engine has the registers.
+        NkiValidationError: the engine is GpSimd on trn1 or trn2, or GpSimd with a reduction: only the Scalar engine has
+            the registers.
     """
     if engine is Engine.scalar:
         return
@@ -119,7 +119,7 @@ def _activation_key(op: Any) -> str:
     """Return the name of the activation function ``op``.
 
     Raises:
-        NkiValidationError: if ``op`` is not an activation function.
+        NkiValidationError: ``op`` is not an activation function.
     """
     key = operator_key("op", op)
     if key not in ACTIVATIONS and key not in PARAMETRIC:
@@ -180,9 +180,9 @@ def activation(
 ) -> None:
     """Compute ``op(data * scale + bias)`` in float32, and optionally its sum over the free dimensions.
 
-    ``reduce_cmd`` decides what happens to the sum and the engine's registers: ``reset_reduce`` stores the sum there,
-    ``reduce`` adds it to their contents (the prose of the documentation; its pseudo-code would add the old value
-    twice), ``reset`` only sets them to 0, and ``idle`` leaves them unchanged. ``reduce_res`` receives the registers
+    ``reduce_cmd`` says what happens to the engine's accumulator registers: ``reset_reduce`` sets them to the sum,
+    ``reduce`` adds the sum to them (as the prose of the documentation says; its pseudo-code would add the old value
+    twice), ``reset`` sets them to 0, and ``idle`` leaves them unchanged. ``reduce_res`` receives the registers
     afterwards. From trn3 on the instruction also runs on the GpSimd engine, without the sum.
     """
     _scaled_activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
@@ -205,7 +205,7 @@ def activation_reduce(
 ) -> None:
     """Apply an activation function, and sum its results over the free dimensions of each partition.
 
-    The formula, in float32, with one sum for each partition::
+    In float32, with one sum for each partition::
 
         output = op(data * scale + bias)
         dst = output, cast to the type of dst
@@ -223,8 +223,8 @@ def activation_reduce(
         data: the input tile, of shape (P, ...).
         reduce_op: the operator of the reduction, ``nl.add``.
         reduce_res: the tile of shape (P, 1) that receives the sums; None leaves them in the registers.
-        bias: a number (not on trn1), or a (P, 1) tile with one number for each partition.
-        scale: a number, or a (P, 1) float32 tile with one number for each partition.
+        bias: a number (not on trn1) or a (P, 1) tile.
+        scale: a number or a (P, 1) float32 tile.
     """
     _scaled_activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
@@ -242,8 +242,9 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
 
 
 def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[_Step]:
-    """Return the steps of ``activate2`` before the function. Each argument is a step: its number, operator, immediate
-    operand, and whether the operands are exchanged.
+    """Return the steps of ``activate2``.
+
+    An argument is a step: its number, operator, operand, and whether the operands are exchanged.
     """
     keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
     if keys not in _STEP_PAIRS:
@@ -295,10 +296,10 @@ def activate2(
 ) -> None:
     """Compute ``op((data <op0> imm0) <op1> imm1)`` in float32, and optionally reduce it over the free dimensions.
 
-    ``imm0``, ``imm1`` and ``relu_param``, the slope of ``nl.prelu``, are numbers or one element a partition. A step
-    whose operator is ``nl.bypass`` is left out; a reversed step computes ``imm <op> data``. The registers, their
-    commands and ``reduce_res`` work as in :func:`nisa.activation`; a reset sets the identity of ``reduce_op``. The
-    instruction needs trn3 or newer. It also runs on GpSimd, without the reduction.
+    ``imm0``, ``imm1`` and ``relu_param``, the slope of ``nl.prelu``, are numbers or (P, 1) tiles. The operator
+    ``nl.bypass`` leaves the data unchanged; with ``reverse0`` or ``reverse1`` the operands are exchanged, ``imm <op>
+    data``. ``reduce_cmd`` and ``reduce_res`` work as in :func:`nisa.activation`; a reset sets the registers to the
+    identity of ``reduce_op``. The instruction needs trn3 or newer. It also runs on GpSimd, without the reduction.
     """
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     key = _activation_key(op)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The rules that all instructions share.
+"""Code that all instructions share.
 
-- ``definition``: the static properties of an instruction, and the handle of a call;
+- ``definition``: the static properties of an instruction, and the handle that a call returns;
 - ``checks``: the checks of operands and engines;
-- ``indirection``: the gather and scatter of indirect views;
-- ``operators``: the operators of ``op``.
+- ``indirection``: gather and scatter for views of ``NkiTensor.indirect``;
+- ``operators``: the operators that instructions accept as ``op``.
 """

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of a call: what operands must share, how an engine may access them, and which engines can run it.
+"""Checks of a call of an instruction: its operands, their access by an engine, and the engines that can run the call.
 
 - :func:`same_partitions`, :func:`same_elements`, :func:`same_tile_size`, :func:`not_both_in_psum`,
-  :func:`no_cast_of_packed`, :func:`at_most_rank`: what several operands must share;
+  :func:`no_cast_of_packed`, :func:`at_most_rank`: requirements on several operands;
 - :func:`check_engine_access`, by :func:`check_partitions`, :func:`check_consecutive_partitions` and
   :func:`check_free_pattern`: how an engine may access a tensor;
 - :func:`check_engine`, :func:`engines_besides`: which engines can run the call.
+
+``values`` is the mapping from the names of a call's parameters to their values.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from .indirection import RULES
 
 
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that the operands ``others`` have as many partitions as operand ``first``; ``values`` holds them by name.
+    """Check that the operands named ``others`` have as many partitions as the operand named ``first``.
 
     Raises:
-        NkiValidationError: if one has not; the message names the two operands and their sizes.
+        NkiValidationError: two numbers differ; the message names the two operands and their sizes.
     """
     for other in others:
         if values[first].shape[0] != values[other].shape[0]:
@@ -40,11 +42,10 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that the operands ``others`` have as many elements per partition as operand ``first``; ``values`` holds the
-    operands by name.
+    """Check that the operands named ``others`` have as many elements per partition as the operand named ``first``.
 
     Raises:
-        NkiValidationError: if one has not; the message names the two operands and their sizes.
+        NkiValidationError: two numbers differ; the message names the two operands and their sizes.
     """
     for other in others:
         if values[first].free_size != values[other].free_size:
@@ -55,11 +56,11 @@ def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that the operands ``others`` have as many partitions, and elements per partition, as operand ``first``;
-    ``values`` holds the operands by name.
+    """Check that the operands named ``others`` match the operand named ``first`` in partitions and elements per
+    partition.
 
     Raises:
-        NkiValidationError: if one has not; the message names the two operands and their sizes.
+        NkiValidationError: two numbers differ; the message names the two operands and their sizes.
     """
     tile = values[first]
     for name in others:
@@ -73,17 +74,19 @@ def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
     """Check that at most one of two inputs is in PSUM.
 
     Raises:
-        NkiValidationError: if both are; the message names them.
+        NkiValidationError: both are; the message names the two operands.
     """
     if values[first].buffer is MemoryRegion.psum and values[second].buffer is MemoryRegion.psum:
         raise NkiValidationError(f"operands {first!r} and {second!r} must not both be in psum")
 
 
 def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
-    """Check that the two ends of a copy have one type if either is packed, because packed bits are moved unchanged.
+    """Check that the source and destination of a copy have one type if either type is packed.
+
+    Packed bits are moved unchanged.
 
     Raises:
-        NkiValidationError: if the types differ; the message names both tensors.
+        NkiValidationError: the types differ; the message names both tensors.
     """
     if first.dtype != second.dtype and (first.dtype.is_packed or second.dtype.is_packed):
         raise NkiValidationError(
@@ -93,13 +96,12 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
 
 
 def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
-    """Check that the operands ``names``, keys of ``values``, have at most ``limit`` dimensions, the partition dimension
-    included.
+    """Check that the operands ``names`` have at most ``limit`` dimensions, the partition dimension included.
 
-    For some instructions NKI 0.7 documents a smaller limit than that of engine accesses.
+    For some instructions NKI 0.7 documents a smaller limit than the one of engine accesses.
 
     Raises:
-        NkiValidationError: naming the operand and its shape.
+        NkiValidationError: an operand has more; the message names the operand and its shape.
     """
     for name in names:
         if len(values[name].shape) > limit:
@@ -110,8 +112,10 @@ def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
 
 
 def _is_plain(tensor: View) -> bool:
-    """Return whether a view certainly meets all limits of engine accesses: it has two dimensions, starts at partition
-    0, and its sizes and strides are small, as for most views.
+    """Return whether a view meets all limits of engine accesses without further checks, as most views do.
+
+    Such a view has two dimensions, starts at partition 0, and has small sizes and strides. False does not mean that a
+    limit is exceeded.
     """
     if len(tensor.shape) != 2:
         return False
@@ -122,7 +126,7 @@ def _is_plain(tensor: View) -> bool:
 
 
 def check_free_pattern(name: str, tensor: View) -> None:
-    """Check the pattern of accesses within a partition (trainium_inferentia2_arch.rst, Data Access).
+    """Check sizes and strides of a view within a partition (trainium_inferentia2_arch.rst, Data Access).
 
     The limits are those of compute engines. DMA has other limits.
 
@@ -147,7 +151,7 @@ def check_consecutive_partitions(name: str, tensor: View) -> None:
     """Check that the partitions of an on-chip view are consecutive.
 
     Raises:
-        NkiValidationError: if the view skips some.
+        NkiValidationError: the view skips partitions.
     """
     row = partition_elements(tensor)
     if tensor.shape[0] > 1 and tensor.strides[0] != row:
@@ -161,8 +165,8 @@ def check_partitions(name: str, tensor: View) -> None:
     """Check that a compute engine may access a view's partitions (trainium_inferentia2_arch.rst, Data Access).
 
     Raises:
-        NkiValidationError: if they are not consecutive, or if an access to so many partitions may not start at the
-            first one.
+        NkiValidationError: the partitions are not consecutive, or an access to this number of partitions may not start
+            at the view's first partition.
     """
     check_consecutive_partitions(name, tensor)
     start, partitions = partition_in_storage(tensor), tensor.shape[0]
@@ -175,16 +179,17 @@ def check_partitions(name: str, tensor: View) -> None:
 
 
 def check_engine_access(name: str, tensor: View) -> None:
-    """Check that a compute engine can access an on-chip tensor: its partitions, and the pattern within a partition.
+    """Check that a compute engine can access an on-chip tensor: its partitions, and sizes and strides within a
+    partition.
 
     Source: ``trainium_inferentia2_arch.rst`` (Data Access).
 
     Args:
         name: the name of the operand in messages.
-        tensor: the view that the engine is to access.
+        tensor: the view that the engine reads or writes.
 
     Raises:
-        NkiValidationError: if it cannot; the message names the operand, the limit and the value.
+        NkiValidationError: the engine cannot; the message names the operand, the limit and the value.
     """
     if _is_plain(tensor):
         repeats = tensor.strides[1] == 0 and tensor.shape[1] > 1
@@ -226,12 +231,12 @@ def check_engine(
     Args:
         definition: the instruction.
         engine: the engine, one of ``definition.engines``.
-        generation: the hardware.
-        values: the parameters; tensors may be described by other objects, see :class:`EngineRule`.
+        generation: the hardware generation.
+        values: the parameters by name; a tensor may be replaced by a description, see :class:`EngineRule`.
         indirect: the names of the operands that are views of ``NkiTensor.indirect``.
 
     Raises:
-        NkiValidationError: if it cannot.
+        NkiValidationError: the engine cannot run the call.
     """
     if definition.engine_rule is not None:
         definition.engine_rule(engine, generation, values)

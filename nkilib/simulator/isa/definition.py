@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The static properties of an instruction, its ``Definition``, and the handle that a call of it returns.
+"""The static properties of an instruction, its :class:`Definition`, and the handle that a call of it returns.
 
-- :class:`Definition`: an instruction, with its :class:`Cost` and :class:`EngineRule`;
-- :class:`Operand`, made by :func:`output` and :func:`vector` too: the requirements on a tensor parameter, with its
-  :class:`Indirection`;
-- :class:`NkiInstruction`: the handle, whose ``depends_on`` orders instructions; :func:`check_kind`: checks the kind of
-  such an order.
+- :class:`Definition`: an instruction, with its :class:`Cost` and :class:`EngineRule`.
+- :class:`Operand`: the requirements on a tensor parameter, with its :class:`Indirection`. :func:`output` and
+  :func:`vector` make operands too.
+- :class:`NkiInstruction`: the handle, whose ``depends_on`` orders instructions. :func:`check_kind` checks an argument
+  of ``depends_on``.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _TENSOR_ENGINE_GROUP = 32
 
 
 class Indirection(NamedTuple):
-    """The operands for which an instruction accepts views of ``NkiTensor.indirect``, according to the documentation.
+    """The operands of an instruction that may be views of ``NkiTensor.indirect``, according to the documentation.
 
     Attributes:
-        operands: the operands that may be indirect: first the output, then the inputs. If the output is indirect, its
-            index must start at the same partition as the first of these inputs (if that input is in SBUF), or as that
-            input's index (if that input is indirect).
-        engines: the engines that support it.
+        operands: the names of these operands: first the output, then the inputs. If the output is such a view, the
+            partition at which its index starts must be that of the first of these inputs if the input is in SBUF, or of
+            the input's index if the input is such a view too.
+        engines: the engines that support such views.
     """
 
     operands: tuple[str, ...]
@@ -63,20 +63,22 @@ class Operand:
 
     Attributes:
         name: the name of the parameter.
-        is_output: whether the instruction writes it; else it reads it.
-        regions: the memory regions in which it may be.
-        is_optional: whether it may be None.
-        accepts_scalar: whether it may be a Python number instead of a tensor.
-        is_vector: whether it must have shape (partitions of ``like``, 1).
+        is_output: whether the instruction writes the operand; otherwise it reads the operand.
+        regions: the memory regions in which the operand may be.
+        is_optional: whether the operand may be None.
+        accepts_scalar: whether the operand may be a Python number instead of a tensor.
+        is_vector: whether the operand must have shape (partitions of ``like``, 1).
         like: the name of the operand whose partitions a vector must match.
-        dtypes: the allowed types; by default all but the packed ones.
-        accepts_indirect: whether the instruction itself resolves indirect views, vector offsets included (DMA only).
+        dtypes: the allowed types; by default all except the packed types.
+        accepts_indirect: whether the instruction itself resolves views with dynamic offsets, vector offsets included
+            (DMA only).
         marks_itself: whether the instruction itself records which elements of the output it wrote.
         may_leave: whether the instruction may leave elements of the output unchanged.
-        is_accessed: whether the core checks that its elements are read or written. Otherwise the parameter only names a
-            tensor to wait for, or the instruction checks the part that it reads itself.
-        indirection: the rule in ``indirection.RULES`` by which it may be a view of ``NkiTensor.indirect``; None if it
-            may not.
+        is_accessed: whether the instruction reads all elements of an input, so that the core checks that they were
+            written. Otherwise the parameter only names a tensor to wait for, or the instruction itself checks the
+            elements that it reads.
+        indirection: the rule in ``indirection.RULES`` for an operand that may be a view of ``NkiTensor.indirect``; None
+            for other operands.
     """
 
     name: str
@@ -95,15 +97,22 @@ class Operand:
 
 
 def output(name: str, **rules: Any) -> Operand:
-    """Return the requirements on an operand that the instruction writes; ``rules`` are other fields of
-    :class:`Operand`.
+    """Return the requirements on an operand that the instruction writes.
+
+    Args:
+        name: the name of the parameter.
+        **rules: other fields of :class:`Operand`.
     """
     return Operand(name, is_output=True, **rules)
 
 
 def vector(name: str, like: str, **rules: Any) -> Operand:
-    """Return the requirements on an operand that has one element in each partition, and as many partitions as operand
-    ``like``.
+    """Return the requirements on an operand of shape (partitions of operand ``like``, 1).
+
+    Args:
+        name: the name of the parameter.
+        like: the name of the operand with as many partitions.
+        **rules: other fields of :class:`Operand`.
     """
     return Operand(name, is_vector=True, like=like, **rules)
 
@@ -113,27 +122,27 @@ _UNKNOWN = Engine.unknown
 
 
 class Cost(Protocol):
-    """A function that returns the cycles that a call of an instruction takes in the model of time.
+    """A function that returns the cycles that a call of an instruction takes in the performance model.
 
-    Its argument describes the call; it is a ``CostInputs`` of ``timing/costs.py``, which this package does not import.
+    Its argument is a ``CostInputs`` of ``timing/costs.py``, which describes the call. This package does not import it.
     """
 
     def __call__(self, call: Any, /) -> float: ...
 
 
 class EngineRule(Protocol):
-    """A function that checks whether an engine can run a call of an instruction on a generation of the hardware.
+    """A function that checks whether an engine can run a call of an instruction on a hardware generation.
 
-    Its last argument holds the parameters by name. The simulator passes all of them. The model of time passes
+    Its last argument holds the parameters by name. The simulator passes all parameters. The performance model passes
     descriptions of the tensors, with ``shape``, ``free_size``, ``dtype`` and ``buffer``, and of the other parameters
-    only those of ``DECIDING`` in ``timing/instruction.py``.
+    only those named in ``DECIDING`` in ``timing/instruction.py``.
     """
 
     def __call__(self, engine: Engine, generation: Generation, values: Mapping[str, Any], /) -> None:
-        """Return without an error if the engine can run the call.
+        """Check that the engine can run the call.
 
         Raises:
-            NkiValidationError: if it cannot.
+            NkiValidationError: the engine cannot run the call.
         """
 
 
@@ -143,30 +152,30 @@ class Definition:
 
     Attributes:
         name: the name of the instruction without its module.
-        function: ``function(call, **parameters)``, which makes the checks special to the instruction, computes and
-            stores.
+        function: ``function(call, **parameters)``, which makes the checks that only this instruction needs, computes
+            the result and stores it.
         operands: the requirements on each tensor parameter.
         engines: the engines that a caller may ask for.
-        default_engine: the engine that runs it if the caller leaves that open.
-        since: the first hardware generation that has it.
-        choose_engine: a function that picks the engine from the parameters where the caller leaves that open; None if
-            this is always the default.
+        default_engine: the engine that runs a call that names no engine.
+        since: the first hardware generation that has the instruction.
+        choose_engine: a function that chooses the engine from the parameters of a call that names no engine; None: the
+            default engine runs every such call.
         signature: the public signature, ``name=`` included.
-        is_lane_bound: whether its operands must obey the rules for the partitions that an engine may access (not for
-            DMA).
-        is_matmul: whether a later matmul may add to its result in PSUM.
-        cost: the function that gives the cycles of a call in the model of time; None for instructions that take none,
-            and for transfers.
+        is_lane_bound: whether the operands must obey the rules for the partitions that an engine may access, which do
+            not hold for DMA.
+        is_matmul: whether a later matmul may add to the result in PSUM.
+        cost: the function that returns the cycles of a call in the performance model; None for transfers, and for
+            instructions that take no cycles.
         is_transfer: whether the DMA engines do the work.
-        is_untimed: whether it takes no time in the model of time because nothing is known of its duration.
-        module: the module in which kernels find it, ``nisa`` for instance.
-        engine_rule: the function that checks whether an engine can run a call; None if each of ``engines`` can, apart
-            from what holds for all instructions (see :func:`check_engine`).
+        is_untimed: whether the instruction takes no time in the performance model because its duration is unknown.
+        module: the module in which kernels find the instruction, ``nisa`` for instance.
+        engine_rule: the function that checks whether an engine can run a call; None if only the rules for all
+            instructions apply (see :func:`check_engine`).
         names: the names of the parameters of ``signature``.
-        checks: each of ``operands``, with its own position in ``names`` and that of its ``like`` operand (0 if it has
-            none).
+        checks: the operands, each with its position in ``names`` and the position of its ``like`` operand (0 without
+            one).
         outputs: the operands that the instruction writes, each with its position in ``names``.
-        output_names: the names of these operands.
+        output_names: the names of the operands that the instruction writes.
         label: the name of the instruction in messages, with its module.
         since_number: ``since`` as a number.
     """
@@ -219,7 +228,8 @@ class Definition:
         """Return the values of all parameters for the arguments of a call, in the order of ``names``.
 
         Raises:
-            ArgumentTypeError: if the arguments do not fit the signature; the message lacks the name of the instruction.
+            ArgumentTypeError: the arguments do not fit the signature; the caller adds the instruction's name to the
+                message.
         """
         # The calls of a program are written in a few ways; each is checked when it comes for the first time.
         way = (len(args), *kwargs)
@@ -230,9 +240,7 @@ class Definition:
         return list(order(values))
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return for each parameter of the signature where its value is in ``(*args, *kwargs.values(),
-        *self._defaults)``.
-        """
+        """Return the index of each parameter's value in ``(*args, *kwargs.values(), *self._defaults)``."""
         error = call_error(self.label, self.signature, args, kwargs, is_named=False)
         if error is not None:
             raise error
@@ -245,7 +253,7 @@ class Definition:
         """Return the engine that runs a call with these parameter values.
 
         Raises:
-            NkiValidationError: if the caller asks for one that cannot run it.
+            NkiValidationError: the caller asks for an engine that is not in ``engines``.
         """
         asked = _UNKNOWN if self._engine_position is None else values[self._engine_position]
         if asked is _UNKNOWN:
@@ -273,7 +281,7 @@ def check_kind(kind: Any) -> None:
     """Check that ``kind`` is a member of ``nki.isa.dependency``, or None.
 
     Raises:
-        NkiValidationError: if it is anything else.
+        NkiValidationError: ``kind`` is anything else.
     """
     if kind is not None and not isinstance(kind, dependency):
         raise NkiValidationError(f"kind must be a member of nki.isa.dependency, got {kind!r}")
@@ -283,7 +291,7 @@ class NkiInstruction(NKIObject):
     """The handle that every instruction returns; :meth:`depends_on` orders the instruction after others.
 
     Attributes:
-        scope: the scope in which the instruction was issued. For the simulator.
+        scope: the scope (core, loops and iterations) in which the instruction was issued; only the simulator uses it.
     """
 
     scope: Scope = ()
@@ -307,10 +315,9 @@ class NkiInstruction(NKIObject):
             This instruction, so that calls can be chained.
 
         Raises:
-            NkiValidationError: if a producer is not an instruction, or an instruction of another core or launch; if it
-                was not issued before this one, so that the simulator has run the two in the opposite order; if it is in
-                another dynamic loop, or another iteration, than this one (unless ``kind`` is ``schedule``); or if
-                ``kind`` is something else.
+            NkiValidationError: a producer is not an instruction; it belongs to another core or launch; it was not
+                issued before this instruction; it is in another dynamic loop, or another iteration, than this
+                instruction (allowed if ``kind`` is ``schedule``); or ``kind`` is anything else.
         """
         if kind is None:
             warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)

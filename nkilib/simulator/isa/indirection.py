@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operands whose elements are selected by an index when an instruction runs: tensor indirection of trn3, and scalar
-offsets.
+"""Operands whose elements an index selects while an instruction runs: tensor indirection of trn3, and scalar offsets.
 
-- :func:`with_indirection`, :data:`RULES`: the instructions and operands that take a view of ``NkiTensor.indirect``;
-- :func:`gather`: returns such a view as an :class:`IndirectOperand`, whose offsets choose elements by a
-  :class:`Choice`; :func:`check_indirect_operands`: what several operands must share;
-- :func:`resolve_scalar_offset`: the static view to which a view with a scalar offset points now; it needs no gather.
+A view of ``NkiTensor.indirect`` selects free elements of a tensor, its *base*, by the *offsets* in another tensor, its
+*index*. Partitions in a *group* (16 of GpSimd, 32 of the Tensor engine) use the same offsets.
 
-Before the instruction runs, the elements that an indirect input selects are gathered into a tensor made for this
-purpose, which takes the input's place. The same is done for an indirect output, because the instruction may leave
-some of its elements unchanged, or add to them; afterwards its elements are scattered back. The instruction itself
-is not aware of the indirection.
+- :func:`with_indirection`, :data:`RULES`: the instructions and operands that accept such a view.
+- :func:`gather`: makes an :class:`IndirectOperand` from such a view; a :class:`Choice` maps offsets to elements.
+  :func:`check_indirect_operands`: requirements on several operands.
+- :func:`resolve_scalar_offset`: the static view at which a view with a scalar offset points now, without a gather.
+
+Before the instruction runs, the selected elements are gathered into a new tensor, which the instruction gets in place
+of the view. This is also done for an output, because the instruction may leave some elements unchanged, or add to them;
+afterwards the elements are scattered back. The instruction itself does not know of the indirection.
 
 Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstring of ``NkiTensor.indirect``.
 """
@@ -62,8 +63,8 @@ RULES = {
 
 
 def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """Return ``operands``, in which those that ``instruction`` accepts as a view of ``NkiTensor.indirect`` have
-    ``indirection`` set.
+    """Return the operands of an instruction with ``indirection`` set where a view of ``NkiTensor.indirect`` is
+    accepted.
     """
     rule = RULES.get(instruction)
     if rule is None:
@@ -75,13 +76,12 @@ def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[O
 
 @dataclass(frozen=True)
 class Choice:
-    """The rule by which offsets select free elements of a tensor; all partitions of a group use the offsets that the
-    group holds.
+    """The rule by which offsets select free elements of the base.
 
     Attributes:
-        partitions, columns: the shape of the tensor of offsets.
+        partitions, columns: the shape of the index.
         group: the number of partitions in a group.
-        count: the number of elements that are chosen in each partition.
+        count: the number of elements that are selected in each partition.
         limit: the upper bound of the offsets, which must lie in [0, limit).
     """
 
@@ -93,8 +93,7 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The position in the tensor of offsets, for each partition and chosen element, of the offset that chooses the
-        element.
+        """The position in the index of the offset that selects each element.
 
         The two arrays (partitions, count) hold the partition and the column of the offset.
         """
@@ -104,11 +103,13 @@ class Choice:
         return first[:, None] + element % self.group, columns
 
     def of(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the indices of the chosen free elements, as an array (partitions, count); ``offsets`` are the values
-        of the tensor of offsets.
+        """Return the free positions of the selected elements in the base, as an array (partitions, count).
+
+        Args:
+            offsets: the values of the index.
 
         Raises:
-            OutOfRangeError: if an offset is outside [0, limit).
+            OutOfRangeError: an offset is outside [0, limit).
         """
         positions = offsets.reshape(self.partitions, self.columns).astype(np.int64)[self.places]
         outside = (positions < 0) | (positions >= self.limit)
@@ -118,7 +119,7 @@ class Choice:
 
 
 def rows_layout(base: View) -> Layout:
-    """Return the layout of ``base`` as a matrix (partitions, free elements); the tensor is dense in each partition."""
+    """Return the layout of ``base`` as a matrix (partitions, free elements), if it is dense in each partition."""
     return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
 
 
@@ -134,16 +135,16 @@ def _put(target: npt.NDArray[Any], positions: npt.NDArray[np.int64], values: npt
 
 @dataclass(frozen=True)
 class IndirectOperand:
-    """An operand of the running instruction that was passed as a view of ``indirect``.
+    """An operand of the running instruction that the kernel passed as a view of ``NkiTensor.indirect``.
 
     Attributes:
         name: the name of the operand.
-        base: the tensor of which free elements are chosen.
-        index: the tensor of their offsets.
-        choice: the choice of elements by the offsets.
-        positions: the indices of the chosen free elements, as an array (partitions, chosen elements).
-        gathered: the tensor of the gathered elements, which the instruction gets in place of the indirect view.
-        elements: the layout (partitions, chosen elements) of the gathered elements in the storage of ``gathered``.
+        base: the tensor whose free elements are selected.
+        index: the tensor of the offsets.
+        choice: the rule that maps offsets to elements.
+        positions: the free positions of the selected elements in ``base``, an array (partitions, selected elements).
+        gathered: the tensor of the gathered elements, which the instruction gets in place of the view.
+        elements: the layout (partitions, selected elements) of the gathered elements in the storage of ``gathered``.
         is_output: whether the elements are scattered back afterwards.
     """
 
@@ -157,7 +158,7 @@ class IndirectOperand:
     is_output: bool
 
     def finish(self) -> None:
-        """After the instruction, scatter the elements of an output back to ``base``; nothing is done for an input.
+        """Scatter the elements of an output back to ``base`` after the instruction; do nothing for an input.
 
         If several elements have the same position, the last one is stored.
         """
@@ -176,8 +177,8 @@ class IndirectOperand:
 
 
 def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
-    """Copy the elements of ``base`` at ``positions`` to ``gathered``. Those that are unwritten in ``base`` stay marked
-    as unwritten.
+    """Copy the elements of ``base`` at ``positions`` to ``gathered``; an unwritten element is marked as unwritten
+    there.
     """
     storage, width = gathered.storage, base.storage.width_of(base.dtype)
     if not storage.is_abstract:
@@ -190,7 +191,7 @@ def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View)
 
 
 def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
-    """Return the :class:`Choice` for a view of ``indirect``, where ``group`` partitions share their offsets.
+    """Return the :class:`Choice` for a view of ``indirect``.
 
     Offsets are read down the partitions of a group, then down the next column.
     """
@@ -208,10 +209,7 @@ def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
 
 
 def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.int64]:
-    """Return, for each partition, the indices of the free elements that the offsets choose.
-
-    In a launch on shapes all indices are 0.
-    """
+    """Return the free positions of the selected elements, (partitions, count); zeros in a launch on shapes."""
     assert isinstance(indirect.index, View)
     if indirect.index.storage.is_shape_only:
         return np.zeros((choice.partitions, choice.count), np.int64)
@@ -228,12 +226,18 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Copy the elements that ``view``, a view of ``NkiTensor.indirect``, chooses to a new tensor; return an operand
-    with the view and this tensor.
+    """Copy the elements that a view of ``NkiTensor.indirect`` selects to a new tensor, and return both as an operand.
+
+    Args:
+        name: the name of the operand.
+        view: the view that the kernel passed.
+        indirect: the base and index of the view.
+        rule: the operands of the instruction that accept such views, and their engines.
+        is_output: whether the instruction writes the operand.
 
     Raises:
-        OutOfRangeError: if an offset lies outside of the partition.
-        NkiValidationError: if the view takes more offsets than a group of partitions holds.
+        OutOfRangeError: an offset lies outside the partition.
+        NkiValidationError: the view takes more offsets than a group of partitions holds.
     """
     base = indirect.base
     assert base is not None and isinstance(indirect.index, View)
@@ -274,10 +278,10 @@ def _check_same_place(name: str, tensor: View, other_name: str, other: View) -> 
 
 
 def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
-    """Check the partitions at which indirect operands and their indices start.
+    """Check the partitions at which operands and indices start.
 
-    Operands that must start at the same partition are compared only where the kernel places both; a compiler would
-    place them accordingly.
+    Two operands that must start at the same partition are compared only if the kernel places both; otherwise a compiler
+    can place them accordingly.
     """
     for operand in operands.values():
         # Every tensor starts on such a partition, wherever it is placed; a view of one may not.
@@ -329,12 +333,12 @@ def _check_matmul(instruction: str, values: dict[str, Any], operands: dict[str, 
 def check_indirect_operands(
     instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
 ) -> None:
-    """Check what an instruction with indirect operands requires of several operands together.
+    """Check the requirements of an instruction with indirect operands that involve several operands.
 
-    The requirements on a single operand, and on the engine, are checked elsewhere.
+    Other functions check the requirements on a single operand, and on the engine.
 
     Raises:
-        NkiValidationError: if a requirement is not met; the message names the operand, the requirement and the value.
+        NkiValidationError: a requirement is not met; the message names the operand, the requirement and the value.
     """
     by_name = {operand.name: operand for operand in operands}
     _check_places(RULES[instruction].operands, values, by_name)
@@ -343,8 +347,8 @@ def check_indirect_operands(
 
 
 def _index(indirect: Indirect) -> int:
-    """Return the value of a scalar offset; 0 in a launch that does not know it, where shapes, checks and costs do not
-    depend on it.
+    """Return the value of a scalar offset, or 0 in a launch without data: shapes, checks and costs do not depend on it
+    there.
     """
     try:
         (index,) = indirect.read()
@@ -354,8 +358,13 @@ def _index(indirect: Indirect) -> int:
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """Check that the scalar offset ``index`` leaves an on-chip view within its partitions; ``offset`` is the first
-    element that results.
+    """Check that an on-chip view with a scalar offset stays within its partitions.
+
+    Args:
+        name: the name of the operand.
+        view: the view with a scalar offset.
+        index: the value of the scalar offset.
+        offset: the position in the storage of the first element of the resulting view.
     """
     row = partition_elements(view)
     static = view.offset % row
@@ -367,13 +376,13 @@ def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: i
 
 
 def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
-    """Return the static view to which a view with a scalar offset points now.
+    """Return the static view at which a view with a scalar offset points now.
 
-    In a launch without data the value of the offset is not known; the view is then that of offset 0.
+    In a launch without data the value of the offset is not known, and the view is that of offset 0.
 
     Raises:
-        OutOfRangeError: if it points outside the tensor.
-        NkiValidationError: if the view has a vector offset.
+        OutOfRangeError: the result lies outside the tensor.
+        NkiValidationError: the view has a vector offset.
     """
     indirect = view.indirect_access
     assert indirect is not None

@@ -3,7 +3,7 @@
 
 """The operators that instructions take as ``op``, by their names in ``nki.language``.
 
-:data:`OPERATORS` has an :class:`Operator` of each name; :func:`operator_key` returns the name of one.
+:data:`OPERATORS` holds the :class:`Operator` of each name; :func:`operator_key` returns the name of an operator.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
 """
@@ -36,7 +36,7 @@ BYPASS = "bypass"
 class Operator:
     """A function of ``nki.language`` that instructions accept as ``op``, for instance ``nl.add`` or ``nl.exp``.
 
-    A call works on tiles, with the function that ``api/language.py`` binds to the operator.
+    Kernels may also call it on tiles; the call runs the function that ``api/language.py`` binds to the operator.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,9 +45,7 @@ class Operator:
         self._function: Callable[..., Any] | None = None
 
     def bind(self, function: Callable[..., Any]) -> None:
-        """Make calls of the operator run ``function``, and give the operator that function's signature and
-        docstring.
-        """
+        """Make calls of the operator run ``function``, and copy its signature and docstring to the operator."""
         self._function = function
         update_wrapper(self, function)
 
@@ -64,11 +62,14 @@ class Operator:
 
 
 def operator_key(parameter: str, op: Any) -> str:
-    """Return the name of ``op``, by which the tables of this module and of ``activations`` list it.
+    """Return the name of ``op`` in the tables of this module and of ``activations``.
+
+    Args:
+        parameter: the name of the instruction's parameter, for messages.
+        op: the value of the parameter.
 
     Raises:
-        NkiValidationError: if ``op`` is not an operator of ``nki.language``, or one that the target does not have; the
-            message names ``parameter``.
+        NkiValidationError: ``op`` is not an operator of ``nki.language``, or the target does not have it.
     """
     if not isinstance(op, Operator):
         raise NkiValidationError(f"{parameter} must be an operator such as nl.add, got {op!r}")

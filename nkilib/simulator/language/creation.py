@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions that create tensors, and those that return constants which the kernel supplies.
+"""The functions that create tensors, and the functions that return constants.
 
 - :func:`ndarray`: a new tensor whose elements are unwritten; :func:`full`, :func:`zeros`, :func:`ones`,
-  :func:`zeros_like`: a filled one;
-- :func:`shared_constant`, :func:`shared_identity_matrix`: constants, which all cores of a launch share;
+  :func:`zeros_like`: a filled tensor.
+- :func:`shared_constant`, :func:`shared_identity_matrix`: constants, which all cores of a launch share.
 - :func:`new_tile`: an unwritten tile in SBUF, for the results of the functions of ``nki.language``.
 """
 
@@ -65,8 +65,8 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
 
 @lru_cache(maxsize=_MOST_CHECKED)
 def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_bytes: int) -> bool:
-    """Return whether a tensor of this shape, type and region can exist on hardware whose SBUF has ``sbuf_bytes`` in a
-    partition.
+    """Return whether hardware with ``sbuf_bytes`` per partition of SBUF can hold a tensor of this shape, type and
+    region.
     """
     if not shape or min(shape) < 1:
         return False
@@ -81,7 +81,6 @@ def _partition_bytes(core: Core, region: MemoryRegion) -> int:
 
 
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
-    """Raise the error that explains why a tensor of this shape, type and region cannot exist on the target."""
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
@@ -98,9 +97,7 @@ def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memo
 def _checked_address(
     core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
 ) -> tuple[int, ...]:
-    """Return ``address``, which the kernel has chosen, as integers, after checking that a tensor of this shape may lie
-    there.
-    """
+    """Return ``address``, which the kernel gives, as integers, after checking that the tensor may lie there."""
     form = "(first byte,)" if region in HBM else "(first partition, first byte in a partition)"
     try:
         place = tuple(map(index, address))
@@ -173,7 +170,7 @@ def _allocate(
     name: str,
     address: tuple[int, ...] | None,
 ) -> Storage:
-    """Return the storage of a new tensor. For a tensor in shared HBM, all cores get the same storage."""
+    """Return the storage of a new tensor; all cores get the same storage for a tensor in shared HBM."""
     if region is not _SHARED_HBM:
         return _new_storage(core, shape, dtype, region, name, address, core.loops.scope)
     launch, position = core.launch, core.next_shared_allocation()
@@ -195,18 +192,18 @@ def ndarray(
     """Return a new tensor whose elements are unwritten.
 
     Args:
-        shape: sizes, all positive; on chip the first one counts partitions (at most 128), and a tensor has at least
-            two dimensions: ``(n,)`` makes ``(n, 1)``.
+        shape: the sizes, all positive. On chip the first size counts partitions (at most 128), and a tensor has at
+            least two dimensions: ``(n,)`` becomes ``(n, 1)``.
         dtype: type of an element.
-        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore create
-            them in the same order.
+        buffer: memory region. All cores share the tensors in ``nl.shared_hbm``, and must create these tensors in the
+            same order.
         name: name of the tensor in messages.
-        address: location that the kernel chooses for the tensor: on chip the first partition, and the first byte in a
-            partition; in HBM ``(first byte,)``. The simulator gives every tensor its own memory. Two placed tensors
-            that overlap, on chip while both are needed, in HBM at all, are an error (:class:`CapacityError`).
+        address: the address of the tensor, if the kernel chooses it: on chip ``(first partition, first byte in a
+            partition)``, in HBM ``(first byte,)``. The simulator gives every tensor its own memory. Two tensors whose
+            addresses overlap are an error (:class:`CapacityError`); on chip, only while both are needed.
 
     Raises:
-        NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
+        NkiValidationError: the tensor cannot exist on the target; the message names the limit and the value.
     """
     core = current_core("nl.ndarray")
     try:
@@ -270,10 +267,7 @@ def ones(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRe
 
 @language_function
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    """Return a new tensor of zeros with the shape of ``x``, and its type unless another is given.
-
-    It is in SBUF by default.
-    """
+    """Return a new tensor of zeros with the shape and type of ``x``, by default in SBUF."""
     if not isinstance(x, NkiTensor):
         raise ArgumentTypeError(f"x must be a tensor, got {describe_foreign_value(x)}")
     return zeros(x.shape, dtype or x.dtype, buffer or MemoryRegion.sbuf, name)
@@ -319,23 +313,18 @@ def _as_array(constant: Any) -> npt.NDArray[Any]:
 def _as_stored(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     """Return ``array`` in the form in which a storage of type ``dtype`` holds it.
 
-    It is dense, in native byte order, and in float32 if low precision is widened.
+    The result is dense and in native byte order, and float32 if low precision is widened.
     """
     is_widened = not current_core("nl.shared_constant").options.precise_fp and dtype in dt.LOW_PRECISION
     return np.ascontiguousarray(array, np.float32 if is_widened else dtype.numpy)
 
 
 def _same_bytes(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two dense arrays are bitwise equal; comparing values would not work, because NaN differs from
-    itself.
-    """
+    # NaN differs from itself, so values cannot be compared.
     return np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8))
 
 
 def _launch_constant(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
-    """Return the constant of the launch with the key ``key``; the first core that asks for it creates it from
-    ``array``.
-    """
     core = current_core("nl.shared_constant")
 
     def make() -> Storage:
@@ -353,12 +342,11 @@ def _launch_constant(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> Nk
 def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiTensor:
     """Return a read-only tensor in shared HBM that holds ``constant``, a numpy array or the path of a ``.npy`` file.
 
-    Two cores that pass the same array, or equal ones, get the same tensor. They must create their constants in the
-    same order.
+    Two cores that pass equal arrays get the same tensor. The cores must create their constants in the same order.
 
     Raises:
-        NkiValidationError: if the cores' constants differ, or ``constant`` is no such array, is empty, has no
-            dimension, or has a type that NKI does not support for constants.
+        NkiValidationError: the constants of the cores differ; or ``constant`` is neither an array nor a readable file,
+            is empty, has no dimension, or has a type that NKI does not support for constants.
     """
     core = current_core("nl.shared_constant")
     array = _as_array(constant)
@@ -378,7 +366,7 @@ def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiT
 def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None = None) -> NkiTensor:
     """Return the n x n identity matrix in SBUF: a new tile of type ``dtype``, or ``dst`` if it is given.
 
-    One ``nisa.dma_copy`` copies it from a constant in shared HBM, which exists once for each size and type.
+    One ``nisa.dma_copy`` copies the matrix from a constant in shared HBM, which exists once for each size and type.
     """
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= PARTITIONS:
         raise NkiValidationError(f"n must be an integer from 1 to {PARTITIONS}, got {n!r}")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Element-wise functions of ``nki.language``, each of one operator with one or two operands.
+"""Element-wise functions of ``nki.language`` that run one operator on one or two operands.
 
-- :data:`FUNCTIONS`: the functions that are made from tables of their documentation, by name;
-- :func:`reciprocal`, :func:`rsqrt`, :func:`invert`, :func:`logical_not`, :func:`negative`: the others;
-- :func:`binary`, :func:`activated`, :func:`result_type`: for functions that need one operator by its name.
+- :data:`FUNCTIONS`: the functions by name; most are made from tables of docstrings.
+- :func:`reciprocal`, :func:`rsqrt`, :func:`invert`, :func:`logical_not`, :func:`negative`: functions with code of their
+  own.
+- :func:`binary`, :func:`activated`, :func:`result_type`: for other functions, which run an operator by its name.
 
-Instructions take most of them as ``op`` too: ``api/language.py`` binds them to the operators of their names.
+Instructions accept most of these functions as ``op`` too: ``api/language.py`` binds them to the operators of the same
+names.
 """
 
 from __future__ import annotations
@@ -67,13 +69,15 @@ def _tile_with_number(operator: Operator, data: NkiTensor, number: Any, is_rever
 
 
 def _is_vector(tile: NkiTensor) -> bool:
-    """Return whether a tile has one float32 element a partition, so that ``tensor_scalar`` takes it as an operand."""
+    """Return whether a tile has one float32 element per partition, so that ``tensor_scalar`` accepts it as an
+    operand.
+    """
     return is_column(tile) and tile.dtype == float32
 
 
 def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
-    """Return both operands of an operator with the shape ``shape`` of the result, moved where ``tensor_tensor`` cannot
-    read them in place.
+    """Return both operands in the shape of the result, copied to SBUF where ``tensor_tensor`` cannot read them in
+    place.
     """
     if operator.key == "power":
         # It runs on GpSimd, which has no access to PSUM.
@@ -104,13 +108,13 @@ def _tile_with_tile(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) 
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """Return the result of the operator ``name`` on ``x`` and ``y`` as a new tile of type ``dtype``.
 
-    A tile with a number, or with a float32 tile of one element a partition, is computed by ``nisa.tensor_scalar`` on
-    the Vector engine, whose arithmetic is float32 (integers are exact up to 2^24). Two tiles, broadcast where a size is
-    1, are computed by ``nisa.tensor_tensor`` on the Vector engine; on GpSimd for ``power``, and if both operands and
-    the result are 32-bit integers (then exact).
+    For a tile and a number, or a tile and a float32 tile of one element per partition, ``nisa.tensor_scalar`` computes
+    the result on the Vector engine in float32 (integers are exact up to 2^24). For two other tiles, dimensions
+    of size 1 are broadcast, and ``nisa.tensor_tensor`` computes the result on the Vector engine. Two cases run on
+    GpSimd: ``power``, and operands and result of 32-bit integers, whose arithmetic is exact.
 
     Raises:
-        NkiValidationError: if neither operand is a tile, one of them is in HBM, or the shapes do not broadcast.
+        NkiValidationError: neither operand is a tile, an operand is in HBM, or the shapes do not broadcast.
     """
     operator = OPERATORS[name]
     if is_number(x) and is_number(y):
@@ -127,8 +131,8 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def result_type(x: Any, y: Any) -> DType:
-    """Return the type of an arithmetic result of ``x`` and ``y``, two tiles or a tile and a number, if the caller
-    passes no ``dtype``.
+    """Return the default type of an arithmetic result of ``x`` and ``y``, which are two tiles, or a tile and a
+    number.
     """
     if is_number(y):
         return promoted_with_number(x.dtype, y)
@@ -224,7 +228,9 @@ def _binary_function(name: str, summary: str, default: str, arithmetic: str = _F
 
 
 def activated(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return a new tile with the activation function ``name`` of ``x``, by default of the type of ``x``."""
+    """Return a new tile with the activation function ``name`` of ``x``; its type is ``dtype``, by default the type of
+    ``x``.
+    """
     tile = as_tile("x", x)
     result = result_tile(tile.shape, dtype, tile.dtype)
     activation(result, OPERATORS[name], tile)
@@ -242,7 +248,7 @@ def _activation_function(name: str, summary: str) -> Callable[..., NkiTensor]:
 def reciprocal(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Return ``1 / x``, like ``torch.reciprocal``.
 
-    It runs on the Vector engine, which is more precise than the Scalar engine.
+    The Vector engine computes it, which is more precise than the Scalar engine.
     """
     tile = as_tile("x", x)
     result = result_tile(tile.shape, dtype, tile.dtype)
@@ -254,7 +260,7 @@ def reciprocal(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Return ``1 / sqrt(x)`` of a tile in SBUF, like ``torch.rsqrt``.
 
-    It runs on the GpSimd engine, which is more precise than the Scalar engine.
+    The GpSimd engine computes it, which is more precise than the Scalar engine.
     """
     tile = as_tile("x", x)
     if tile.buffer is MemoryRegion.psum:
@@ -271,7 +277,7 @@ def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Return the integer ``x`` with every bit flipped, like ``torch.bitwise_not``.
 
-    It is an exclusive-or with ones; a bool has one bit.
+    The operation is an exclusive-or with ones; a bool has one bit.
     """
     tile = as_tile("x", x)
     return binary("bitwise_xor", tile, 1 if tile.dtype == bool_ else -1, dtype)
@@ -279,9 +285,10 @@ def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def logical_not(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return 1 where ``x`` is 0, and 0 where it is 1.
+    """Return 1 where ``x`` is 0, and 0 where ``x`` is 1.
 
-    It is an exclusive-or with 1, which is no negation of other values; for those, use ``nl.equal(x, 0)``.
+    The operation is an exclusive-or with 1, which does not negate other values; for other values, use ``nl.equal(x,
+    0)``.
     """
     tile = as_tile("x", x)
     return binary("bitwise_xor" if tile.dtype.is_integer else "logical_xor", tile, 1, dtype)

@@ -28,12 +28,11 @@ _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 
 
 def _checked_shape(what: str, shape: Any) -> Shape:
-    """Return ``shape``, an argument that errors call ``what``, after checking that it is a tuple of positive Python
-    integers.
+    """Return ``shape`` after checking that it is a tuple of positive Python integers; ``what`` is its name in errors.
 
     Raises:
-        GridTypeError: if it is not a tuple of integers.
-        GridValueError: if a size is not positive.
+        GridTypeError: ``shape`` is not a tuple of integers.
+        GridValueError: a size is not positive.
     """
     if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
         raise GridTypeError(f"{what} must be a tuple of Python integers, got {shape!r}")
@@ -69,15 +68,15 @@ def tiles(source: NkiTensor | NkiTileGrid | NkiBlockGrid, *, tile_shape: tuple[i
     The last tile along a dimension is smaller where the tile size does not divide the dimension.
 
     Args:
-        source: a tensor at a static address, or a grid. For a grid of blocks, ``tiles(grid[i, j])`` has the tiles of
-            one block.
-        tile_shape: elements of a tile along the trailing dimensions, at least two; on chip along all of them. For a
-            grid, the default is the tile shape that it has; another one is possible if the elements that the grid
-            selects are one tensor (``grid.data``).
+        source: a tensor at a static address, or a grid. For a grid of blocks, ``tiles(grid[i, j])`` returns the tiles
+            of one block.
+        tile_shape: the sizes of a tile in elements along the trailing dimensions, at least two; on chip along all
+            dimensions. For a grid, the default is the grid's tile shape; another shape is possible if ``grid.data``
+            exists.
 
     Raises:
-        GridTypeError: if ``source`` is neither tensor nor grid, or ``tile_shape`` is not a tuple of Python integers.
-        GridValueError: if ``tile_shape`` does not fit.
+        GridTypeError: ``source`` is neither tensor nor grid, or ``tile_shape`` is not a tuple of Python integers.
+        GridValueError: ``tile_shape`` does not fit the source.
     """
     return _tiles_of(source, tile_shape)
 
@@ -100,16 +99,16 @@ def blocks(
 ) -> NkiBlockGrid:
     """Return a view of ``source`` divided into blocks of tiles; see :class:`NkiBlockGrid`.
 
-    The last block along a dimension has fewer tiles where the block size does not divide their number.
+    The last block along a dimension has fewer tiles if the block size does not divide the number of tiles.
 
     Args:
-        source: a tensor at a static address, or a grid, whose tiles are then regrouped.
+        source: a tensor at a static address, or a grid, whose tiles are regrouped.
         tile_shape: see :func:`tiles`.
-        block_shape: number of tiles of a block along each tiled dimension.
+        block_shape: the number of tiles of a block along each tiled dimension.
 
     Raises:
-        GridTypeError: if ``source`` is neither tensor nor grid, or a shape is not a tuple of Python integers.
-        GridValueError: if a shape does not fit.
+        GridTypeError: ``source`` is neither tensor nor grid, or a shape is not a tuple of Python integers.
+        GridValueError: a shape does not fit the source.
     """
     grid = _tiles_of(source, tile_shape)
     return grid.block_grid(_checked_block_shape(block_shape, grid.tile_shape))
@@ -123,7 +122,6 @@ def _new_tile_grid(
     address: tuple[int, ...] | None,
     name: str,
 ) -> NkiTileGrid:
-    """Return a grid of tiles in new unwritten memory; see :func:`alloc_tiles`."""
     tile, elements = _checked_tile_shape(tile_shape), _checked_shape("element_shape", element_shape)
     if len(tile) > len(elements):
         raise GridValueError(f"tile_shape {tile} has more dimensions than element_shape {elements}")
@@ -148,22 +146,23 @@ def alloc_tiles(
 ) -> NkiTileGrid:
     """Return a grid of tiles in new unwritten memory.
 
-    In HBM the memory is one dense tensor of ``element_shape``. On chip it is one allocation of ``tile_shape[0]``
-    partitions in which whole tiles lie beside each other, in the row-major order of the grid, so that a tensor may
-    have more rows than there are partitions; a smaller tile at the edge also takes the room of a whole one.
+    In HBM the memory is one dense tensor of ``element_shape``. On chip the memory is one allocation of
+    ``tile_shape[0]`` partitions in which whole tiles lie beside each other, in the row-major order of the grid. A
+    tensor may therefore have more rows than there are partitions. A smaller tile at the edge takes the room of a whole
+    tile.
 
     Args:
-        tile_shape: elements of a tile along the trailing dimensions, at least two.
-        element_shape: sizes of the whole tensor in elements, which need not be multiples of the tile's.
+        tile_shape: the sizes of a tile in elements along the trailing dimensions, at least two.
+        element_shape: the sizes of the whole tensor in elements, which need not be multiples of the tile's sizes.
         buffer: memory region.
         dtype: type of an element.
         address: see ``nl.ndarray``.
         name: name in messages.
 
     Raises:
-        GridTypeError: if a shape is not a tuple of Python integers, or ``buffer`` is not a memory region.
-        GridValueError: if a size is not positive or the shapes do not fit each other.
-        NkiValidationError: if ``nl.ndarray`` cannot create the memory.
+        GridTypeError: a shape is not a tuple of Python integers, or ``buffer`` is not a memory region.
+        GridValueError: a size is not positive, or the shapes do not fit each other.
+        NkiValidationError: ``nl.ndarray`` cannot create the memory.
     """
     return _new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name)
 
@@ -182,7 +181,7 @@ def alloc_blocks(
     """Return a grid of blocks of tiles in new unwritten memory, in the layout of :func:`alloc_tiles`.
 
     Args:
-        block_shape: number of tiles of a block along each tiled dimension.
+        block_shape: the number of tiles of a block along each tiled dimension.
         tile_shape, element_shape, buffer, dtype, address, name: see :func:`alloc_tiles`.
 
     Raises:
@@ -211,7 +210,6 @@ def _check_partitions(partitions: int, x: NkiTensor | NkiGrid) -> None:
 
 
 def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: MemoryRegion) -> tuple[int, ...]:
-    """Return the order in which the result of ``empty_like`` has the tiled dimensions of the grid ``x``."""
     if 0 in x.element_shape:
         raise GridValueError(f"{x} has no tiles")
     if transpose_axes is None:
@@ -222,9 +220,6 @@ def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: Memory
 
 
 def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return an order of all dimensions of a grid: first the ``leading`` ones, which are not tiled, then the tiled ones
-    as in ``order``.
-    """
     return (*range(leading), *(leading + dim for dim in order))
 
 
@@ -244,22 +239,21 @@ def empty_like(
 ) -> _TensorOrGrid:
     """Return new unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid with the same sizes.
 
-    Gaps that a slice of a grid leaves between its tiles are not reproduced: the tiles lie one after the other.
-    Coordinates that integer indices have removed from ``x`` are absent from the result as well.
+    The new tiles lie one after the other, also if there are gaps between the tiles of ``x``. The result lacks the
+    coordinates that integer indices have removed from ``x``.
 
     Args:
         x: a tensor, or a grid of tiles or blocks.
         dtype: type of an element; the type of ``x`` by default.
         buffer: memory region; the region of ``x`` by default.
         name: name in messages.
-        transpose_axes: the order of the tiled dimensions of ``x`` in the result, which will be the destination of
-            ``nisa.dma_transpose``: (1, 0), (2, 1, 0) or (3, 1, 2, 0). ``buffer`` must then be SBUF. Nothing is
-            transposed.
+        transpose_axes: the order of the tiled dimensions of ``x`` in the result: (1, 0), (2, 1, 0) or (3, 1, 2, 0). The
+            result can then be the destination of ``nisa.dma_transpose`` from ``x``. ``buffer`` must be SBUF.
         address: see ``nl.ndarray``.
 
     Raises:
-        GridTypeError, GridValueError: if ``x`` is neither tensor nor grid, or has no transpose in this order in SBUF.
-        NkiValidationError: if ``nl.ndarray`` cannot create the memory.
+        GridTypeError, GridValueError: ``x`` is neither tensor nor grid, or SBUF cannot hold a transpose in this order.
+        NkiValidationError: ``nl.ndarray`` cannot create the memory.
     """
     if not isinstance(x, NkiTensor | NkiGrid):
         raise GridTypeError(f"x must be a tensor or a grid, got {describe_foreign_value(x)}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The decorator ``language_function``, by which errors name the function of ``nki.language`` that a kernel called."""
+"""The decorator ``language_function``, which adds the name of the called function of ``nki.language`` to errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Returned = TypeVar("_Returned")
 
 
 def language_function(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
-    """Decorate ``function`` so that its errors have a location in the kernel, ``file:line: nl.name: ...``.
+    """Decorate ``function`` so that its errors have a location in the kernel: ``file:line: nl.name: ...``.
 
-    If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
-    If decorated functions call each other, the error names the one that the kernel called. A call that does not fit
-    the signature raises an ArgumentTypeError that names the function, too. While decorated functions run,
-    ``Core.language_function`` is the name of the one that the kernel called.
+    If an instruction inside the function raises the error, the name of the instruction follows: ``file:line:
+    nl.softmax: nisa.activation: ...``. If decorated functions call each other, the error names the function that the
+    kernel called. A call that does not fit the signature raises an ArgumentTypeError that also names the function.
+    While decorated functions run, ``Core.language_function`` is the name of the function that the kernel called.
     """
     signature = inspect.signature(function)
 

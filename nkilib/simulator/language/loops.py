@@ -3,11 +3,11 @@
 
 """The loops of ``nki.language``. All run as Python loops, eagerly; loops of the device count in scalars or registers.
 
-- :func:`static_range`, :func:`affine_range`, :func:`sequential_range`: loops that the compiler unrolls;
-- :func:`dynamic_range`, :func:`fori_loop`, :func:`while_loop`: loops of the device;
+- :func:`static_range`, :func:`affine_range`, :func:`sequential_range`: loops that the compiler unrolls.
+- :func:`dynamic_range`, :func:`fori_loop`, :func:`while_loop`: loops of the device.
 - :func:`no_reorder`: a block whose instructions keep program order.
 
-In a launch on shapes alone, iterations of a device loop that only repeat earlier ones are counted without being run.
+In a launch on shapes, iterations of a device loop that only repeat earlier ones are counted without being run.
 
 Sources: docstrings of the loops and page of ``fori_loop`` (2.33), ``nki/deep-dives/nki-dynamic-loops.rst``,
 ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow) and ``nki/migration/index.rst`` (Rules for migrated
@@ -62,32 +62,32 @@ def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """Return a ``range`` with the documented argument order, for a loop that the compiler unrolls.
 
     Raises:
-        NkiValidationError: if a bound or the step is a float, as the result of ``/`` is.
+        NkiValidationError: a bound or the step is a float, such as the result of ``/``.
     """
     return _unrolled("nl.static_range", start, stop, step)
 
 
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """Return a ``range``, as :func:`static_range` does: the documentation makes both aliases of ``range()``.
+    """Return a ``range``, as :func:`static_range` does: in the documentation both are aliases of ``range()``.
 
     Raises:
-        NkiValidationError: if a bound or the step is a float, as the result of ``/`` is.
+        NkiValidationError: a bound or the step is a float, such as the result of ``/``.
     """
     return _unrolled("nl.affine_range", start, stop, step)
 
 
 def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """Return a ``range``, as :func:`static_range` does: the documentation makes both aliases of ``range()``.
+    """Return a ``range``, as :func:`static_range` does: in the documentation both are aliases of ``range()``.
 
     Raises:
-        NkiValidationError: if a bound or the step is a float, as the result of ``/`` is.
+        NkiValidationError: a bound or the step is a float, such as the result of ``/``.
     """
     return _unrolled("nl.sequential_range", start, stop, step)
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """A loop with a number of iterations that is known when it starts.
+    """A loop whose number of iterations is known when it starts.
 
     Attributes:
         core: the core of this thread.
@@ -106,9 +106,7 @@ class _Counted:
     register: int
 
     def value(self, iteration: int) -> int | None:
-        """Return the loop variable in iteration number ``iteration``, from 0; None if it is unknown in a launch without
-        data.
-        """
+        """Return the loop variable in iteration number ``iteration``, from 0; None if it is unknown."""
         return None if self.first is None else self.first + iteration * self.step
 
 
@@ -135,13 +133,15 @@ def _loop_of(body: Any) -> RunTimeLoop:
 
 
 def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | None:
-    """Return the value of ``integer``, a register or scalar that decides the number of iterations of a loop; None if it
-    is unknown.
+    """Return the value of a register or scalar that decides the number of iterations of a loop; None if it is unknown.
 
-    It may be unknown in a launch without data, or if the number of iterations is stated (``may_be_unknown``).
+    Args:
+        what: the name of the value, for messages.
+        integer: the register or scalar.
+        may_be_unknown: whether a number of iterations is stated, so that the value is not needed.
 
     Raises:
-        ValuesWanted: if the value was left out, and the number of iterations is not stated.
+        ValuesWanted: the launch did not compute the value, and no number of iterations is stated.
     """
     try:
         return int32_of(what, integer)
@@ -154,9 +154,7 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of ``bound``, an integer, register or scalar that bounds a loop; None if it is unknown, where
-    :func:`_known` allows that.
-    """
+    """Return the value of a loop bound, an integer, register or scalar; None if :func:`_known` returns None for it."""
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
@@ -174,7 +172,7 @@ def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str
     """Check the arguments of a loop function, and return the loop that it runs.
 
     Args:
-        what: the function, for messages.
+        what: the name of the loop function, for messages.
         lower, upper, step: the kernel's arguments.
         names: the names of the two bounds in messages.
         body: the function that is the loop's body, or a name for the body.
@@ -202,14 +200,14 @@ def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str
 def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Iterator[VirtualRegister]:
     """Iterate on the device from ``start`` (0 if only one bound is given) to ``stop``, exclusive.
 
-    The function was removed in NKI 0.7. It works with the front end of 0.6 (``NKI_COMPILER_FRONTEND=custom``). Bounds
-    are integers or registers, read when the loop starts. The loop variable is a register that the body may not write.
+    NKI 0.7 removed this function; it works with the front end of 0.6 (``NKI_COMPILER_FRONTEND=custom``). Bounds are
+    integers or registers, read when the loop starts. The loop variable is a register that the body may not write.
 
     Raises:
-        RegisterTypeError: under the rules of 0.7.
-        NkiValidationError: if ``step`` is not a positive integer, a bound is not an int32, or the loop is in
+        RegisterTypeError: the front end is that of 0.7.
+        NkiValidationError: ``step`` is not a positive integer, a bound is not an int32, or the loop is in
             ``nl.no_reorder``.
-        UninitializedReadError: if a bound is a register that was never set.
+        UninitializedReadError: a bound is a register that was never set.
     """
     name = "nl.dynamic_range"
     if is_traced():
@@ -222,8 +220,9 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
 
 
 def _skip_repeated(core: Core, loop: LoopRun, left: int) -> None:
-    """Skip those of the ``left`` remaining iterations that would only repeat earlier ones; update all counters and
-    observers as if they had run.
+    """Skip the remaining iterations that only repeat earlier ones, and update all counters and observers for them.
+
+    ``left`` is the number of remaining iterations.
     """
     skip = core.observers.repeats(loop, left)
     if skip is not None:
@@ -238,7 +237,7 @@ def _run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[
 
     Args:
         core: the core of this thread.
-        loop: the loop.
+        loop: the record of the loop.
         left: a function that returns the known number of remaining iterations, the next one included; 0 at the end.
         run: a function that runs one iteration and counts it in ``loop.count``.
     """
@@ -260,15 +259,15 @@ def _run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[
 def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
     """Run ``for i in range(lower, upper, step): body_fun(i)`` on the device.
 
-    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar``; if a bound
-    is a register, and always with the front end of NKI 0.6, ``i`` is a register, a new one for each iteration, so that
-    the body may write it without an effect on the loop.
+    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar``. If a bound
+    is a register, and always with the front end of NKI 0.6, ``i`` is a register, a new one in every iteration, so that
+    writing ``i`` does not affect the loop.
 
     Raises:
-        NkiValidationError: if ``step`` is not a positive integer, a bound is not an int32, the body returns a value
-            or does not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end
-            of the kernel, if two cores ran it unequally often.
-        UninitializedReadError: if a bound is a register that was never set.
+        NkiValidationError: ``step`` is not a positive integer, a bound is not an int32, the body returns a value or
+            does not run the same instructions in every iteration, or the loop is in ``nl.no_reorder``; at the end of
+            the kernel, two cores have run the loop a different number of times.
+        UninitializedReadError: a bound is a register that was never set.
     """
     name = "nl.fori_loop"
     counted = _checked_loop(name, lower, upper, step, ("lower", "upper"), body_fun)
@@ -308,11 +307,11 @@ class _Condition:
         self._trips = core.launch.trips
 
     def take(self, what: str, register: Any) -> None:
-        """Read the next value of the condition from ``register``, which messages call ``what``.
+        """Read the next value of the condition from ``register``; ``what`` is its name in messages.
 
         Raises:
-            NkiValidationError: if ``register`` is not a register that holds an integer.
-            UninitializedReadError: if it was never set.
+            NkiValidationError: ``register`` is not a register that holds an integer.
+            UninitializedReadError: the register was never set.
         """
         if not isinstance(register, VirtualRegister):
             remedy = "; nisa.scalar_store it, and nisa.register_load it from there"
@@ -324,10 +323,10 @@ class _Condition:
         self.register = register.loaded_by
 
     def left(self, count: int) -> int:
-        """Return the number of iterations that are left after ``count`` of them.
+        """Return the number of iterations that are left after ``count`` iterations.
 
-        If the condition's value is known, the result is 1, or 0 at the end of the loop; else it follows from the stated
-        number of iterations.
+        If the value of the condition is known, the result is 1, or 0 at the end of the loop. Otherwise it follows from
+        the stated number of iterations.
         """
         if self.value is not None:
             return int(self.value != 0)
@@ -337,13 +336,13 @@ class _Condition:
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
     """Run ``r = init``, then ``while r != 0: r = body_fun(r)``, on the device.
 
-    The body gets a copy of the condition: ``init`` keeps its value, whatever the body writes.
+    The body gets a copy of the condition, so that ``init`` keeps its value.
 
     Raises:
-        NkiValidationError: if ``init`` or the value that the body returns is not a register that holds an integer,
-            the body does not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the
-            end of the kernel, if two cores ran it unequally often.
-        UninitializedReadError: if the condition is a register that was never set.
+        NkiValidationError: ``init`` or the value that the body returns is not a register that holds an integer, the
+            body does not run the same instructions in every iteration, or the loop is in ``nl.no_reorder``; at the end
+            of the kernel, two cores have run the loop a different number of times.
+        UninitializedReadError: the condition is a register that was never set.
     """
     name = "nl.while_loop"
     core = _start_loop(name)
@@ -363,9 +362,8 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
 
 
 def no_reorder() -> AbstractContextManager[None]:
-    """Return a context manager for a block whose instructions keep program order; no dynamic loop may start there.
-
-    The simulator keeps program order everywhere.
+    """Return a context manager for a block whose instructions keep program order; no dynamic loop may start in it. The
+    simulator keeps program order everywhere.
     """
     core = current_core_or_none()
     return nullcontext() if core is None else core.loops.no_reorder()

@@ -32,7 +32,6 @@ def _check_size(name: str, tile: NkiTensor, columns: int) -> None:
 
 
 def _transposed(x: NkiTensor) -> NkiTensor:
-    """Return the transpose of a tile in SBUF as a new tile in PSUM."""
     result = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
     nc_transpose(result, x, engine=Engine.tensor)
     return result
@@ -40,10 +39,10 @@ def _transposed(x: NkiTensor) -> NkiTensor:
 
 @language_function
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return the transpose of a tile of up to 128 x 128, like ``torch.t``, in a new tile in PSUM.
+    """Return the transpose of a tile of up to 128 x 128 elements, like ``torch.t``, in a new tile in PSUM.
 
-    ``nl.copy`` brings it to SBUF. Its type is ``dtype``, by default the type of ``x``; ``x`` is cast to another type
-    before the transpose, which moves bits.
+    ``nl.copy`` copies the result to SBUF. The type of the result is ``dtype``, by default the type of ``x``. If
+    ``dtype`` is another type, ``x`` is cast before the transpose, which moves bits.
     """
     tile = _matrix("x", x)
     _check_size("x", tile, TileSize.pmax)
@@ -56,7 +55,8 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     """Return ``x @ y``, or ``x.T @ y`` with ``transpose_x``, like ``torch.matmul``, in a new float32 tile in PSUM.
 
     Both operands are in SBUF, ``x`` of up to 128 x 128 and ``y`` of up to 128 x 512 elements. The Tensor engine
-    contracts partitions: without ``transpose_x``, ``x`` is transposed first, by another instruction and a copy.
+    contracts partitions. Without ``transpose_x``, two more instructions are therefore issued before the matmul: the
+    first transposes ``x``, and the second copies the transpose to SBUF.
     """
     left, right = _matrix("x", x), _matrix("y", y)
     for name, tile in (("x", left), ("y", right)):

@@ -5,9 +5,9 @@
 
 - :func:`load`, :func:`store`, :func:`load_transpose2d`: between HBM and SBUF;
 - :func:`copy`, :func:`expand_dims`, :func:`broadcast_to`: copies and repetitions of a tile;
-- :func:`gather_flattened`, :func:`where`: elements chosen by indices or by a condition.
+- :func:`gather_flattened`, :func:`where`: elements selected by indices or by a condition.
 
-Each runs instructions that a kernel could have issued itself, so that these are checked and recorded.
+These functions run instructions that a kernel could issue itself; the instructions are checked and recorded.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def store(dst: NkiTensor, value: NkiTensor) -> None:
-    """Write ``value``, a tile in SBUF, to ``dst``, a tensor of equally many elements in HBM, cast to its type.
+    """Write ``value``, a tile in SBUF, to ``dst``, a tensor in HBM with as many elements, cast to the type of ``dst``.
 
     The function runs one ``nisa.dma_copy``.
     """
@@ -99,14 +99,13 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:
-    """Return ``result[p, k] = data[p, indices[p, k]]`` for all k, the free dimensions of ``data`` flattened.
+    """Return ``result[p, k] = data[p, indices[p, k]]`` for all k, with the free dimensions of ``data`` flattened.
 
-    The result has the shape of ``indices``, which hold integers; they are looked up within the partition. The
-    function runs one ``nisa.nc_n_gather``, after converting ``indices`` to uint32 if needed, and before a cast to
-    ``dtype``.
+    The result has the shape of ``indices``, which are integers. The function converts ``indices`` to uint32 if needed,
+    runs one ``nisa.nc_n_gather``, and casts the result to ``dtype`` if given.
 
     Raises:
-        NotImplementedError: for another axis than 0, to which the documentation gives no meaning.
+        NotImplementedError: ``axis`` is not 0; the documentation does not define other values.
     """
     if axis != 0:
         raise NotImplementedError(
@@ -125,7 +124,9 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
 
 @language_function
 def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return ``x`` in a new tile in SBUF, by default of the type of ``x``; it brings a matmul's result out of PSUM."""
+    """Return ``x`` in a new tile in SBUF, by default of the type of ``x``, for instance the result of a matmul in
+    PSUM.
+    """
     tile = as_tile("x", x)
     return cast_copy(tile, tile.dtype if dtype is None else as_dtype(dtype))
 
@@ -134,7 +135,7 @@ def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
     """Return a view of ``x`` with a dimension of size 1 at position ``axis``, like ``torch.unsqueeze``.
 
-    It is ``x.expand_dim(axis)``. On chip, position 0 is the partition dimension.
+    The result is ``x.expand_dim(axis)``. On chip, position 0 is the partition dimension.
     """
     if not isinstance(x, NkiTensor):
         raise NkiValidationError(f"x must be a tile, got {describe_foreign_value(x)}")
@@ -145,7 +146,7 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
     """Return ``x`` with its dimensions of size 1 repeated to ``shape``, like ``torch.broadcast_to`` for equal ranks.
 
-    It is ``x`` itself if shape and type are unchanged, else a new tile in SBUF. Going from one partition to many
+    The result is ``x`` itself if shape and type are unchanged, else a new tile in SBUF. Repeating a single partition
     takes a matmul with ones, which copies floats exactly and integers in pieces.
     """
     tile, sizes = as_tile("x", x), as_integers("shape", shape)
@@ -165,9 +166,6 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 
 def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return a new tile of the given shape that holds ``value``: a number everywhere, or the elements of a tile,
-    broadcast.
-    """
     if not isinstance(value, NkiTensor):
         return full(shape, value, dtype)
     result = new_tile(shape, dtype)
@@ -180,7 +178,7 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
     """Return ``x`` where ``condition`` is not 0, else ``y``, like ``torch.where``.
 
     ``x`` and ``y`` may be numbers; dimensions of size 1 are broadcast. The result is a new tile in SBUF of type
-    ``dtype``, by default the type that holds the values of both (float32 for two numbers).
+    ``dtype``, by default the type that holds the values of ``x`` and ``y`` (float32 for two numbers).
     """
     predicate = as_tile("condition", condition)
     x, y = (value if is_number(value) else as_tile(name, value) for name, value in (("x", x), ("y", y)))

@@ -43,9 +43,7 @@ def is_number(value: Any) -> bool:
 
 
 def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
-    """Return a new unwritten tile for a result, of type ``dtype`` if the caller asks for one, else of type
-    ``default``.
-    """
+    """Return a new unwritten tile of type ``dtype``, or of type ``default`` if ``dtype`` is None."""
     return new_tile(shape, default if dtype is None else as_dtype(dtype))
 
 
@@ -57,10 +55,10 @@ def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
 
 
 def as_tile(name: str, value: Any) -> NkiTensor:
-    """Return ``value`` as a tile with a static address; an indirect view is read into a new tile.
+    """Return ``value`` as a tile with a static address; a view with a dynamic address is copied to a new tile.
 
     Raises:
-        NkiValidationError: if it is not a tensor in SBUF or PSUM.
+        NkiValidationError: ``value`` is not a tensor in SBUF or PSUM; ``name`` is its name in the message.
     """
     if not isinstance(value, NkiTensor):
         raise NkiValidationError(f"{name} must be a tile, got {describe_foreign_value(value)}")
@@ -70,7 +68,7 @@ def as_tile(name: str, value: Any) -> NkiTensor:
 
 
 def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
-    """Return ``x``, copied to a new SBUF tile if ``dtype`` asks for another type; None asks for none."""
+    """Return ``x``, copied to a new SBUF tile if ``dtype`` is another type; None keeps the type."""
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     return x if wanted == x.dtype else cast_copy(x, wanted)
 
@@ -110,13 +108,13 @@ def _wider_integer(first: DType, second: DType) -> DType:
 def promoted(first: DType, second: DType) -> DType:
     """Return the narrowest type for values of both types, as PyTorch and earlier releases of NKI do.
 
-    The documentation defines the type of a result of one tile, the tile's type, and leaves tiles of two types open.
-    A float wins over an integer. Two floats give the wider one, or the next wider type if neither holds the values of
-    the other: float32 for bfloat16 with float16, bfloat16 for two 8-bit floats. Signed with unsigned integers give
-    the next wider signed type.
+    The documentation defines the type of a result of one tile, the tile's type, and leaves tiles of two types open. A
+    float and an integer give the float type. Two floats give the wider type, or the next wider type if neither holds
+    the values of the other: float32 for bfloat16 and float16, bfloat16 for two 8-bit floats. A signed and an unsigned
+    integer give a signed type that holds both.
 
     Raises:
-        NkiValidationError: for int32 with uint32, which no type holds.
+        NkiValidationError: the types are int32 and uint32, for which there is no such type.
     """
     if first == second:
         return first
@@ -128,18 +126,20 @@ def promoted(first: DType, second: DType) -> DType:
 
 
 def promoted_with_number(dtype: DType, number: Any) -> DType:
-    """Return the type of a result of a tile of type ``dtype`` and a number: ``dtype``, but float32 if ``dtype`` is an
-    integer type and the number a float.
+    """Return the type of a result of a tile and a number.
+
+    The type is float32 if the tile has an integer type and the number is a float, otherwise ``dtype``, the type of the
+    tile.
     """
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype
 
 
 def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
-    """Return the shape to which tiles broadcast: in each dimension the one size that is not 1, or 1 if all are 1.
+    """Return the shape to which tiles broadcast: the size of a dimension is the one that is not 1, or 1 if all are 1.
 
     Raises:
-        NkiValidationError: if a dimension has several such sizes, or the numbers of dimensions differ.
+        NkiValidationError: a dimension has several sizes other than 1, or the numbers of dimensions differ.
     """
     sizes = [set(dimension) - {1} for dimension in zip(*(tile.shape for tile in tiles), strict=False)]
     if len({tile.ndim for tile in tiles}) > 1 or any(len(others) > 1 for others in sizes):
@@ -151,8 +151,8 @@ def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
 
 
 def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """Return a view of ``x`` in which free dimensions of size 1 are repeated to the sizes in ``shape``, by a stride of
-    0.
+    """Return a view of ``x`` in which free dimensions of size 1 are repeated, by a stride of 0, to the sizes in
+    ``shape``.
     """
     if x.shape[1:] == tuple(shape[1:]):
         return x
@@ -165,10 +165,10 @@ def _flat(x: NkiTensor) -> NkiTensor:
 
 
 def spread(x: NkiTensor, partitions: int) -> NkiTensor:
-    """Return a new tile of ``partitions`` partitions, each a copy of the only partition of ``x``.
+    """Return a new tile of ``partitions`` partitions; every partition is a copy of the only partition of ``x``.
 
-    A matmul with ones computes it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each sum
-    has one term, so that floats are unchanged. Integers go through float32, 32-bit integers in halves of 16 bits.
+    A matmul with ones computes the tile (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Every
+    sum has one term, so that floats are unchanged. Integers go through float32, 32-bit integers in halves of 16 bits.
     """
     is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and partition_in_storage(x) == 0
     row = x if is_ready else cast_copy(x, x.dtype)
@@ -191,7 +191,7 @@ def spread(x: NkiTensor, partitions: int) -> NkiTensor:
 def broadcast(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
     """Return ``x`` in the given shape: free dimensions repeat by a stride of 0, partitions by :func:`spread`.
 
-    If ``x`` has as many partitions as the shape, the result is ``x`` or a view of it, else a view of a new tile.
+    If ``x`` has as many partitions as the shape, the result is ``x`` or a view of ``x``, else a view of a new tile.
     """
     if x.shape[0] != shape[0]:
         x = spread(x, shape[0])

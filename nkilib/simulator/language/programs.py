@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions without arithmetic: questions about the launch, printing, explanations of indices, and registers.
+"""Functions without arithmetic: the launch grid, the target, printing, explanations of indices, and registers.
 
-- :func:`program_id`, :func:`num_programs`, :func:`program_ndim`: the launch grid;
-- :func:`get_nc_version`, :func:`get_nc_sub_version`: the target;
-- :func:`device_print`: printing; :func:`explain_index`: the words with which an error about the values of an index
-  starts;
+- :func:`program_id`, :func:`num_programs`, :func:`program_ndim`: the launch grid.
+- :func:`get_nc_version`, :func:`get_nc_sub_version`: the target.
+- :func:`device_print`: printing.
+- :func:`explain_index`: sets the first words of an error about the values of an index.
 - :func:`register_alloc`: a new register.
 """
 
@@ -29,14 +29,14 @@ def _check_axis(function: str, axis: int) -> None:
 
 
 def program_id(axis: int = 0) -> int:
-    """Return the number of the core that runs this, 0 or 1."""
+    """Return the number of the core that makes this call, 0 or 1; ``axis`` must be 0."""
     core = current_core("nl.program_id")
     _check_axis("nl.program_id", axis)
     return core.number
 
 
 def num_programs(axes: int | tuple[int, ...] = 0) -> int:
-    """Return the number of cores that run the kernel; ``axes`` is 0 or a tuple of it, the one axis of the grid."""
+    """Return the number of cores that run the kernel; ``axes`` is 0, the only axis of the grid, or a tuple of zeros."""
     core = current_core("nl.num_programs")
     for axis in axes if isinstance(axes, tuple | list) else (axes,):
         _check_axis("nl.num_programs", axis)
@@ -67,10 +67,10 @@ def explain_index(
     limit: int,
     at_fault: NkiTensor | None = None,
 ) -> None:
-    """Attach to ``index`` the text with which an out-of-range error about it starts: ``row R has <what> <value>``.
+    """Attach text to ``index`` with which an out-of-range error about ``index`` starts: ``row R has <what> <value>``.
 
-    If the value is outside [0, limit), the error says that too. A partition may have the values of several rows, one
-    after the other; the text is about the first that is at fault.
+    If the value is outside [0, limit), the error says that too. A partition may have the values of several rows; the
+    text is about the first value at fault.
 
     Args:
         index: SBUF tensor of shape (P, 1) that is used as a vector offset.
@@ -79,7 +79,7 @@ def explain_index(
         first_row: row of the first value of partition 0.
         row_step: difference between the rows of consecutive partitions.
         limit: upper bound of the values, which should lie in [0, limit).
-        at_fault: SBUF tensor of shape (P, n), not 0 for values at fault; None where n is 1.
+        at_fault: SBUF tensor of shape (P, n), not 0 for values at fault; None if n is 1.
     """
 
     def describe(partition: int) -> str:
@@ -97,10 +97,11 @@ def explain_index(
 
 @language_function
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
-    """Print ``print_prefix`` and the values of ``tensor``, which is in SBUF or HBM, as soon as the call runs.
+    """Print ``print_prefix`` and the values of ``tensor``, which is in SBUF or HBM.
 
-    A launch with ``skip_arithmetic`` prints at its end. Where two cores run, the line names the core. Elements never
-    written show as ``--``. Nothing is recorded, and the elements do not count as read.
+    The text is printed at once; a launch with ``skip_arithmetic`` prints it at its end. In a launch on two cores, the
+    line names the core. Unwritten elements show as ``--``. The call is not recorded as an instruction, and does not
+    count as a read of the elements.
     """
     core = current_core("nl.device_print")
     if not isinstance(print_prefix, str):
@@ -124,7 +125,7 @@ def register_alloc(x: int | None = None) -> VirtualRegister:
     """Return a new register: unset, or with the 32 bits of the integer ``x``.
 
     Raises:
-        NkiValidationError: outside a kernel, or if ``x`` is not an integer of 32 bits.
+        NkiValidationError: no kernel is running, or ``x`` is not an integer of 32 bits.
     """
     function = "nisa.register_alloc"
     current_core(function)

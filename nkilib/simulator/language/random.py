@@ -41,7 +41,9 @@ _HBM_COLUMNS = 2048
 
 @language_function
 def random_seed(seed: NkiTensor) -> None:
-    """Seed the generators of :func:`rand` and :func:`dropout` with a [1, 1] tile of 32 bits: ``nisa.set_rng_seed``."""
+    """Seed the generators of :func:`rand` and :func:`dropout` with a [1, 1] tile of 32 bits, by
+    ``nisa.set_rng_seed``.
+    """
     set_rng_seed(seed)
 
 
@@ -54,9 +56,6 @@ def _fill(tile: NkiTensor) -> None:
 
 
 def _fill_hbm(flat: NkiTensor) -> None:
-    """Fill ``flat``, a tensor of one dimension in HBM, with uniform random numbers, which are generated in tiles in
-    SBUF.
-    """
     for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
         part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
         columns = -(-part.size // PARTITIONS)
@@ -72,11 +71,11 @@ def _fill_hbm(flat: NkiTensor) -> None:
 def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
     """Return a new tensor of uniform random numbers in [0, 1).
 
-    They are multiples of 2^-b for the b significant bits of ``dtype``, so that no number rounds up to 1. The bits
-    come from ``nisa.rng`` on the Vector engine.
+    The numbers are multiples of 2^-b, where b is the number of significant bits of ``dtype``, so that no number rounds
+    up to 1. The bits come from ``nisa.rng`` on the Vector engine.
 
     Raises:
-        NkiValidationError: if ``dtype`` is not a float type that holds such numbers.
+        NkiValidationError: ``dtype`` is not a float type that holds such numbers.
     """
     kind = dt.as_dtype(dtype)
     if kind not in _SIGNIFICANT_BITS:
@@ -91,7 +90,8 @@ def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRe
 
 @language_function
 def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return ``x`` with every element replaced by 0 with probability ``rate``, the others unscaled: ``nisa.dropout``.
+    """Return ``x`` with every element replaced by 0 with probability ``rate``, by ``nisa.dropout``; nothing is
+    rescaled.
 
     ``rate`` is a number in [0, 1] or a tile of shape (P, 1). The result is a new tile in SBUF of type ``dtype``, by
     default the type of ``x``.

@@ -3,9 +3,9 @@
 
 """Reductions over the last free dimensions of a tile, by ``nisa.tensor_reduce`` on the Vector engine in float32.
 
-- :func:`sum_over`, :func:`max_over`, :func:`min_over`, :func:`prod_over`, :func:`all_over`: ``nl.sum`` and others,
-  whose names in ``nki.language`` hide builtins;
-- :func:`mean`, :func:`var`: a sum, scaled;
+- :func:`sum_over`, :func:`max_over`, :func:`min_over`, :func:`prod_over`, :func:`all_over`: ``nl.sum``, ``nl.max`` and
+  so on, whose names in ``nki.language`` hide builtins.
+- :func:`mean`, :func:`var`: scaled sums.
 - :func:`softmax`, :func:`rms_norm`: reductions with a few other instructions.
 """
 
@@ -32,11 +32,10 @@ Axes = int | Sequence[int]
 
 
 def _first_reduced(x: NkiTensor, axis: Any) -> int:
-    """Return the first of the dimensions ``axis`` of ``x`` over which a function reduces; they are all dimensions from
-    it on.
+    """Return the first of the dimensions over which a function reduces; it reduces over all dimensions from there on.
 
     Raises:
-        NkiValidationError: unless ``axis`` names the last free dimensions, in any order.
+        NkiValidationError: ``axis`` does not name the last free dimensions, in any order.
     """
     listed = axis if isinstance(axis, tuple | list) else [axis]
     dimensions = range(x.ndim)  # which counts negative indices from the end
@@ -55,7 +54,8 @@ def _first_reduced(x: NkiTensor, axis: Any) -> int:
 def _reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a tile after a reduction over the dimensions from ``first`` on.
 
-    With ``keepdims`` these have size 1; else they are removed, except one of size 1 if no free dimension is left.
+    With ``keepdims`` the reduced dimensions have size 1. Otherwise they are removed; if no free dimension is left, one
+    of size 1 stays.
     """
     kept = x.shape[:first]
     if keepdims:
@@ -66,9 +66,9 @@ def _reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
 def _reduced(
     name: str, x: NkiTensor, axis: Any, dtype: Any, keepdims: bool, default: DType, negate: bool = False
 ) -> NkiTensor:
-    """Return a new tile with ``x`` reduced over ``axis`` by the operator ``name``, and negated with ``negate``.
+    """Return a new tile with ``x`` reduced over ``axis`` by the operator ``name``, times -1 if ``negate``.
 
-    Its type is ``dtype``, or ``default`` if that is None.
+    The type of the tile is ``dtype``, or ``default`` if ``dtype`` is None.
     """
     first = _first_reduced(x, axis)
     result = new_tile(_reduced_shape(x, first, keepdims), default if dtype is None else as_dtype(dtype))
@@ -77,8 +77,8 @@ def _reduced(
 
 
 def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
-    """Return the function ``nl.<name>``, which reduces a tile by ``operator``; ``summary`` becomes the start of its
-    docstring.
+    """Return the function ``nl.<name>``, which reduces a tile by ``operator``; its docstring begins with
+    ``summary``.
     """
 
     def function(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
@@ -109,7 +109,7 @@ def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTenso
 
 @language_function
 def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
-    """Return the mean over ``axis``, like ``torch.mean``: the float32 sum, scaled.
+    """Return the mean over ``axis``, like ``torch.mean``, as the scaled float32 sum.
 
     The other arguments are the same as in ``sum``.
     """
@@ -121,8 +121,8 @@ def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) ->
 def var(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
     """Return the mean over ``axis`` of the squared distance from the mean, like ``torch.var(..., correction=0)``.
 
-    The reduced dimensions always stay, at size 1: ``keepdims`` is ignored, according to the documentation. The mean
-    and then the distances from it are computed in float32.
+    The result keeps the reduced dimensions with size 1: ``keepdims`` is ignored, as the documentation says. The mean
+    and the distances from the mean are computed in float32.
     """
     tile = as_tile("x", x)
     center = _scaled_sum(tile, axis, dt.float32, True)
@@ -133,7 +133,7 @@ def var(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> 
 
 @language_function
 def all_over(x: NkiTensor, axis: Axes, dtype: Any = None) -> NkiTensor:
-    """Return 1 where no element over ``axis`` is 0, else 0, like ``torch.all``.
+    """Return 1 where all elements over ``axis`` differ from 0, else 0, like ``torch.all``.
 
     The other arguments are the same as in ``sum``.
     """
@@ -178,11 +178,11 @@ def rms_norm(
     dtype: Any = None,
     compute_dtype: Any = None,
 ) -> NkiTensor:
-    """Return ``x / sqrt(sum(x * x) / n + epsilon) * w``, the sum over ``axis``, like ``torch.nn.functional.rms_norm``.
+    """Return ``x / sqrt(sum(x * x, axis) / n + epsilon) * w``, like ``torch.nn.functional.rms_norm``.
 
-    ``w`` is a tile of the shape of ``x`` or one that broadcasts to it. ``compute_dtype`` is the type of the
-    intermediate tiles, float32 unless given (each instruction computes in float32). The result is a new tile in SBUF
-    of type ``dtype``, by default the type of ``x``.
+    ``w`` is a tile whose shape broadcasts to that of ``x``. ``compute_dtype`` is the type of the intermediate tiles, by
+    default float32; every instruction computes in float32. The result is a new tile in SBUF of type ``dtype``, by
+    default the type of ``x``.
     """
     tile, weight = as_tile("x", x), as_tile("w", w)
     if not is_number(n) or n <= 0:

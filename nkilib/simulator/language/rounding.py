@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rounding to integers, and the quotients and remainders that build on it, each of several instructions.
+"""Rounding to integers, and quotients and remainders, which use rounding; every function runs several instructions.
 
 :func:`floor`, :func:`ceil` and :func:`trunc` round; :func:`divide`, :func:`mod` and :func:`fmod` divide.
 
-The engines have no such operator. They do round when they cast to int32, to the nearest integer here; the functions
-are correct for any direction of that rounding.
+The engines have no such operators, but they round when they cast to int32; in the simulator to the nearest integer. The
+functions are correct for any direction of that rounding.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _ALL_INTEGERS = float(2**23)
 
 
 def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
-    """Return ``x - floor(x)`` for the operators ``"less"`` and ``"add"``, or ``x - ceil(x)`` for ``"greater"`` and
+    """Return ``x - floor(x)`` for the operators ``"less"`` and ``"add"``, ``x - ceil(x)`` for ``"greater"`` and
     ``"subtract"``.
 
-    A cast to int32 rounds ``x`` to some integer at a distance ``d = x - integer``, which is exact and less than 1 in
+    A cast to int32 rounds ``x`` to some integer. The difference ``d = x - integer`` is exact and less than 1 in
     magnitude. The result is ``d + (d < 0)`` or ``d - (d > 0)``: 0 for integers and infinities, NaN for NaN.
     """
     # One tile holds the clipped values, then the difference, then the excess.
@@ -54,19 +54,19 @@ def _rounded(x: NkiTensor, comparison: str, combination: str, dtype: Any) -> Nki
 
 @language_function
 def floor(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return the largest integer that is not above ``x``, like ``torch.floor``; by default of the type of ``x``."""
+    """Return the largest integer that is not above ``x``, like ``torch.floor``, by default in the type of ``x``."""
     return _rounded(x, "less", "add", dtype)
 
 
 @language_function
 def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return the smallest integer that is not below ``x``, like ``torch.ceil``; by default of the type of ``x``."""
+    """Return the smallest integer that is not below ``x``, like ``torch.ceil``, by default in the type of ``x``."""
     return _rounded(x, "greater", "subtract", dtype)
 
 
 @language_function
 def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return ``x`` without its fraction, like ``torch.trunc``; by default of the type of ``x``."""
+    """Return ``x`` without its fraction, like ``torch.trunc``, by default in the type of ``x``."""
     tile = as_tile("x", x)
     if tile.dtype.is_integer:
         return floor(tile, dtype)
@@ -75,7 +75,6 @@ def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def _inverse(y: Any) -> Any:
-    """Return ``1 / y`` in float32, as a number if ``y`` is one, else as a tile."""
     if is_number(y):
         # 0 gives an infinity, as in a tile, and no error.
         return copysign(inf, y) if y == 0 else 1.0 / y
@@ -85,10 +84,10 @@ def _inverse(y: Any) -> Any:
 
 
 def _operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return both operands, each a number or a tile that instructions can read.
+    """Return both operands, which are numbers or tiles that instructions can read.
 
     Raises:
-        NkiValidationError: if neither is a tile.
+        NkiValidationError: neither operand is a tile.
     """
     if is_number(x) and is_number(y):
         raise NkiValidationError(f"x or y must be a tile, got {x!r} and {y!r}")
@@ -107,8 +106,8 @@ def _sign(value: Any) -> Any:
 def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
     """Return ``x / y``, like ``torch.div``: ``x`` times the reciprocal of ``y``.
 
-    The result is off by at most two units in the last place; it is less precise if the reciprocal is a subnormal
-    number. Either operand may be a number, but not both; dimensions of size 1 are broadcast. Integers give float32.
+    The error is at most two units in the last place, and larger if the reciprocal is a subnormal number. Either operand
+    may be a number, but not both; dimensions of size 1 are broadcast. Integers give float32.
     """
     x, y = _operands(x, y)
     kind = result_type(x, y)
@@ -117,10 +116,9 @@ def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
 
 
 def _remainder(x: Any, y: Any) -> NkiTensor:
-    """Return ``x - y * floor(x / y)`` in float32; where rounding made ``floor(x / y)`` wrong by one, the result is
-    corrected.
+    """Return ``x - y * floor(x / y)`` in float32, corrected where rounding made ``floor(x / y)`` wrong by one.
 
-    The result has the sign of ``y`` and is smaller than it in magnitude.
+    The result has the sign of ``y`` and a smaller magnitude than ``y``.
     """
     quotient = floor(binary("multiply", x, _inverse(y), dt.float32))
     remainder = binary("subtract", x, binary("multiply", quotient, y, dt.float32), dt.float32)
@@ -134,8 +132,8 @@ def _remainder(x: Any, y: Any) -> NkiTensor:
 def mod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
     """Return the remainder of ``x / y`` with the sign of ``y``, like ``torch.remainder`` and Python's ``%``.
 
-    It is computed in float32: exact for integers up to 2^24, else off by at most ``|x| * 2^-23``, for ``|x / y|`` up
-    to 2^22. ``y`` is finite; the result is NaN where it is 0.
+    The arithmetic is float32. For ``|x / y|`` up to 2^22, the result is exact for integers up to 2^24, and otherwise
+    off by at most ``|x| * 2^-23``. ``y`` must be finite; where ``y`` is 0, the result is NaN.
     """
     x, y = _operands(x, y)
     return cast_copy(_remainder(x, y), result_type(x, y) if dtype is None else dt.as_dtype(dtype))
@@ -145,7 +143,7 @@ def mod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
 def fmod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
     """Return the remainder of ``x / y`` with the sign of ``x``, like ``torch.fmod`` and C's ``fmod``.
 
-    It is as precise as :func:`mod`, and also NaN where ``y`` is 0.
+    The precision is that of :func:`mod`; where ``y`` is 0, the result is NaN.
     """
     x, y = _operands(x, y)
     remainder = _remainder(_magnitude(x), _magnitude(y))

@@ -3,10 +3,9 @@
 
 """The functions :func:`sin`, :func:`cos` and :func:`tan` of any angle: the Scalar engine has a sine on [-pi, pi] only.
 
-The angle is first brought into that range by subtracting a multiple of 2 pi, in three parts with few enough bits that
-the products are exact (Cody and Waite): the reduced angle is off by at most 2^-22 for |x| up to 2^18. Because the
-multiple is rounded from a float32, it may lie outside the range by at most |x| * 2^-23, where the engine's polynomial
-continues.
+A multiple of 2 pi is first subtracted from the angle, in three parts with few enough bits that the products are exact
+(Cody and Waite): the reduced angle is off by at most 2^-22 for |x| up to 2^18. Because the multiple is rounded from a
+float32, the reduced angle may lie outside [-pi, pi] by at most |x| * 2^-23, where the engine's polynomial continues.
 """
 
 from __future__ import annotations

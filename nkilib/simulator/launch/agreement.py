@@ -3,10 +3,10 @@
 
 """The checks that the two cores of a launch make and return the same tensors.
 
-:func:`check_same_tensors` compares the shared tensors that they made, :func:`check_same_results` what they return.
+:func:`check_same_tensors` compares the shared tensors that the cores made, :func:`check_same_results` their results.
 
 A compiler builds one program for both cores. In the simulator each core runs the Python function, which could make and
-return different tensors on each core; and only the result of core 0 reaches the caller.
+return different tensors on each core, although only the result of core 0 reaches the caller.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MOST_CHARACTERS = 400
 
 
 def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
-    """Check that the two cores, which have both ended, have made the same number of tensors in shared HBM.
+    """Check that the two cores, after their end, have made the same number of tensors in shared HBM.
 
-    Each tensor that both have made was compared when the second core made it.
+    Tensors that both cores have made were compared when the second core made them.
 
     Raises:
-        NkiValidationError: if one core has made more; the message shows both numbers and the first additional tensor.
+        NkiValidationError: one core has made more; the message shows both numbers and the first additional tensor.
     """
     counts = first.shared_tensors, second.shared_tensors
     if counts[0] == counts[1]:
@@ -46,8 +46,8 @@ def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
 
 
 def _difference(first: Any, second: Any, path: str) -> tuple[str, Any, Any] | None:
-    """Return the first difference between two nested values: its path, and the two parts there; None if the values are
-    the same.
+    """Return the first difference between two nested values: its path, and the two different items; None if there is
+    none.
     """
     if type(first) is not type(second):
         return path, first, second
@@ -72,7 +72,9 @@ def _text(value: Any) -> str:
 
 
 def _place(value: Any, launch: Launch) -> str:
-    """Return text that tells apart two values whose names, shapes and types are the same: where a tensor lies."""
+    """Return text that distinguishes two values whose names, shapes and types are the same: the location of a
+    tensor.
+    """
     if not isinstance(value, View):
         return f"(a {type(value).__qualname__})"
     numbers = [number for number, storage in enumerate(launch.shared) if storage is value.storage]
@@ -83,16 +85,16 @@ def _place(value: Any, launch: Launch) -> str:
 def check_same_results(kernel: str, launch: Launch, first: Any, second: Any) -> None:
     """Check that the two cores of a launch return the same tensors in the same structure.
 
-    Other values are no results of a device, and only their types are compared: a kernel may tell on which core it ran.
+    Of values that are not tensors only the types are compared: a kernel may return, for instance, the number of its
+    core.
 
     Args:
         kernel: the name of the kernel.
         launch: the launch.
-        first, second: the values that the kernel function returned on core 0 and on core 1; a kernel may return the
-            first one.
+        first, second: the values that the kernel function returned on core 0 and on core 1.
 
     Raises:
-        NkiValidationError: if they differ; the message shows both.
+        NkiValidationError: the values differ; the message shows both.
     """
     found = _difference(first, second, "")
     if found is None:

@@ -3,11 +3,14 @@
 
 """Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible.
 
-- :class:`Arguments`: the arguments of one launch, converted to tensors and back;
-- :func:`as_numpy`, :func:`to_torch`, :func:`input_dtype`, :func:`is_array`, :func:`is_torch`, :func:`note_written`: one
-  array or tensor;
-- :func:`map_leaves`, :func:`leaves_of`, :func:`parts_of`: values nested in tuples, lists, dictionaries and NKI objects;
+- :class:`Arguments`: the arguments of one launch, converted to tensors and back.
+- :func:`as_numpy`, :func:`to_torch`, :func:`input_dtype`, :func:`is_array`, :func:`is_torch`, :func:`note_written`: for
+  a single array or tensor.
+- :func:`map_leaves`, :func:`leaves_of`, :func:`parts_of`: for values nested in tuples, lists, dictionaries and NKI
+  objects.
 - :class:`Uncomputed`: a shape and a type, which a launch that skips arithmetic returns in place of each tensor.
+
+A *leaf* of a nested value is an item that is not a container.
 """
 
 from __future__ import annotations
@@ -59,8 +62,8 @@ _TORCH_BITS = {
 def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> Any:
     """Return ``value`` with ``function(leaf, path)`` in place of every leaf.
 
-    Tuples (named ones too), lists, dictionaries and :class:`NKIObject` instances other than tensors, registers and
-    scalars are rebuilt; everything else is a leaf.
+    Tuples (named ones too), lists, dictionaries and :class:`NKIObject` instances are rebuilt; everything else, and
+    every tensor, register and scalar, is a leaf.
 
     Args:
         value: the nested value.
@@ -81,8 +84,8 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the items of a nested value, each under the text that its path appends to the path of ``value``; None if
-    ``value`` is a leaf.
+    """Return the items of a nested value by the text that their path appends to the path of ``value``; None for a
+    leaf.
     """
     if isinstance(value, tuple | list):
         return {f"[{number}]": item for number, item in enumerate(value)}
@@ -116,13 +119,14 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 class Uncomputed:
-    """A result of a kernel whose values were left out. Every operation that needs values raises an error.
+    """A result of a kernel without values, from a launch with ``skip_arithmetic``.
 
-    Another launch with ``skip_arithmetic`` accepts it as an argument.
+    Every operation that needs values raises an error. Another launch with ``skip_arithmetic`` accepts the object as an
+    argument.
 
     Attributes:
         kernel: the name of the kernel that returned it.
-        path: its position in the kernel's result, such as ``[0]``; empty for the only result.
+        path: the position in the kernel's result, such as ``[0]``; empty for the only result.
         shape: the size of each dimension.
         dtype: the NKI type of an element.
     """
@@ -146,7 +150,7 @@ class Uncomputed:
         return prod(self.shape)
 
     def refuse(self, who: str = "") -> NoReturn:
-        """Raise the error about missing values; ``who`` is the operation that asks for them.
+        """Raise the error about missing values; ``who`` is the operation that needs the values.
 
         Raises:
             UncomputedError: always.
@@ -194,18 +198,16 @@ class Uncomputed:
 
 
 def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """Return a numpy array that shares the memory of a CPU tensor of PyTorch.
-
-    ``Tensor.numpy`` is not used: it would prevent resizing the tensor's storage, and FSDP resizes the weights it
-    gathers. Before numpy 2.1 an array from DLPack may be read-only.
-    """
+    # Tensor.numpy would prevent resizing the tensor's storage, and FSDP resizes the weights it gathers. Before numpy
+    # 2.1 an array from DLPack may be read-only.
     return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
 
 
 def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
-    """Return a numpy array that shares the memory of ``value``, an array or a CPU tensor; ``what`` names it in errors.
+    """Return a numpy array that shares the memory of ``value``, an array or a CPU tensor; ``what`` is its name in
+    errors.
 
-    It is read-only if autograd tracks ``value``, because autograd would miss a write.
+    The array is read-only if autograd tracks ``value``, because autograd would miss a write.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -240,7 +242,7 @@ def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
 
 
 class _Input:
-    """An array argument: the caller's object, and the storage that represents it in the kernel."""
+    """An array argument of a kernel: the caller's object, and the storage that represents the object in the kernel."""
 
     def __init__(
         self,
@@ -276,11 +278,10 @@ class _Input:
 
     @property
     def memory(self) -> ArrayArgument:
-        """The caller's array, paired with the storage that represents it in the kernel."""
         return ArrayArgument(self._array, self.storage, self._is_copy)
 
     def write_back(self) -> None:
-        """Copy what the kernel wrote back to the caller's array, if the storage holds a copy of the array."""
+        """Copy elements that the kernel wrote to the caller's array, if the storage holds a copy of the array."""
         if self._before is None:
             return
         # As bytes: NaN is not equal to itself. Flat: numpy views no array without dimensions as bytes.
@@ -290,7 +291,6 @@ class _Input:
 
 
 def _definition_of(func: Callable[..., Any]) -> str:
-    """Return ``file:line`` where a kernel is defined, or the type's name of a callable that is no function."""
     code = getattr(inspect.unwrap(func), "__code__", None)
     return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -306,12 +306,11 @@ def is_array(value: Any) -> bool:
 
 
 def note_written(arrays: Iterable[Any]) -> None:
-    """Tell PyTorch that a launch has written those of ``arrays`` that are its tensors: it counts as an in-place
-    operation on them.
+    """Tell PyTorch that a launch has written ``arrays``, as if by an in-place operation; numpy arrays are ignored.
 
     Autograd compares counts of such operations (``Tensor._version``): a backward pass for which it has saved such a
-    tensor raises PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be
-    saved either.
+    tensor raises PyTorch's error. Tensors made in ``torch.inference_mode()`` have no count, and autograd cannot save
+    them.
     """
     tensors = [array for array in arrays if is_torch(array)]
     if tensors:
@@ -336,12 +335,12 @@ def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
 class Arguments:
     """The converted arguments of one launch; ``args`` and ``kwargs`` are passed to the kernel function.
 
-    Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
-    passes through unchanged. The kernel may only read arrays whose ids are in ``unwritable``. ``scope`` is the scope of
+    Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else is
+    passed unchanged. ``unwritable`` has the ids of the arrays that the kernel may only read, ``scope`` is the scope of
     the launch.
 
     Attributes:
-        watcher: the watcher of the accesses to arguments that share memory (see overlaps.py); None if none is needed.
+        watcher: the watcher of accesses to arguments that share memory (see overlaps.py); None if it is not needed.
     """
 
     def __init__(
@@ -373,11 +372,9 @@ class Arguments:
         self.watcher: Watcher | None = join_overlapping(self._memories())
 
     def _memories(self) -> list[ArrayArgument]:
-        """Return the caller's arrays, each as an :class:`.ArrayArgument` with the storage that represents it."""
         return [converted.memory for converted in self._inputs.values()]
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
-        """Return whether some argument is a :class:`Spec`, so that the launch has shapes and no data."""
         return any(isinstance(leaf, Spec) for leaf in leaves)
 
     def _convert(self, value: Any, name: str) -> Any:
@@ -415,11 +412,11 @@ class Arguments:
         return value
 
     def storages(self) -> list[tuple[Any, Storage]]:
-        """Return the caller's arrays among the arguments, each with the storage that represents it in the kernel."""
+        """Return the caller's arrays among the arguments, with the storages that represent them in the kernel."""
         return [(converted.original, converted.storage) for converted in self._inputs.values()]
 
     def write_back(self) -> None:
-        """Update the caller's arrays that the kernel wrote to and that had to be copied, and notify autograd."""
+        """Update the caller's arrays that the kernel wrote and that had to be copied, and notify autograd."""
         for converted in self._inputs.values():
             converted.write_back()
         note_written(item.original for item in self._inputs.values() if item.storage.is_changed)
@@ -432,8 +429,8 @@ class Arguments:
             core: core 0, after its end.
 
         Raises:
-            NkiValidationError: if the kernel returns a tensor that is not in HBM, was never written or belongs to
-                another launch, another core or the body of a loop; or a grid, a register or a scalar.
+            NkiValidationError: the kernel returns a tensor that is not in HBM, was never written, or belongs to another
+                launch, another core or the body of a loop; or it returns a grid, a register or a scalar.
         """
 
         def converted(leaf: Any, path: str) -> Any:
@@ -453,9 +450,7 @@ class Arguments:
         return result
 
     def _check_not_lost(self, value: Any, level: Level) -> None:
-        """Check that a launch has an effect for the caller: the kernel returns something, or has written an argument. A
-        launch on shapes is not checked, because it does not record what it writes.
-        """
+        """Check that the kernel returns a value or has written an argument; a launch without data is not checked."""
         if self.is_abstract or any(leaf is not None for leaf in leaves_of(value)):
             return
         if not any(storage.is_changed for storage in self._array_storages()):
@@ -466,7 +461,6 @@ class Arguments:
             refuse(level, error, self._place)
 
     def _array_storages(self) -> Iterable[Storage]:
-        """Return the storages of the arrays among the arguments."""
         return [converted.storage for converted in self._inputs.values()]
 
     def _tensor_result(self, tensor: NkiTensor, path: str, core: Core) -> Any:
@@ -486,8 +480,8 @@ class Arguments:
         """Check that a kernel may return this tensor.
 
         Raises:
-            NkiValidationError: if it is not in HBM that all cores share, if its address is read at run time, or if it
-                does not exist at the end of the kernel.
+            NkiValidationError: the tensor is not in HBM that all cores share, has a dynamic address, or does not exist
+                at the end of the kernel.
         """
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
@@ -502,8 +496,10 @@ class Arguments:
         check_scope(core, f"{self._kernel}: a kernel returns tensors that it can use at its end", tensor)
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
-        """Return the numpy type of a result of the packed type ``dtype``: the type of its words; if an argument has a
-        packed type, the type of packed arrays.
+        """Return the numpy type of a result of the packed type ``dtype``: the type of packed arrays if an argument is
+        packed.
+
+        Otherwise it is the type of the words.
         """
         types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels and what a call of one does: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``.
+"""Kernels and their calls: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``.
 
-- :class:`Kernel`, made by :func:`jit` and :func:`simulate`: launches its function, or inside a kernel calls it;
-- :func:`run_launches_by`: sets the function (:class:`Run`) that decides how launches run. Without one they run
-  instruction by instruction (:data:`UnreplayedRun`).
+- :class:`Kernel`, made by :func:`jit` and :func:`simulate`: launches its function; inside a kernel, calls it.
+- :func:`run_launches_by`: sets the function (:class:`Run`) that decides how launches run. Without such a function,
+  launches run instruction by instruction (:data:`UnreplayedRun`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_comp
 
 
 def _cores(grid: Any) -> int | None:
-    """Return the number of cores that a launch grid, ``n`` or ``(n,)``, asks for; None if it is no valid number of
-    cores.
-    """
+    """Return the number of cores that a launch grid, ``n`` or ``(n,)``, asks for; None if the grid is not valid."""
     cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
     return int(cores) if is_integer(cores) and cores in lnc.SIZES else None
 
@@ -63,12 +61,6 @@ def _instruction_by_instruction(
 
 @dataclass
 class _Runner:
-    """A holder of the function that decides how launches run, which :func:`run_launches_by` sets.
-
-    Attributes:
-        run: that function.
-    """
-
     run: Run = _instruction_by_instruction
 
 
@@ -84,14 +76,14 @@ def _run_unreplayed(
 class Kernel:
     """A function that runs as a kernel.
 
-    ``kernel[2](...)`` runs on a logical core of two physical cores, ``kernel(...)`` on a logical core of the size that
-    ``NEURON_LOGICAL_NC_CONFIG`` sets, or on one core. Inside another kernel a call is a plain function call, as the NKI
-    compiler inlines it.
+    ``kernel[2](...)`` runs on a logical core of two physical cores; ``kernel(...)`` runs on as many cores as
+    ``NEURON_LOGICAL_NC_CONFIG`` sets, by default one. Inside another kernel a call is a plain function call, because
+    the NKI compiler inlines it.
 
     Attributes:
         func: the Python function.
-        cores: the number of physical cores asked for by ``kernel[n]``; None if the launch has no grid.
-        schedule: extra order between instructions, from :meth:`with_schedule`.
+        cores: n of ``kernel[n]``; None for a kernel without brackets.
+        schedule: the order of named instructions, from :meth:`with_schedule`.
         settings: the other settings from ``nki.jit``.
     """
 
@@ -162,16 +154,16 @@ class Kernel:
     def with_schedule(
         self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: dependency | None = None
     ) -> Kernel:
-        """Return this kernel with extra order between instructions, identified by their ``name=``.
+        """Return this kernel with an additional order between instructions that have a ``name=``.
 
         Args:
             schedule: pairs ``(name, after)``; ``after`` is a name or a list of names that run before ``name``.
-            kind: whether the hardware waits, as in ``depends_on``, or the compiler alone keeps the order.
+            kind: whether the hardware waits or only the compiler keeps the order; see ``depends_on`` of an instruction.
 
         Raises:
-            NkiValidationError: if the pairs have another form or form a cycle; when the kernel runs, if no instruction
-                has one of the names, or if the hardware would have to wait for an instruction in a dynamic loop from
-                outside of that loop.
+            NkiValidationError: the pairs have another form, or form a cycle; when the kernel runs, no instruction has
+                one of the names, or the hardware would have to wait for an instruction in a dynamic loop from outside
+                that loop.
         """
         return Kernel(self.func, self.cores, checked_edges(schedule, kind), self.settings)
 
@@ -187,12 +179,14 @@ def jit(
     specialization_config: SpecializationConfig | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit(...)``; calling it simulates it on the CPU.
+    """Return a kernel for a function, as ``@nki.jit`` or ``@nki.jit(...)``; a call of the kernel simulates it on the
+    CPU.
 
     Args:
         fn: the function; if None, a decorator is returned.
-        compile_config: the compiler settings of the kernel; kernels that it calls may not ask for different ones.
-        specialization_config: whether kernels that it calls may ask for different settings nevertheless.
+        compile_config: the compiler settings of the kernel; kernels that it calls may not ask for different settings.
+        specialization_config: the tracer settings, which may allow called kernels to ask for different compiler
+            settings.
         kwargs: keywords that published kernels pass. ``platform_target`` is simulated unless
             ``NEURON_PLATFORM_TARGET_OVERRIDE`` or ``using(target=...)`` names another target. ``grid``, ``[2]`` or
             ``2``, sets the number of cores of calls without brackets. The keyword ``mode`` of older releases is ignored
@@ -200,9 +194,9 @@ def jit(
             since nothing is compiled.
 
     Raises:
-        TypeError: for any other keyword, or a configuration of the wrong type.
-        ValueError: if ``platform_target`` is no target.
-        NkiValidationError: if ``grid`` is no valid number of cores.
+        TypeError: a keyword is unknown, or a configuration has the wrong type.
+        ValueError: ``platform_target`` is not a target.
+        NkiValidationError: ``grid`` is not a valid number of cores.
     """
     if "mode" in kwargs:
         warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
@@ -224,10 +218,13 @@ def jit(
 
 
 def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
-    """Return a callable that runs ``kernel`` (from ``nki.jit``, ``kernel[n]``, or a plain function) on the CPU.
+    """Return a kernel that runs on the CPU.
 
-    It takes numpy arrays or CPU torch tensors, returns results of the same library, and updates inputs that the kernel
-    writes.
+    A call takes numpy arrays or CPU torch tensors, returns results of the same library, and updates inputs that the
+    kernel writes.
+
+    Args:
+        kernel: a kernel from ``nki.jit``, ``kernel[n]``, or a plain function.
     """
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
@@ -237,7 +234,7 @@ UnreplayedRun = Callable[[Kernel, tuple[Any, ...], dict[str, Any], LaunchEnviron
 
 
 class Run(Protocol):
-    """A function that decides how a launch runs: instruction by instruction, or for instance from a recorded plan."""
+    """A function that decides how a launch runs: instruction by instruction, or from a recorded plan."""
 
     def __call__(
         self,
@@ -258,5 +255,5 @@ class Run(Protocol):
 
 
 def run_launches_by(run: Run) -> None:
-    """Let ``run`` decide how launches run from now on; the replay, a layer above this one, registers itself here."""
+    """Make ``run`` decide how launches run from now on. The replay, a layer above this one, calls this function."""
     _RUNNER.run = run

@@ -3,13 +3,13 @@
 
 """Arguments of a launch that share memory: views of one array, overlapping slices, tensors of one torch storage.
 
-:func:`sharing` finds them among arrays; :func:`join_overlapping` puts the :class:`ArrayArgument` of a launch that share
-memory into one allocation, or has the accesses to them watched.
+:func:`sharing` finds arrays that share memory. :func:`join_overlapping` puts arguments that share memory
+(:class:`ArrayArgument`) into one allocation, or returns a watcher of the accesses to them.
 
-Contiguous arguments are used in place, so a write to one of them is also a write to those that share its memory: they
-lie in one allocation (``Storage.allocation``), where races of two cores are found. An argument that the launch has
-copied does not see writes to the others, and they do not see writes to it: the kernel may read all of them, and an
-access that would return an outdated value is an error.
+Contiguous arguments are used in place, so that a write to one argument is also a write to the arguments that share its
+memory: these lie in one allocation (``Storage.allocation``), in which races of two cores are found. An argument that
+the launch has copied does not see writes to the others, and they do not see writes to it. The kernel may read all of
+them; an access that would return an outdated value is an error.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Array = npt.NDArray[Any]
 
 
 class ArrayArgument(NamedTuple):
-    """An array argument of a launch, with the storage that represents it in the kernel.
+    """An array argument of a launch, with the storage that represents the array in the kernel.
 
     Attributes:
-        array: the caller's memory.
-        storage: the storage that represents it.
+        array: the caller's array.
+        storage: the storage that represents the array.
         is_copy: whether the storage has memory of its own.
     """
 
@@ -59,10 +59,9 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 
 def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
-    """Return the pairs of arrays that have memory in common, as pairs of indices; the first index is of the array that
-    begins at the lower address.
+    """Return the pairs of arrays that share memory, as pairs of indices.
 
-    The second indices ascend by address.
+    The first array of a pair begins at the lower address; the second arrays of the pairs are in the order of addresses.
     """
     if len(arrays) < 2 or all([array.flags.owndata for array in arrays]):
         return []
@@ -79,14 +78,14 @@ def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
 
 
 class _Shared:
-    """An argument that shares memory with another one, with a record of which cores have accessed it.
+    """An argument that shares memory with another one, with a record of the cores that have accessed it.
 
     Attributes:
         storage: the storage of the argument.
-        partners: the numbers of the arguments with which it shares memory, where at least one of the two is a copy; its
-            own number if several of its elements share memory.
-        users: the cores that have accessed it.
-        is_written: whether one has written it.
+        partners: the numbers of the arguments that share memory with this one, if one of the two is a copy; the number
+            of this argument itself if several of its elements share memory.
+        users: the cores that have accessed the argument.
+        is_written: whether a core has written it.
     """
 
     def __init__(self, storage: Storage, partners: Iterable[int]) -> None:
@@ -123,7 +122,8 @@ def _refuse(one: Storage, other: Storage) -> None:
 
 class _CopyWatch(Watcher):
     """The watcher for arguments that share memory in the caller but not in the launch, because at least one was copied.
-    It reports accesses that would not see a write, or whose write would not be seen.
+
+    It reports an access that would miss a write, or a write that another argument would miss.
     """
 
     def __init__(self, shared: dict[int, _Shared]) -> None:
@@ -141,8 +141,8 @@ class _CopyWatch(Watcher):
         """Record that core number ``core`` reads or writes ``view``.
 
         Raises:
-            NkiValidationError: if the access would not see a write, or is a write that another argument would not see.
-                The order of two cores is ignored: one may write an argument only if the other one does not access its
+            NkiValidationError: the access would miss a write, or is a write that another argument would miss. The order
+                of the two cores is ignored: a core may write an argument only if the other core does not access its
                 partners.
         """
         number = self._numbers.get(view.storage.number)
@@ -162,7 +162,7 @@ def join_overlapping(arguments: Sequence[ArrayArgument]) -> Watcher | None:
     """Put arguments that share memory into one allocation.
 
     Returns:
-        The watcher that raises an error for writes that a copied argument would not see; None if no argument is copied.
+        A watcher that raises an error for writes that a copied argument would miss; None if it is not needed.
     """
     partners: dict[int, set[int]] = {}
     for first, second in sharing([argument.array for argument in arguments]):

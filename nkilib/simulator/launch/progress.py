@@ -3,7 +3,7 @@
 
 """Progress display of a long simulation: one line on a terminal, which disappears when the simulation ends.
 
-:func:`displaying` shows the line; :func:`doing` and :func:`launching` register the tasks that it names.
+:func:`displaying` shows the line; :func:`doing` and :func:`launching` register the tasks that the line names.
 
 A thread reads how many instructions the cores have begun, so instructions do no extra work. If stderr is no terminal,
 as in a pipe or in a notebook, there is no thread and no line.
@@ -29,12 +29,12 @@ _DEFAULT_COLUMNS = 80
 
 
 class _Task(NamedTuple):
-    """A part of a simulation that may take long, such as a launch, and that the display names.
+    """An activity that may take long, such as a launch, and that the display names.
 
     Attributes:
         name: the displayed name.
-        begun_s: the time when it began, by :func:`time.monotonic`.
-        state: a function that returns the task's progress as text; None if it is not known.
+        begun_s: the time when the task began, by :func:`time.monotonic`.
+        state: a function that returns the task's progress as text; None if the progress is not known.
     """
 
     name: str
@@ -89,7 +89,6 @@ class _Display:
         return f"{took_s:.0f} s: {': '.join(texts)}"
 
     def _write(self, text: str) -> None:
-        """Replace the text that the terminal line shows by ``text``, and leave the cursor at the start of the line."""
         # A terminal that is gone, or a stream that the program has closed, is no reason to stop what runs.
         with suppress(OSError, ValueError):
             self._stream.write(f"\r{text.ljust(self._shown)}\r")
@@ -107,7 +106,6 @@ _DISPLAY: ContextVar[_Display | None] = ContextVar("nkilib_simulator_progress", 
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):
@@ -131,7 +129,7 @@ def displaying() -> Iterator[None]:
 
 @contextmanager
 def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
-    """Register the ``with`` block as a task that may take long; it is shown inside :func:`displaying` only.
+    """Register the ``with`` block as a task that may take long; only :func:`displaying` shows tasks.
 
     Args:
         name: the displayed name.
@@ -146,5 +144,7 @@ def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
 
 
 def launching(name: str, cores: Sequence[Core]) -> AbstractContextManager[None]:
-    """Register the launch of the kernel ``name`` on ``cores`` as a task, for the display."""
+    """Register the launch of the kernel ``name`` on ``cores`` as a task for the display, for the returned ``with``
+    block.
+    """
     return doing(name, lambda: f"{sum(core.issued for core in cores):,} instructions")

@@ -3,8 +3,8 @@
 
 """``nkilib.simulator.ranks``: one kernel on several logical NeuronCores, each with memory of its own.
 
-:func:`ranks` returns :class:`Ranks`, which make a :class:`RankedKernel` of a kernel; :func:`per_rank` makes an argument
-with a value for each rank (:class:`PerRank`).
+:func:`ranks` returns :class:`Ranks`, whose call makes a :class:`RankedKernel` from a kernel; :func:`per_rank` makes an
+argument with a value for each rank (:class:`PerRank`).
 
 Each core of each rank is a thread. The threads synchronise in the collectives of ``nki.collectives``.
 """
@@ -49,10 +49,10 @@ class PerRank:
 
 
 def per_rank(values: Sequence[Any]) -> PerRank:
-    """Return an argument of which rank ``r`` gets ``values[r]``; all other arguments go to all ranks.
+    """Return an argument that is ``values[r]`` on rank ``r``; every other argument is the same on all ranks.
 
     Raises:
-        TypeError: if ``values`` has no length or cannot be indexed.
+        TypeError: ``values`` has no length or cannot be indexed.
     """
     if not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
         raise TypeError(f"per_rank takes a sequence with one value a rank, got {type(values).__name__}")
@@ -67,16 +67,16 @@ def ranks(n: int, *, timeout: float | None = 60.0) -> Ranks:
         group = nki.collectives.ReplicaGroup([[0, 1, 2, 3]])
         results = ranks(4)(kernel[2])(per_rank(shards), group)  # a list: what each rank returns
 
-    An argument in :func:`per_rank` has a different value on each rank, every other argument is the same on all. Each
-    rank has HBM of its own: an array that several ranks get, whole or in part, is read-only there.
+    An argument in :func:`per_rank` has a different value on each rank; every other argument is the same on all ranks.
+    Each rank has HBM of its own: kernels may only read an array that several ranks get, whole or in part.
 
     Args:
         n: the number of ranks.
-        timeout: the seconds that a rank waits in a collective for the others; None waits without limit, for instance to
-            stop in a debugger. A deadlock of all ranks is found at once.
+        timeout: the seconds that a rank waits in a collective for the other ranks; None waits without limit, for
+            instance for a debugger. A deadlock of all ranks is found at once.
 
     Raises:
-        ValueError: if ``n`` is no positive integer or ``timeout`` is not positive.
+        ValueError: ``n`` is not a positive integer, or ``timeout`` is not positive.
     """
     if not is_integer(n) or n < 1:
         raise ValueError(f"ranks(n): n must be a positive integer, got {n!r}")
@@ -91,7 +91,7 @@ class Ranks:
 
     Attributes:
         count: the number of ranks.
-        timeout: the seconds that one rank waits for the others, or None.
+        timeout: the seconds that one rank waits for the other ranks, or None.
     """
 
     count: int
@@ -104,7 +104,7 @@ class Ranks:
             kernel: the kernel: from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function.
 
         Raises:
-            NotImplementedError: if the kernel skips arithmetic.
+            NotImplementedError: the kernel skips arithmetic.
         """
         simulated = simulate(kernel)
         if simulated.settings.skipping is not None:
@@ -116,18 +116,14 @@ class Ranks:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that are about to end, for a limited time. A thread that never checks whether to stop is left
-    running.
-    """
+    """Wait for threads that are about to end, for a limited time; a thread that does not end keeps running."""
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - monotonic()))
 
 
 def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
-    """Run all cores of all ranks in threads of their own, and raise the error of the lowest core that failed, if one
-    did.
-    """
+    """Run every core of every rank in a thread, and raise the error of the lowest core that failed, if any."""
     threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
     try:
         for thread in threads:
@@ -145,9 +141,7 @@ def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
 
 @contextmanager
 def _naming_rank(rank: int) -> Iterator[None]:
-    """Add the name of rank ``rank`` to errors that the ``with`` block raises outside of the kernel's instructions:
-    about arguments and results, and at the end of a launch.
-    """
+    """Add the rank to errors of the ``with`` block, which runs no instruction and so does not name the core."""
     try:
         yield
     except NkiValidationError as error:
@@ -169,8 +163,9 @@ class _ArrayOfRank:
 
 
 def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
-    """Return the ``id`` of each array that several ranks get, or that shares memory with another rank's array; these
-    are read-only in the launch.
+    """Return the ``id`` of each array that several ranks get, or that shares memory with another rank's array.
+
+    These arrays are read-only in the launch.
     """
     arrays: dict[int, _ArrayOfRank] = {}
     for rank, of_rank in enumerate(arguments):
@@ -194,7 +189,7 @@ class RankedKernel:
     Attributes:
         kernel: the kernel that runs on every rank.
         ranks: the ranks on which it runs.
-        watched: the only rank that watchers observe; None for all.
+        watched: the only rank that watchers observe; None for all ranks.
     """
 
     kernel: Kernel
@@ -202,10 +197,10 @@ class RankedKernel:
     watched: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run the kernel on all ranks.
+        """Run the kernel on all ranks, and return a list with the result of each rank.
 
         Raises:
-            ValueError: if a :func:`per_rank` does not have one value for each rank.
+            ValueError: a :func:`per_rank` argument does not have one value for each rank.
             NkiValidationError: the error that the kernel raises on a rank; the message names the rank.
         """
         if current_core_or_none() is not None:
@@ -243,10 +238,11 @@ class RankedKernel:
     def arguments_of(
         self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments that the kernel gets on rank ``rank``, in place of those of :func:`per_rank`.
+        """Return the arguments of the kernel on rank ``rank``, with the values of :func:`per_rank` arguments for this
+        rank.
 
         Raises:
-            ValueError: if a :func:`per_rank` does not have one value for each rank.
+            ValueError: a :func:`per_rank` argument does not have one value for each rank.
         """
         chosen = tuple(self._chosen(rank, value, f"argument {position}") for position, value in enumerate(args))
         return chosen, {name: self._chosen(rank, value, f"argument {name!r}") for name, value in kwargs.items()}

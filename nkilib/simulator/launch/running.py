@@ -3,9 +3,9 @@
 
 """A launch from its preparation to its results: its arguments, its cores as threads, and their observers.
 
-- :class:`PreparedLaunch`: a launch that is ready to run; :func:`run_to_end` runs it;
-- :class:`CoreRun`, :func:`run_cores`, :func:`raise_first_error`: the cores as threads, and which error is raised;
-- :func:`run_skipping`: a launch with ``skip_arithmetic``, repeated until it has all values that it needs.
+- :class:`PreparedLaunch`: a launch that is ready to run; :func:`run_to_end` runs it.
+- :class:`CoreRun`, :func:`run_cores`, :func:`raise_first_error`: run the cores as threads, and raise their error.
+- :func:`run_skipping`: runs a launch with ``skip_arithmetic``, repeatedly until it has all values that it needs.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _MOST_STARTS = 100
 
 
 class CoreRun:
-    """One core's run of the kernel function; calling the object runs it.
+    """The execution of the kernel function on one core; calling the object runs the function.
 
     Attributes:
-        core: the core that runs.
+        core: the core.
         result: the return value of the function.
         error: the exception that the function raised.
     """
@@ -107,16 +107,17 @@ class CoreRun:
 
 
 def raise_first_error(running: Iterable[CoreRun]) -> None:
-    """Raise the error of the lowest core that failed, if any did."""
+    """Raise the error of the core with the lowest number that failed, if any did."""
     for run in running:
         if run.error is not None:
             raise run.error
 
 
 def run_cores(running: Sequence[CoreRun]) -> None:
-    """Run all cores of a launch to their end; if some failed, raise the error of the lowest one.
+    """Run all cores of a launch to their end; if cores failed, raise the error of the one with the lowest number.
 
-    Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own threads.
+    Core 0 runs in the calling thread, so that a debugger's breakpoint works there; other cores run in threads of their
+    own.
     """
     threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
     try:
@@ -135,8 +136,7 @@ def run_cores(running: Sequence[CoreRun]) -> None:
 
 
 class _ArgumentOrigin(NamedTuple):
-    """The attribute ``origin`` of an argument's :class:`Storage`, by which a launch finds the argument whose values it
-    needs.
+    """The attribute ``origin`` of an argument's :class:`Storage`, which identifies an argument whose values are needed.
 
     Attributes:
         argument: the name of the argument.
@@ -146,23 +146,21 @@ class _ArgumentOrigin(NamedTuple):
 
 
 class _TensorOfArgument(NamedTuple):
-    """An array argument of a launch that skips arithmetic, with the tensor that represents it."""
-
     name: str
     array: npt.NDArray[Any]
     tensor: NkiTensor
 
 
 class _ArgumentsLeftOut(Arguments):
-    """The arguments of one launch with ``skip_arithmetic``: the shape and type of each, and values only where the
-    launch needs them; the parameter ``left_out`` (:class:`LeftOut`) decides which.
+    """The arguments of one launch with ``skip_arithmetic``.
 
-    An array with needed values is copied, so that no array of the caller is written.
+    Every argument has a shape and a type; it has values only if ``left_out`` (:class:`LeftOut`) says that they are
+    needed. An array with needed values is copied, so that no array of the caller is written.
 
     Raises:
-        NkiValidationError: if values are needed of an argument that came as a shape and type alone (:class:`Spec` or
+        NkiValidationError: values are needed of an argument that was passed without values (:class:`Spec` or
             :class:`Uncomputed`).
-        NotImplementedError: if an argument whose values are needed shares memory with another argument.
+        NotImplementedError: an argument whose values are needed shares memory with another argument.
     """
 
     def __init__(
@@ -273,14 +271,13 @@ class _ArgumentsLeftOut(Arguments):
 
 
 def _storages(value: Any) -> frozenset[int]:
-    """Return ``Storage.number`` of each tensor in a nested value."""
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
 def _watch(
     cores: Sequence[Core], options: Options, of_arguments: Watcher | None, asking: Sequence[Watcher]
 ) -> list[Watcher]:
-    """Attach observers to the cores of a launch, for the checks of the options and for the active watchers; return the
+    """Attach observers to the cores of a launch, for the options' checks and the active watchers; return all
     watchers.
     """
     checks_capacity = options.capacity != "ignore"
@@ -305,14 +302,14 @@ class PreparedLaunch:
     Args:
         kernel: the kernel to launch.
         args, kwargs: the kernel's arguments.
-        seat: the rank of the launch, if other ranks run beside it.
+        seat: the rank of the launch among ranks that run in parallel, or None.
         is_watched: whether the active watchers (:class:`Watcher`) observe this launch.
-        unwritable: ids of the arguments' arrays that the kernel may only read.
-        left_out: the values that the launch leaves out; None if it computes everything.
-        environment: the environment of the launch; None reads it now.
+        unwritable: ids of arrays among the arguments that the kernel may only read.
+        left_out: the values that the launch does not compute; None if it computes all values.
+        environment: the environment of the launch; None: the current environment.
 
     Attributes:
-        running: for each core its run of the kernel function; each run is called in a different thread.
+        running: the execution of the kernel function on each core; each must be called in a thread of its own.
     """
 
     def __init__(
@@ -362,19 +359,19 @@ class PreparedLaunch:
 
     @property
     def arrays(self) -> list[tuple[Any, Storage]]:
-        """The caller's arrays among the arguments, each with the storage that represents it."""
+        """The caller's arrays among the arguments, with the storages that represent them."""
         return self._arguments.storages()
 
     @property
     def is_abstract(self) -> bool:
-        """Whether the launch's tensors have shapes and types and no memory."""
+        """Whether the launch's tensors have shapes and types but no memory."""
         return self._arguments.is_abstract
 
     def check_loop_counts(self) -> None:
-        """Check that two cores, which have both ended, have run their loops equally often.
+        """Check that two cores have run their loops equally often, after both have ended.
 
         Raises:
-            NkiValidationError: if they have not.
+            NkiValidationError: the iteration counts of a loop differ.
         """
         if len(self.running) > 1 and self._options.frontend == "tracer":
             check_equal_loop_counts([run.core.loops for run in self.running])
@@ -388,7 +385,6 @@ class PreparedLaunch:
             watcher.conclude(has_ended)
 
     def _tell_exchanged(self) -> None:
-        """Tell the watchers which tensors the caller passed to the kernel, and which it gets back."""
         asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
         if not asking:
             return
@@ -401,8 +397,8 @@ class PreparedLaunch:
         """Return the kernel's result.
 
         Raises:
-            NkiValidationError: if the kernel may not return it, or the two cores have not made and returned the same
-                tensors.
+            NkiValidationError: the kernel returns an object that it may not return, or the two cores have not made and
+                returned the same tensors.
         """
         kernel = self._kernel
         if kernel.schedule:
@@ -434,26 +430,23 @@ def run_to_end(launched: PreparedLaunch, name: str) -> Any:
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record in ``left_out`` which missing values ended the launch, on any core; they may have been needed outside of
-    an instruction.
-    """
     for raised in (error, *(run.error for run in launched.running)):
         if isinstance(raised, ValuesWanted):
             left_out.want(raised.origin)
 
 
 def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Launch ``kernel`` with ``skip_arithmetic``: it checks everything and computes only the values it needs.
+    """Launch ``kernel`` with ``skip_arithmetic``, and return its result: all checks are made, and only needed values
+    computed.
 
-    The first launch computes nothing. If it needs values that it has left out, it ends, and a further launch has memory
-    for the storages of these values and computes them; see machine/left_out.py. A restart is cheap as long as little is
-    computed. Watchers observe the last launch.
+    The first launch computes nothing. If it needs values, it ends, and the next launch has memory for the storages of
+    these values and computes them; see machine/left_out.py. A restart is cheap if little is computed. Watchers observe
+    only the last launch.
 
     Raises:
-        NkiValidationError: the error of a launch that computes everything; or if values are needed of an argument that
-            has none.
-        NotImplementedError: for operations among ranks, or if values are needed of an argument that shares memory with
-            another.
+        NkiValidationError: an error of the kernel; or values are needed of an argument that was passed without values.
+        NotImplementedError: the kernel runs an operation among ranks, or values are needed of an argument that shares
+            memory with another argument.
     """
     skipping = kernel.settings.skipping
     trips = None if skipping is None else skipping.trips

@@ -3,10 +3,10 @@
 
 """The inputs of a launch besides its arguments: the settings of its kernel, a schedule, and the environment.
 
-- :class:`Settings`, with :class:`Skipping`: what ``nki.jit`` and ``simulate`` set for a kernel; :func:`check_nested`
-  compares those of a kernel inside a kernel;
-- :class:`Edge`, :func:`checked_edges`, :func:`check_issued`: the schedule, which orders instructions by name;
-- :class:`LaunchEnvironment`: the options and variables that are read once at the beginning of a launch;
+- :class:`Settings`, with :class:`Skipping`: the settings from ``nki.jit`` and ``simulate``. :func:`check_nested`
+  compares the settings of a kernel inside a kernel.
+- :class:`Edge`, :func:`checked_edges`, :func:`check_issued`: the schedule, which orders instructions by name.
+- :class:`LaunchEnvironment`: the options and variables that are read once at the beginning of a launch.
 - :class:`Launchable`: the attributes of a kernel that a launch needs.
 
 Sources: page ``nki.jit`` of the API reference of NKI 0.7 for the two configurations; published kernels for
@@ -40,10 +40,10 @@ from .arguments import leaves_of
 
 @dataclass(frozen=True)
 class Skipping:
-    """Settings of a launch that computes only the values it needs; see ``run_skipping``.
+    """The settings of a launch that computes only the values it needs; see ``run_skipping``.
 
     Attributes:
-        trips: the iteration counts of loops whose bounds are then not computed; None computes all bounds.
+        trips: the iteration counts of loops, whose bounds are then not computed; None: all bounds are computed.
     """
 
     trips: Stated | None = None
@@ -59,14 +59,15 @@ class Settings:
     """The settings of one kernel.
 
     Attributes:
-        compile_config: the compiler settings that it asks for; None if it asks for none.
-        specialization_config: the tracer settings; None if there are none.
-        platform_target: the target that it is written for; see :func:`~nkilib.simulator.hardware.options.preferring`.
+        compile_config: the compiler settings that the kernel asks for, or None.
+        specialization_config: the tracer settings, or None.
+        platform_target: the target that the kernel is written for; see
+            :func:`~nkilib.simulator.hardware.options.preferring`.
         skipping: the settings of a launch that skips arithmetic; None if it computes everything.
 
     Raises:
-        TypeError: if a configuration has another class.
-        ValueError: if the target does not exist.
+        TypeError: a configuration has another class.
+        ValueError: the target does not exist.
     """
 
     compile_config: CompileConfig | None = None
@@ -92,11 +93,11 @@ class Settings:
 def check_nested(name: str, settings: Settings, core: Core) -> None:
     """Check that a kernel called by a kernel asks for the same ``CompileConfig`` as the launched one.
 
-    A kernel that asks for none accepts any. If the settings of the launched kernel allow a difference, core 0 warns of
-    it instead.
+    A kernel that asks for no ``CompileConfig`` accepts any. If the settings of the launched kernel allow a difference,
+    core 0 issues a warning instead of an error.
 
     Raises:
-        NkiValidationError: if they differ; the message lists the differences.
+        NkiValidationError: the configurations differ; the message lists the differences.
     """
     asked, launch = settings.compile_config, core.launch
     if asked is None or asked == launch.compile_config:
@@ -118,10 +119,10 @@ def check_nested(name: str, settings: Settings, core: Core) -> None:
 class Edge:
     """An instruction and the instructions that run before it, identified by their ``name=``.
 
-    ``kernel.with_schedule`` gives edges to the compiler's scheduler. They only narrow its choice, which data
-    dependencies limit already; results do not depend on them. The simulator runs in program order and checks the form
-    of the edges, that they have no cycles, that the names exist, and that the hardware can wait where an edge demands
-    it.
+    ``kernel.with_schedule`` passes edges to the compiler's scheduler. Edges only restrict the order that data
+    dependencies allow; results do not depend on them. The simulator runs in program order and checks four things: the
+    form of the edges, that they have no cycles, that the names exist, and that the hardware can wait where an edge
+    demands it.
 
     Attributes:
         consumer: the name of the instruction that runs after the others.
@@ -149,10 +150,10 @@ def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
 
     Args:
         schedule: a list of pairs (name, name) or (name, [names]); the first instruction runs after the second.
-        kind: the purpose of the order, for all edges.
+        kind: the purpose of the order, the same for all edges.
 
     Raises:
-        NkiValidationError: if the schedule has another form, if the edges form a cycle, or if ``kind`` is no member of
+        NkiValidationError: the schedule has another form, the edges form a cycle, or ``kind`` is no member of
             ``nki.isa.dependency``.
     """
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
@@ -184,17 +185,16 @@ def _check_scopes(kernel: str, edge: Edge, scopes: Mapping[str, set[Scope]]) -> 
 
 
 def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
-    """Check that some core issued each instruction of a schedule, and that the hardware can wait where it has to.
+    """Check that a core has issued each instruction of a schedule, and that the hardware can wait where it has to.
 
     Args:
         kernel: the kernel's name.
         edges: the schedule.
-        cores: for each core and name, the dynamic loops in which instructions of the name were issued; see
-            ``Loops.scope``.
+        cores: for each core, by name, the scopes in which instructions of this name were issued; see ``Loops.scope``.
 
     Raises:
-        NkiValidationError: if an instruction was not issued (the message names the first one and all known names), or
-            if the hardware would have to wait for a producer in a dynamic loop from outside of that loop.
+        NkiValidationError: an instruction was not issued (the message has the first such name and all known names), or
+            the hardware would have to wait for a producer in a dynamic loop from outside that loop.
     """
     issued = {name for scopes in cores for name in scopes}
     for edge in edges:
@@ -215,8 +215,8 @@ class Launchable(Protocol):
 
     Attributes:
         func: the Python function.
-        cores: the number of physical cores asked for by ``kernel[n]``; None if the launch has no grid.
-        schedule: extra order between instructions.
+        cores: n of ``kernel[n]``; None for a kernel without brackets.
+        schedule: the order of named instructions.
         settings: the other settings from ``nki.jit``.
         signature: the signature of the function.
     """
@@ -233,10 +233,10 @@ class Launchable(Protocol):
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """The environment of a launch, as set by environment variables and ``using``, read once when the launch begins.
+    """The environment of a launch, from environment variables and ``using``, read once when the launch begins.
 
     Attributes:
-        options: the options in force.
+        options: the simulator's current options.
     """
 
     options: Options
@@ -246,29 +246,28 @@ class LaunchEnvironment:
         """Return the current environment.
 
         Raises:
-            ValueError: if a variable of the options has a value that is not documented.
+            ValueError: an environment variable has a value that is not documented.
         """
         return cls(current_options())
 
     @cached_property
     def core_settings(self) -> lnc.LncSettings:
-        """The environment's settings for the number of cores. A replayed launch does not read them.
+        """The environment's settings for the number of cores; a replayed launch does not read this property.
 
         Raises:
-            ValueError: if the environment has a number of cores that does not exist.
+            ValueError: the environment has an invalid number of cores.
         """
         return lnc.LncSettings.now()
 
     def cores_of(self, kernel: Launchable, arguments: object = ()) -> int:
         """Return the number of cores of a launch, from the kernel's grid and the environment.
 
-        A default of the compiler for this number is ignored, because no compiler takes part. A launch on shapes alone
-        models a launch on some machine; the number of cores in its grid is therefore not checked against this
-        environment.
+        The default of the compiler is ignored, because no compiler takes part. For a launch on shapes, which models a
+        launch on another machine, the grid is not checked against this environment.
 
         Raises:
-            NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
-            ValueError: if the environment has a number of cores that does not exist.
+            NkiValidationError: grid and environment disagree, or the target has no logical cores of that size.
+            ValueError: the environment has an invalid number of cores.
         """
         try:
             count = self.core_settings.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)

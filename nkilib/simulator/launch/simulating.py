@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The function ``nkilib.simulator.simulate``: ``nki.simulate`` (see kernel.py) with the further option
-``skip_arithmetic``.
-"""
+"""The function ``nkilib.simulator.simulate``: ``nki.simulate`` with the additional option ``skip_arithmetic``."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ _AskedTrips = Stated | Literal["none"]
 
 
 def _checked_trips(asked: Any) -> Stated | None:
-    """Return ``asked``, the argument ``trips`` of ``simulate``, in the form that launches take, after checking it.
+    """Return the argument ``trips`` of ``simulate`` in the form that launches take, after checking it.
 
     Raises:
-        TypeError, ValueError: if it is not accepted.
+        TypeError, ValueError: the argument is not valid.
     """
     if asked is None or asked == "none":
         return None if asked is None else 0
@@ -35,25 +33,25 @@ def _checked_trips(asked: Any) -> Stated | None:
 def simulate(
     kernel: Kernel | Callable[..., Any], *, skip_arithmetic: bool = False, trips: _AskedTrips | None = None
 ) -> Kernel:
-    """Return a callable that runs ``kernel`` (from ``nki.jit``, ``kernel[n]``, or a plain function) on the CPU.
+    """Return a kernel that runs on the CPU.
 
-    Like ``nki.simulate``, which has no options, it takes numpy arrays or CPU torch tensors, returns results of the same
-    library, and updates inputs that the kernel writes.
+    A call takes numpy arrays or CPU torch tensors, returns results of the same library, and updates inputs that the
+    kernel writes, as with ``nki.simulate``, which has no options.
 
-    With ``skip_arithmetic`` it runs every check of a launch, at the full sizes, and computes only the values on
-    which an address, the bound of a loop or a check depends. It returns an :class:`Uncomputed` in place of each tensor
+    With ``skip_arithmetic`` a call makes every check of a launch, at the full sizes, and computes only values on which
+    an address, the bound of a loop or a check depends. The call returns an :class:`Uncomputed` in place of each tensor
     and writes no argument; a :func:`~nkilib.simulator.spec` may replace an argument whose values are not needed.
 
     Args:
-        kernel: the kernel to run.
-        skip_arithmetic: whether to leave out values on which nothing depends.
-        trips: with ``skip_arithmetic``, the iteration counts of loops whose bounds depend on left-out values: a number;
-            numbers by the name of the function that is the loop's body (or by the line, ``"file.py:12"``); or
-            ``"none"`` for 0. None computes these bounds.
+        kernel: a kernel from ``nki.jit``, ``kernel[n]``, or a plain function.
+        skip_arithmetic: whether to compute only the values that checks, addresses and bounds of loops need.
+        trips: with ``skip_arithmetic``, the iteration counts of loops whose bounds depend on values that are not
+            computed: a number; a mapping from the name of the loop's body function (or the line, ``"file.py:12"``) to a
+            number; or ``"none"`` for 0. None: these bounds are computed.
 
     Raises:
-        TypeError: if ``trips`` is none of these.
-        ValueError: if ``trips`` is negative, or is passed without ``skip_arithmetic``.
+        TypeError: ``trips`` has another form.
+        ValueError: ``trips`` is negative, or is passed without ``skip_arithmetic``.
     """
     launchable = simulated(kernel)
     if not skip_arithmetic:

@@ -3,10 +3,12 @@
 
 """The state of a simulated core and of its launch, and the core of the current thread.
 
-- :class:`Launch`: the state that the cores share;
-- :class:`Core`: one core, with its random numbers and its :class:`Accumulators`;
-- :func:`current_core` and :func:`current_core_or_none`: the core of the current thread;
-- :class:`Emitter`: the interface that records the work of instructions instead of doing it; implemented in replay/.
+- :class:`Launch`: the state that the cores of a launch share.
+- :class:`Core`: one core, with its random numbers and its :class:`Accumulators`.
+- :func:`current_core` and :func:`current_core_or_none`: the core of the current thread.
+- :class:`Emitter`: the interface that records instructions instead of running them; implemented in replay/.
+
+A *scope* is a tuple that identifies a launch, a core and the iterations of dynamic loops; see terms/scopes.py.
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ class Launch:
     """The state that the cores of one kernel launch share.
 
     Attributes:
-        is_abstract: whether its tensors have shapes and types and no memory; see terms/spec.py.
-        hbm_places: the tensors in shared HBM that the kernel has placed.
+        is_abstract: whether tensors have shapes and types but no memory; see terms/spec.py.
+        hbm_places: the tensors in shared HBM to which the kernel gives an address.
         kernel: the name of the launched kernel.
         compile_config: the compiler settings of the launched kernel, which also hold for the kernels that it calls.
-        allows_other_configs: whether nested kernels may ask for other settings, which are then ignored.
-        seat: the rank of the launch where launches run in parallel; None for a launch by itself.
-        trips: the iteration counts of its loops whose bounds only the device knows.
-        left_out: the values that the launch leaves out; None if it computes everything, or has shapes alone.
-        scope: the scope of its arguments and of other tensors that all its cores share.
+        allows_other_configs: whether nested kernels may have other settings, which are then ignored.
+        seat: the rank of the launch among launches that run in parallel; None for a launch without other ranks.
+        trips: the iteration counts of loops whose bounds only the device knows.
+        left_out: the values that the launch does not compute; None if it computes all values, or has shapes only.
+        scope: the scope of arguments and of other tensors that all cores share.
     """
 
     options: Options
@@ -73,9 +75,7 @@ class Launch:
     scope: Scope = field(default_factory=new_scope)
 
     def name_of(self, core: int) -> str:
-        """Return the name of core number ``core`` for messages: its rank, its number, or both; empty if only one core
-        runs.
-        """
+        """Return the name of core number ``core`` for messages: rank, number, or both; empty if only one core runs."""
         named = [] if self.seat is None else [f"rank {self.seat.rank}"]
         return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
 
@@ -84,11 +84,11 @@ class Launch:
         self.barrier.finish(self._number_of(core))
 
     def fail(self, core: int, failed_after: int | None) -> None:
-        """Record that a core has ended early; the others end as soon as it is known which error is the lowest core's.
+        """Record that a core has ended early. The other cores end when the error of the lowest core is certain.
 
         Args:
             core: the number of the core.
-            failed_after: the number of instructions that it had issued; None if it ended because of another core.
+            failed_after: the number of instructions that the core had issued; None if another core made it end.
         """
         self.barrier.fail(self._number_of(core), failed_after)
         if self.seat is not None:
@@ -98,7 +98,7 @@ class Launch:
         return core if self.seat is None else self.seat.rank * self.cores + core
 
     def abort(self) -> None:
-        """Make all cores of this launch and of the launches that run in parallel end at their next instruction."""
+        """Make all cores of this launch, and of launches that run in parallel, end at their next instruction."""
         self.barrier.abort()
         if self.seat is not None:
             self.seat.world.tell_failed()
@@ -111,11 +111,17 @@ class Launch:
         address: tuple[int, ...] | None,
         make: Callable[[], Storage],
     ) -> Storage:
-        """Return tensor number ``position`` of the launch's tensors in shared HBM. The first core that asks for it
-        calls ``make``; the other one gets the same storage.
+        """Return the storage of a tensor in shared HBM, which the first core that asks for it makes for all cores.
+
+        Args:
+            position: the number of the tensor among those that a core makes in shared HBM, from 0.
+            shape: the shape of the tensor.
+            dtype: the type of the tensor.
+            address: the address that the kernel gives, or None.
+            make: a function that makes the storage.
 
         Raises:
-            NkiValidationError: if the core asks for another shape, type or address than the first one.
+            NkiValidationError: the two cores ask for different shapes, types or addresses.
         """
         with self.lock:
             if position == len(self.shared):
@@ -134,8 +140,8 @@ class Launch:
         return storage
 
     def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
-        """Return the constant with the key ``key``. The first core that asks for it calls ``make``; the other one gets
-        the same storage.
+        """Return the constant with the key ``key``, which the first core that asks for it makes by ``make`` for all
+        cores.
         """
         with self.lock:
             if key not in self.constants:
@@ -144,10 +150,14 @@ class Launch:
 
 
 class Accumulators:
-    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
+    """The accumulator registers of an engine, one float32 per partition.
+
+    ``lanes`` is a slice of the partitions.
 
     Attributes:
-        is_blank: whether no register holds a known value; a plain attribute, because every instruction that resets
+        values: the values of the registers.
+        known: a mask of the registers that hold a defined value.
+        is_blank: whether no register holds a defined value; a plain attribute, because every instruction that resets
             registers reads it.
     """
 
@@ -159,15 +169,13 @@ class Accumulators:
         self._is_any_left_out = False
 
     def forget(self, lanes: slice) -> None:
-        """Mark the registers of the partitions ``lanes`` as undefined, because the documentation does not say what they
-        contain now.
-        """
+        """Mark registers as undefined, because the documentation does not say what they contain now."""
         self.values[lanes] = np.nan
         self.known[lanes] = False
         self.is_blank = not self.known.any()
 
     def set(self, lanes: slice, values: Any) -> None:
-        """Write ``values``, one for each partition or one for all, to the registers of the partitions ``lanes``."""
+        """Write ``values``, one per register or one for all, to registers."""
         self.values[lanes] = values
         self.known[lanes] = True
         self.is_blank = False
@@ -175,15 +183,15 @@ class Accumulators:
             self._left_out[lanes] = False
 
     def leave_out(self, lanes: slice) -> None:
-        """Mark the registers of the partitions ``lanes`` as defined, with values that this launch does not compute."""
+        """Mark registers as defined, with values that this launch does not compute."""
         self.set(lanes, np.nan)
         self._left_out[lanes] = self._is_any_left_out = True
 
     def read(self, lanes: slice) -> npt.NDArray[np.float32]:
-        """Return the values of the registers of the partitions ``lanes``.
+        """Return the values of registers.
 
         Raises:
-            DataNeeded: if this launch has not computed them.
+            DataNeeded: this launch has not computed them.
         """
         if self._is_any_left_out and self._left_out[lanes].any():
             raise DataNeeded("the accumulator registers")
@@ -191,11 +199,11 @@ class Accumulators:
 
 
 class Emitter(Protocol):
-    """The interface that records the work of instructions instead of doing it; replay/ implements it.
+    """The interface that records instructions instead of running them; replay/ implements it.
 
     The function of an instruction checks its operands and then describes its work by calls of these methods, through
     the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
-    another way raises ``DataNeeded``: the emitter then records the instruction as a whole.
+    another way raises ``DataNeeded``; the emitter then records the instruction as a whole.
     """
 
     def elementwise(
@@ -215,40 +223,42 @@ class Emitter(Protocol):
         chosen: Sequence[View],
         may_refuse: bool,
     ) -> None:
-        """Record a call of ``function`` with whole arrays; see engines/actions.py, ``act``."""
+        """Record a call of ``function`` with arrays of tensors; see engines/actions.py, ``act``."""
 
     def move(self, target: View, source: View) -> None:
         """Record a transfer; see engines/dma_endpoints.py, ``move``."""
 
     def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
-        """Record a matrix product that overwrites ``dst`` or is added to it; see engines/tensor/accumulation.py."""
+        """Record a matrix product that overwrites ``dst``, or with ``is_added`` is added to ``dst``; see
+        engines/tensor/accumulation.py.
+        """
 
 
 class Core:
     """One simulated core.
 
     Attributes:
-        is_abstract: whether its tensors have shapes and types and no memory; see terms/spec.py.
-        version_number: the generation as a number, so that instructions need not ask an Enum for it.
-        issued: the number of instructions that it has begun, which is the number of the last one.
-        names: for the ``name=`` of every named instruction, the dynamic loops in which it ran; see machine/loops.py.
+        is_abstract: whether tensors have shapes and types but no memory; see terms/spec.py.
+        version_number: the hardware generation as a number, which is faster to compare than an Enum.
+        issued: the number of instructions that the core has begun, which is the number of the last one.
+        names: for the ``name=`` of every named instruction, the scopes in which it ran.
         observers: the core's observers.
         loops: the dynamic loops and ``no_reorder`` regions around the current instruction.
-        random: the random number generators of its engines.
-        defers_results: whether elementwise results that the instruction also reduces are deferred until they are read;
-            see memory/deferred.py.
-        loads: the tiles whose contents come from HBM and may still be deferred.
-        hbm_places: the tensors in private HBM that the kernel has placed.
+        random: the random number generators of the engines.
+        defers_results: whether elementwise results are deferred until they are read; see memory/deferred.py.
+        loads: the tiles that may have deferred contents.
+        hbm_places: the tensors in private HBM to which the kernel gives an address.
         name: the core's name in messages; empty if no other core runs.
         language_function: the name of the function of ``nki.language`` that is running, or empty.
-        shared_tensors: the number of tensors in shared HBM that it has made.
-        meetings: the number of synchronisations with other cores and of shared tensors made; an iteration of a loop
-            that increases it cannot be skipped.
+        shared_tensors: the number of tensors in shared HBM that this core has made.
+        meetings: the number of synchronisations with other cores, plus the number of shared tensors and constants made;
+            an iteration of a loop that increases this number cannot be skipped.
         tally: the counters that loops with skipped iterations update.
-        at_end: functions that instructions leave to be called at the end of the kernel, each a check.
-        is_recorded: whether its instructions are recorded for a replay.
-        unrepeatable: a short description of a side effect for which the kernel must run again each time; or empty.
-        emitter: the receiver of descriptions of instructions that are not executed; else None.
+        at_end: checks to call at the end of the kernel.
+        is_recorded: whether instructions are recorded for a replay.
+        unrepeatable: a short description of a side effect for which the kernel must run again in every launch; or
+            empty.
+        emitter: the receiver of instructions that are recorded instead of being run; else None.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -284,8 +294,8 @@ class Core:
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
     def state(self, kind: type[State]) -> State:
-        """Return the object of class ``kind`` that holds the state of some instructions on this core; the first call
-        makes it.
+        """Return the object of class ``kind`` that holds state of some instructions on this core; the first call
+        creates it.
         """
         if kind not in self._states:
             self._states[kind] = kind()
@@ -293,11 +303,12 @@ class Core:
         return state
 
     def add_name(self, name: str) -> None:
-        """Record that an instruction with ``name=name`` was issued in the current scope, for checks of the stated order
-        of named instructions.
+        """Record that an instruction with ``name=name`` was issued in the current scope.
+
+        Checks of the stated order of named instructions use this record.
 
         Raises:
-            ArgumentTypeError: if the name is no string.
+            ArgumentTypeError: ``name`` is no string.
         """
         if not isinstance(name, str):
             raise ArgumentTypeError(f"name must be a string, got {name!r}")
@@ -305,51 +316,56 @@ class Core:
 
     @property
     def is_traced(self) -> bool:
-        """Whether kernels follow the rules of the tracer: Python code cannot branch on a value of run time."""
+        """Whether kernels follow the rules of the tracer: Python code cannot branch on a run-time value."""
         return self.options.frontend == "tracer"
 
     @property
     def scope(self) -> Scope:
-        """The scope of the current instruction: the innermost loop iteration that it runs in."""
+        """The scope of the current instruction."""
         return self.loops.scope
 
     def made_shared(self, storage: Storage) -> None:
-        """Record that this core has made a tensor in shared HBM. In the body of a loop, the tensor belongs to this
-        core's own iteration, whichever core made the storage.
+        """Record that this core has made a tensor in shared HBM.
+
+        In the body of a loop, the tensor belongs to this core's own iteration, even if the other core made the storage.
         """
         if storage.scope != self.launch.scope:
             self._scopes_of_shared[storage.number] = self.loops.scope
 
     def scope_of(self, storage: Storage) -> Scope:
-        """Return the scope of a tensor for this core: for a tensor in shared HBM, the iteration in which this core made
+        """Return the scope of a tensor for this core: for a tensor in shared HBM, the scope in which this core made
         it.
         """
         return self._scopes_of_shared.get(storage.number, storage.scope)
 
     def next_shared_allocation(self) -> int:
-        """Return the number, from 0, for the tensor in shared HBM that this core makes next."""
+        """Count a new tensor in shared HBM, and return its number among those of this core, from 0."""
         self.shared_tensors += 1
         self.meetings += 1
         return self.shared_tensors - 1
 
     def next_shared_constant(self) -> int:
-        """Return the number, from 0, for the constant that this core makes next."""
+        """Count a new constant, and return its number among those of this core, from 0."""
         self._shared_constants += 1
         self.meetings += 1
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """Count ``count`` instructions as issued that do not run, because they would only repeat earlier ones."""
+        """Count ``count`` instructions as issued that are not run, because they repeat earlier ones."""
         self.issued += count
 
     def stop_deferring(self) -> None:
-        """Compute every further result at once. This is called when all deferred results were read, so that deferring
-        saves nothing.
+        """Compute every further result at once.
+
+        This method is called when all deferred results were read, so that deferring saves nothing.
         """
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
-        """Return a float32 work buffer named ``slot``, reused by later instructions; its content is arbitrary."""
+        """Return a float32 work buffer of ``elements`` elements with arbitrary content.
+
+        Later instructions reuse the buffer under the same name ``slot``.
+        """
         buffer = self._scratch.get(slot)
         if buffer is None or buffer.size < elements:
             buffer = self._scratch[slot] = np.empty(elements, np.float32)
@@ -357,7 +373,7 @@ class Core:
 
 
 def current_core_or_none() -> Core | None:
-    """Return the core that this thread simulates, or None outside a kernel."""
+    """Return the core that this thread simulates; None outside a kernel."""
     core = THREAD.simulated
     return core if isinstance(core, Core) else None
 
@@ -366,7 +382,7 @@ def current_core(what: str) -> Core:
     """Return the core that this thread simulates.
 
     Raises:
-        NkiValidationError: outside a kernel; the message says that ``what`` was called there.
+        NkiValidationError: no kernel is running; the message says that ``what`` was called outside a kernel.
     """
     core = THREAD.simulated
     if not isinstance(core, Core):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The steps of every instruction: bind, validate operands, choose the engine, execute, mark written, notify observers.
+"""The steps of every instruction: bind arguments, check operands, choose the engine, run, mark outputs, notify
+observers.
 
 - :func:`check_scope`, :func:`check_written`, :func:`check_operand`: checks of one operand, also for instructions that
   take lists of tensors;
 - :func:`issue`: runs an instruction, as a :class:`Call`;
-- :func:`instruction`: the decorator of the function of an instruction. It enters its definition in :data:`REGISTRY` and
+- :func:`instruction`: the decorator of the function of an instruction. It enters the definition in :data:`REGISTRY` and
   returns the public function with the documented signature;
 - :func:`report`: notifies the observers of an instruction whose work was not done by :func:`issue`.
 """
@@ -60,7 +61,7 @@ _MADE_IN_LOOP = (
 
 
 class Call(Issued):
-    """One run of an instruction on a core. The instruction's function receives this object besides the operands.
+    """One call of an instruction on a core. The function of the instruction gets this object before the operands.
 
     Attributes:
         core: the core that runs the instruction.
@@ -82,8 +83,8 @@ class Call(Issued):
         self.register = 0
 
     def keep(self, view: View) -> None:
-        """Record that the instruction leaves some elements of the output ``view`` unchanged, so that it needs their
-        previous values.
+        """Record that the instruction leaves some elements of the output ``view`` unchanged, and so needs their old
+        values.
         """
         self.reads.append(view)
 
@@ -93,9 +94,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _way_there(rule: Operand, value: NkiTensor) -> str:
-    """Return the end of an error message: how to move ``value`` to a memory from which the instruction can read it;
-    empty if it cannot.
-    """
+    """Return the end of an error message: how to move ``value`` to a memory that the instruction can read; or empty."""
     if rule.is_output or MemoryRegion.sbuf not in rule.regions:
         return ""
     if value.buffer is MemoryRegion.psum:
@@ -119,7 +118,8 @@ def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:
 
 
 def check_scope(core: Core, what: str, value: View) -> None:
-    """Check that a tensor exists where the core is: on this core, in this launch and in this iteration of its loops.
+    """Check that a tensor exists for the current instruction: on this core, in this launch and in this iteration of
+    loops.
 
     Args:
         core: the core.
@@ -127,7 +127,7 @@ def check_scope(core: Core, what: str, value: View) -> None:
         value: the tensor.
 
     Raises:
-        NkiValidationError: if it belongs to another core, another launch, or an iteration of a loop that has ended.
+        NkiValidationError: the tensor belongs to another core, another launch, or a loop iteration that has ended.
     """
     scope, here = core.scope_of(value.storage), core.loops.scope
     if not is_around(scope, here):
@@ -143,12 +143,14 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
 
 
 def _resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
-    """Return the static view to which a view with a run-time address points now; the view itself if the instruction
-    reads the address on its own.
+    """Return the static view at which a view with a run-time address points now.
+
+    The view itself is returned if the instruction reads the address.
 
     Raises:
-        OutOfRangeError: if the address leads outside the tensor.
-        NkiValidationError: if the instruction does not accept a view of this kind, or the index does not exist here.
+        OutOfRangeError: the address leads outside the tensor.
+        NkiValidationError: the instruction does not accept a view of this kind, or the index does not exist in this
+            scope.
     """
     indirect = view.indirect_access
     assert indirect is not None
@@ -172,7 +174,8 @@ def _resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
 
 
 def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray[np.bool_] | None = None) -> None:
-    """Report a read of unwritten elements, or give them the sentinel value, depending on the options.
+    """Handle a read of unwritten elements as the option ``uninitialized`` says: raise, warn, or write the sentinel
+    value.
 
     Args:
         core: the core that reads.
@@ -181,7 +184,7 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
         is_read: a mask of the elements that are read, in the tensor's shape; None for all.
 
     Raises:
-        UninitializedReadError: with ``uninitialized="error"``.
+        UninitializedReadError: an element was never written, with ``uninitialized="error"``.
     """
     storage = tensor.storage
     if storage.written.is_full:
@@ -197,16 +200,18 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
 
 
 def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
-    """Return ``value`` if it satisfies ``rule``; a scalar-indirect view is returned resolved to its target.
+    """Return an operand after checking that it satisfies ``rule``.
+
+    A view with a scalar offset, or of ``NkiTensor.indirect``, is returned resolved.
 
     Args:
         call: the instruction.
         rule: the instruction's requirements on the operand.
-        value: the caller's argument; not None where the operand is optional.
+        value: the caller's argument; not None.
         like: the operand whose partitions a vector must match; not used for other operands.
 
     Raises:
-        NkiValidationError: if it does not satisfy them; the message names the operand, the limit and the value.
+        NkiValidationError: a requirement is not met; the message names the operand, the limit and the value.
     """
     if not isinstance(value, NkiTensor):
         if rule.accepts_scalar and (type(value) is float or _is_number(value)):
@@ -250,18 +255,12 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
 
 
 def _public_signature(function: Callable[..., None]) -> inspect.Signature:
-    """Return the documented signature of an instruction whose function is ``function``: without ``call``, and with
-    ``name=None`` at the end.
-    """
     parameters = list(inspect.signature(function).parameters.values())[1:]
     name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     return inspect.Signature([*parameters, name])
 
 
 def _label(core: Core, definition: Definition, name: Any) -> str:
-    """Return the text that names an instruction in messages: the label of its definition, its ``name=`` and the
-    core.
-    """
     named = f" (name={name!r})" if type(name) is str and name else ""
     return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
 
@@ -295,7 +294,6 @@ def _validate(call: Call) -> None:
 
 
 def _execute(call: Call) -> None:
-    """Run the instruction's function, and mark its outputs as written."""
     definition, values, left_out = call.definition, call.values, call.core.launch.left_out
     try:
         if left_out is None:
@@ -313,7 +311,12 @@ def _execute(call: Call) -> None:
 
 
 def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Run one instruction on the core of this thread, and return a handle for it."""
+    """Run one instruction on the core of this thread, and return its handle.
+
+    Args:
+        definition: the instruction.
+        args, kwargs: the arguments of the kernel's call.
+    """
     core = current_core(definition.label)
     if core.launch.barrier.is_aborted and not core.launch.barrier.may_go_on(core.issued):
         raise CoreAbortedError
@@ -366,11 +369,12 @@ def instruction(
     is_untimed: bool = False,
     module: str = "nisa",
 ) -> Callable[[Callable[..., None]], Callable[..., NkiInstruction]]:
-    """Register ``function(call, <documented parameters>)`` as the instruction of its name.
+    """Return a decorator that registers ``function(call, <documented parameters>)`` as the instruction of the same
+    name.
 
-    Unless another ``default`` is given, the first engine of ``on`` runs it if the caller does not choose one.
-    Instructions of another ``module`` than ``nki.isa`` are not entered in ``REGISTRY``. The other arguments are
-    attributes of :class:`Definition`.
+    The decorator returns the public function. If ``default`` is None, the first engine of ``on`` is the default engine.
+    Instructions of another ``module`` than ``nisa`` are not entered in ``REGISTRY``. The other arguments are attributes
+    of :class:`Definition`.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
@@ -406,9 +410,7 @@ def instruction(
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
-    """Notify the observers that the instruction ``instruction(*args)`` has run, if other code than :func:`issue` has
-    done its work.
-    """
+    """Notify the observers that ``instruction(*args)`` has run, if other code than :func:`issue` has done its work."""
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:

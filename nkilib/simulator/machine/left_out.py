@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The values that a launch with ``skip_arithmetic`` leaves out, and how its instructions run (:class:`LeftOut`)."""
+"""The values that a launch with ``skip_arithmetic`` does not compute ("leaves out"), and how instructions run there.
+
+The *origin* of a storage is the place in the kernel that makes it: the chain of calls from the kernel's function to
+that line, so that all iterations of a Python loop are one origin. The origin of an argument's storage is the argument.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +32,26 @@ def _outputs(call: Issued) -> Iterator[Storage]:
 
 
 class LeftOut:
-    """The values that a launch with ``skip_arithmetic`` leaves out; its cores share this object.
+    """The values that a launch with ``skip_arithmetic`` leaves out; the cores of the launch share this object.
 
     A storage whose values are left out has no memory. An instruction that writes only such storages checks its
-    operands, records its reads and writes, and stops before it would compute. An instruction that writes a storage with
-    memory computes, and everything that it reads must have memory too: a value that exists equals that of a full
+    operands, records its reads and writes, and stops before it computes. An instruction that writes a storage with
+    memory computes, and all storages that it reads must have memory too. A value that exists equals that of a full
     launch.
 
-    Where an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and
-    starts again (``run_skipping`` in launch/running.py). From then on the storages of the same origin have memory, and
-    so have the storages from which, as the launch has seen, their values came. The origin of a storage is the place in
-    the kernel that makes it: the chain of calls from the kernel's function to that line, so that all iterations of a
-    Python loop are one origin. The storage of an argument has the argument as its origin.
+    If an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and starts
+    again (``run_skipping`` in launch/running.py). Then the storages of the same origin have memory, and so have the
+    storages from which their values were computed, as far as the launch has seen.
 
     Args:
         made: the origins of the storages that have memory.
         makes_all: whether all storages have memory.
-        trips: the iteration counts of loops whose bounds are left out; None if they are not stated.
+        trips: the iteration counts of loops whose bounds are left out; None if no counts are stated.
         bottom: the code object that calls the kernel's function, where the chain of calls of an origin begins.
 
     Attributes:
         wanted: the origins of storages whose values are needed and were left out.
-        wants_all: whether values of unknown origin were needed.
+        wants_all: whether values of unknown origin are needed.
     """
 
     def __init__(self, made: frozenset[Hashable], makes_all: bool, trips: Stated | None, bottom: CodeType) -> None:
@@ -65,7 +67,7 @@ class LeftOut:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether this launch needed a value that it has left out, so that it cannot end correctly."""
+        """Whether this launch needed a value that was left out; the results of such a launch are not valid."""
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:
@@ -73,7 +75,7 @@ class LeftOut:
         return self._makes_all or origin in self._made
 
     def origin_here(self) -> Hashable:
-        """Return the origin of a storage that the kernel makes at its current line."""
+        """Return the origin of a storage that the kernel makes now."""
         place: list[int] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._bottom:
@@ -82,21 +84,19 @@ class LeftOut:
         return tuple(place)
 
     def want(self, origin: Hashable) -> None:
-        """Record that values of storages with this origin are needed; None stands for an unknown origin."""
+        """Record that values of storages with this origin are needed; None is an unknown origin."""
         if origin is None:
             self.wants_all = True
         else:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Record that storages with this origin can have no values: the origin is an argument that was passed without
-        values.
-        """
+        """Record that storages with this origin can have no values: the origin is an argument passed without values."""
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """Return the origins whose values are needed, and those from which these values were computed, as far as this
-        launch has seen.
+        """Return the origins whose values are needed, and the origins from which these values were computed, as far as
+        known.
         """
         origins, left = set(self.wanted), list(self.wanted)
         while left:
@@ -106,12 +106,11 @@ class LeftOut:
         return origins - (self._without_values - self.wanted)
 
     def run(self, call: Issued) -> None:
-        """Run an instruction: completely if it writes a storage with memory, else only its checks, up to the point
-        where it would compute.
+        """Run an instruction: completely if it writes a storage with memory, otherwise only its checks.
 
         Raises:
-            ValuesWanted: if values are needed that were left out.
-            NotImplementedError: for an operation among ranks.
+            ValuesWanted: values are needed that were left out.
+            NotImplementedError: the instruction is an operation among ranks.
         """
         if call.definition.module == _REFUSED_MODULE:
             raise NotImplementedError(
@@ -138,8 +137,9 @@ class LeftOut:
             raise ValuesWanted(next(iter(lacking)))
 
     def keep_output(self, text: str) -> None:
-        """Keep ``text``, which the kernel prints, until :meth:`print_all`: the launch may end and start again, and
-        would print it twice.
+        """Keep text that the kernel prints until :meth:`print_all`.
+
+        The launch may end and start again, and would otherwise print the text twice.
         """
         self._output.append(text)
 

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loops that run on the device: the position of a core in them, iterations that only repeat others, and iteration
-counts.
+"""Loops that run on the device (*dynamic loops*): a core's position in them, repeated iterations, and iteration counts.
 
-- :class:`Loops`, with a :class:`LoopRun` for each: the position of a core; :func:`check_equal_loop_counts` compares two
-  cores;
-- :class:`Skip`, :class:`IterationCounters`: iterations that repeat others and are not run;
-- :data:`Stated`, :func:`check_stated`: stated iteration counts; :class:`RunTimeLoop`, with :func:`name_of_body`: a
-  loop whose bound depends on data; :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: the counts of these
-  loops, as stated and as run.
+- :class:`Loops`, with a :class:`LoopRun` for each execution of a loop: the position of a core.
+  :func:`check_equal_loop_counts` compares two cores.
+- :class:`Skip`, :class:`IterationCounters`: iterations that repeat earlier ones and are not run.
+- :data:`Stated`, :func:`check_stated`: stated iteration counts.
+- :class:`RunTimeLoop`, with :func:`name_of_body`: a loop whose bound depends on data. :class:`Trips`,
+  :func:`counting_trips`, :func:`current_trips`: the counts of such loops, as stated and as run.
 
-The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch
-without data an iteration differs from others only in its timing; the observer that models time decides whether further
-iterations only repeat it. Where a bound depends on data, the caller states the iteration count.
+The device has one copy of a loop's body, so that Python must issue the same instructions in each iteration. In a launch
+without data, iterations differ only in their timing; the observer that models time decides whether further iterations
+only repeat earlier ones. If a bound depends on data, the caller states the iteration count.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _CURRENT: ContextVar[Trips | None] = ContextVar("nkilib_simulator_trips", defaul
 
 @dataclass
 class LoopRun:
-    """One run of a dynamic loop.
+    """One execution of a dynamic loop.
 
     Attributes:
         what: ``nl.fori_loop``, ``nl.while_loop`` or ``nl.dynamic_range``.
         place: ``file:line`` of the kernel.
-        depth: the number of dynamic loops around it.
+        depth: the number of dynamic loops around this one.
         register: the number of the last instruction that loaded a register or a scalar that bounds the loop; 0 if there
             is none.
         may_repeat: whether repeated iterations may be skipped: the launch has no data, and the loop has enough
@@ -70,10 +69,14 @@ class LoopRun:
     body: list[str] | None = None
 
     def ended_iteration(self, ran: list[str], *, is_compared: bool) -> None:
-        """Count one more iteration; ``ran`` are the instructions and inner loops that it ran.
+        """Count one more iteration.
+
+        Args:
+            ran: the instructions and inner loops of the iteration.
+            is_compared: whether ``ran`` must be equal to those of the first iteration.
 
         Raises:
-            NkiValidationError: with ``is_compared``, if they differ from the first iteration's.
+            NkiValidationError: ``ran`` differs from the first iteration, and ``is_compared`` is set.
         """
         self.count += 1
         if self.body is None:
@@ -90,18 +93,19 @@ class LoopRun:
 class Loops:
     """The dynamic loops and the ``nl.no_reorder`` regions around a core's current instruction.
 
-    A bare ``while reg:`` is not included: to the simulator it is a Python loop.
-
-    Attributes:
-        ran: the instructions and inner loops of the current iteration so far.
-        runs: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
-        scope: the scope of the current instruction. Every iteration of a dynamic loop has a scope of its own: the
-            device runs one copy of the body, so that no instruction of it can refer to one of an earlier iteration.
-        depth: the number of dynamic loops around the current instruction; a plain attribute, because every instruction
-            asks for it.
+    A bare ``while reg:`` is not included, because it is a Python loop here.
 
     Args:
         scope: the scope of the core.
+
+    Attributes:
+        ran: the instructions and inner loops of the current iteration so far.
+        runs: the executions of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
+        scope: the scope of the current instruction. Every iteration of a dynamic loop has a scope of its own: the
+            device runs one copy of the body, so that an instruction cannot refer to an instruction of an earlier
+            iteration.
+        depth: the number of dynamic loops around the current instruction; a plain attribute, because every instruction
+            reads it.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -112,10 +116,10 @@ class Loops:
         self._no_reorder_regions = 0
 
     def check_may_start(self, what: str) -> None:
-        """Check that a dynamic loop may start now; ``what`` is the name of its function.
+        """Check that a dynamic loop may start now; ``what`` is the name of the loop's function.
 
         Raises:
-            NkiValidationError: within ``nl.no_reorder``.
+            NkiValidationError: the current instruction is within ``nl.no_reorder``.
         """
         if self._no_reorder_regions:
             raise NkiValidationError(
@@ -123,8 +127,11 @@ class Loops:
             )
 
     def started(self, what: str, register: int) -> LoopRun:
-        """Record that a loop begins. ``what`` is the name of its function, and ``register`` is as in
-        :class:`LoopRun`.
+        """Record that a dynamic loop begins, and return the record.
+
+        Args:
+            what: the name of the loop's function.
+            register: see :class:`LoopRun`.
         """
         run = LoopRun(what, kernel_location(), self.depth, register)
         self.runs.append(run)
@@ -133,8 +140,9 @@ class Loops:
 
     @contextmanager
     def iteration(self) -> Iterator[list[str]]:
-        """Enclose one iteration of a dynamic loop. The list that is yielded contains, at the end, the instructions and
-        inner loops that the iteration ran.
+        """Enclose one iteration of a dynamic loop in a ``with`` block.
+
+        The block gets a list, which at its end holds the instructions and inner loops that the iteration ran.
         """
         scope, depth, outside = self.scope, self.depth, self.ran
         self.scope, self.depth, self.ran = new_scope(scope), depth + 1, []
@@ -154,7 +162,6 @@ class Loops:
 
 
 def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
-    """Group runs of loops by their line and depth; each group is in the order in which its runs began."""
     places: dict[tuple[str, int], list[LoopRun]] = {}
     for run in runs:
         places.setdefault((run.place, run.depth), []).append(run)
@@ -162,13 +169,13 @@ def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
 
 
 def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
-    """Check that two cores have run their loops equally often, since each core runs the same compiled loop.
+    """Check that two cores have run their loops equally often, because both cores run the same compiled loop.
 
-    Runs are matched by their line and their order there. A line that the cores reached a different number of times (or
-    only one of them) is not checked: there the cores run different code.
+    The first execution of a line on one core is compared with the first on the other core, and so on. A line that the
+    cores reached a different number of times is not checked: there the cores run different code.
 
     Raises:
-        NkiValidationError: if the counts differ; the message names the loop and how often each core ran it.
+        NkiValidationError: the iteration counts of a loop differ; the message names the loop and both counts.
     """
     first, second = (_by_place(loops.runs) for loops in cores)
     for place, runs in first.items():
@@ -184,10 +191,10 @@ def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
 
 
 class Skip(NamedTuple):
-    """The iterations of a loop that can be skipped, because they repeat the last ones that have run.
+    """The iterations of a loop that can be skipped, because they repeat the last iterations that have run.
 
     Attributes:
-        period: the number of iterations that repeat together: the last ``period`` ones that have run.
+        period: the number of last iterations that repeat together.
         times: the number of repetitions.
         instructions: the number of instructions in a period.
     """
@@ -198,7 +205,9 @@ class Skip(NamedTuple):
 
 
 class IterationCounters:
-    """Counters, with records of their values at the ends of the last iterations of each loop around the current
+    """Counters that can be advanced for skipped iterations of loops.
+
+    The object keeps copies of the counters at the ends of the last iterations of every loop around the current
     instruction.
 
     Args:
@@ -210,7 +219,7 @@ class IterationCounters:
         self._loops: list[deque[list[dict[Hashable, int]]]] = []
 
     def enter(self) -> None:
-        """Record that a loop starts, around whose iterations the counters are to be compared."""
+        """Record that a loop starts."""
         self._loops.append(deque([self._copies()], maxlen=LONGEST_PERIOD + 1))
 
     def iterate(self) -> None:
@@ -222,8 +231,9 @@ class IterationCounters:
         self._loops.pop()
 
     def repeat(self, skip: Skip) -> None:
-        """Add to each counter what the iterations that ``skip`` describes would have added: ``skip.times`` times what
-        the innermost loop's last ``skip.period`` iterations added.
+        """Add to each counter what the skipped iterations would have added.
+
+        This is ``skip.times`` times what the last ``skip.period`` iterations of the innermost loop added.
         """
         for counter, before in zip(self._counters(), self._loops[-1][-1 - skip.period], strict=True):
             for name, count in counter.items():
@@ -237,13 +247,13 @@ def check_stated(function: str, words: str, asked: Any) -> None:
     """Check that an argument ``trips=`` states iteration counts.
 
     Args:
-        function: the function with the parameter ``trips=``, for the message.
+        function: the name of the function with the parameter ``trips=``, for the message.
         words: the words that the function also accepts, quoted, for the message.
         asked: the argument, which is none of these words.
 
     Raises:
-        TypeError: if it is no number, and no mapping from names to numbers.
-        ValueError: if a number is negative.
+        TypeError: the argument is neither a number nor a mapping from names to numbers.
+        ValueError: a number is negative.
     """
     counts = asked if isinstance(asked, Mapping) else {"": asked}
     for name, count in counts.items():
@@ -257,7 +267,7 @@ def check_stated(function: str, words: str, asked: Any) -> None:
 
 
 def name_of_body(body: Any) -> str:
-    """Return the name of a loop's body; for a callable without a name, the name of its type."""
+    """Return the name of the function that is a loop's body; for a callable without a name, the name of its type."""
     return str(getattr(body, "__name__", type(body).__name__))
 
 
@@ -266,8 +276,8 @@ class RunTimeLoop:
     """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
 
     Attributes:
-        name: the name of the function that is its body, or of the loop if it has none.
-        place: ``file:line`` where it starts.
+        name: the name of the function that is the body; the name of the loop function if there is none.
+        place: ``file:line`` where the loop starts.
     """
 
     name: str
@@ -275,7 +285,7 @@ class RunTimeLoop:
 
     @property
     def line(self) -> str:
-        """The place as ``file:line``, without the directories of the file."""
+        """The place of the loop as ``file:line``, without the directories of the file."""
         return basename(self.place)
 
     def __str__(self) -> str:
@@ -287,7 +297,7 @@ class Trips:
     """The loops of a launch whose bounds only the device knows, and their iteration counts.
 
     Attributes:
-        stated: a function that returns the stated counts, or None if none are stated; it is called when a loop needs
+        stated: a function that returns the stated counts, or None if there are none; it is called when a loop needs
             them.
         was_asked: whether a loop needed a stated count.
         ran: the total number of iterations of each loop, by core.
@@ -307,8 +317,12 @@ class Trips:
     def expected(self, what: str, loop: RunTimeLoop) -> int:
         """Return the iteration count of ``loop`` that the caller of ``profile`` or the kernel has stated.
 
+        Args:
+            what: the name of the unknown bound, for the message.
+            loop: the loop.
+
         Raises:
-            NkiValidationError: if none is stated; ``what`` names the unknown bound in the message.
+            NkiValidationError: no count is stated for the loop.
         """
         self.was_asked = True
         stated = self.stated()
@@ -326,7 +340,7 @@ class Trips:
         return stated
 
     def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
-        """Add ``count`` to the iterations that core number ``core`` has run of a loop."""
+        """Add ``count`` iterations of a loop to those that core number ``core`` has run."""
         self.ran_on(core)[loop] += count
 
     def ran_on(self, core: int) -> Counter[RunTimeLoop]:
@@ -335,7 +349,7 @@ class Trips:
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """The number of iterations of each loop, on the core that ran most of them."""
+        """The number of iterations of each loop, on the core that ran it most often."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():
@@ -345,7 +359,7 @@ class Trips:
 
 @contextmanager
 def counting_trips(trips: Trips) -> Iterator[Trips]:
-    """Use ``trips`` for launches inside the ``with`` block: take stated counts from it, and add the iterations run to
+    """Use ``trips`` for the launches in the ``with`` block: its stated counts hold, and iterations are counted in
     it.
     """
     token = _CURRENT.set(trips)
@@ -356,5 +370,5 @@ def counting_trips(trips: Trips) -> Iterator[Trips]:
 
 
 def current_trips() -> Trips:
-    """Return the iteration counts of the current context; outside a profile nothing is stated."""
+    """Return the iteration counts of the current context; outside a profile no counts are stated."""
     return _CURRENT.get() or Trips(lambda: None)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Observers of a core while a kernel runs: the model of time, the checks of capacity and of races, records.
+"""Observers of a core while a kernel runs: the performance model, checks of capacity and races, and records.
 
-- :class:`Observer`: the interface, with a method for each event, as of an :class:`Issued` instruction;
-  :class:`Observers`: all those of a core;
-- :class:`Watcher`: a factory of observers; :func:`watching` adds one to the launches of a ``with`` block, and
-  :func:`active_watchers` returns all.
+- :class:`Observer`: the interface, with a method for each event, such as an :class:`Issued` instruction;
+  :class:`Observers`: all observers of a core.
+- :class:`Watcher`: a factory of observers. :func:`watching` adds a watcher to the launches of a ``with`` block, and
+  :func:`active_watchers` returns all watchers.
 
-Observers change nothing that the kernel can see. An observer keeps its own data about a storage, by the storage's
-number.
+Observers change nothing that the kernel can see. An observer keeps its data about a storage by the storage's number.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ class Issued:
 
     Attributes:
         definition: the definition of the instruction.
-        values: the arguments, in the order of ``definition.names``, of which the last one is ``name=``; views that the
-            core resolves appear here in resolved form.
+        values: the arguments, in the order of ``definition.names``, of which the last is ``name=``; views that the core
+            resolves appear here in resolved form.
         number: the number of the call on its core, from 1.
-        engine: the engine that runs it, as soon as it is known.
-        reads: the tensors whose previous contents it needs.
+        engine: the engine that runs the call; before it is chosen, the default engine.
+        reads: the tensors whose previous contents the instruction needs.
         indirect: the operands that were passed as views of ``NkiTensor.indirect``.
-        offsets: the dynamic parts of addresses, read from tensors, of the operands that appear in resolved form.
+        offsets: the dynamic addresses of operands that appear in resolved form in ``values``.
         register: the number of the last instruction that loaded a register or a scalar that is part of an operand's
             address; 0 if there is none.
-        function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
+        function: the function of ``nki.language`` that issued the call; empty if the kernel issued it directly.
     """
 
     __slots__ = ("definition", "engine", "function", "indirect", "number", "offsets", "reads", "register", "values")
@@ -62,9 +61,7 @@ class Issued:
 
 
 class Observer(Protocol):
-    """The interface of an observer of one core. An observer is notified only of the events for which it defines a
-    method.
-    """
+    """The interface of an observer of one core. An observer is notified of an event only if it defines the method."""
 
     def allocated(self, storage: Storage) -> None:
         """Handle a new on-chip tensor of the kernel."""
@@ -80,11 +77,11 @@ class Observer(Protocol):
         """Handle a transfer that has read or written a tensor in HBM.
 
         Args:
-            view: a static view.
+            view: the static view that was accessed.
             is_write: whether the transfer writes.
             rows: the accessed indices of dimension 0; None for all.
             values: the written values, in the order of the elements, or one element if all are equal; None for a read,
-                or if the values were left out.
+                or if the launch did not compute them.
         """
         return
 
@@ -97,13 +94,15 @@ class Observer(Protocol):
         return
 
     def repeats(self, loop: LoopRun, left: int) -> Skip | None:
-        """Return which of a loop's ``left`` remaining iterations only repeat the last ones that ran, and can be
-        skipped; None if all have to run.
+        """Return which of the ``left`` remaining iterations of a loop only repeat the last ones that ran and can be
+        skipped.
+
+        None means that all have to run.
         """
         return None
 
     def repeated(self, loop: LoopRun, skip: Skip) -> None:
-        """Handle iterations that were skipped because they repeat the last ones."""
+        """Handle iterations that were skipped because they repeat the last ones that ran."""
         return
 
     def left(self, loop: LoopRun) -> None:
@@ -112,13 +111,16 @@ class Observer(Protocol):
 
     def arrives(self, call: Issued) -> Any:
         """Return data for the other core's observer of this class, when this core arrives at a barrier or an exchange
-        of the cores.
+        of tiles.
         """
         return None
 
     def meets(self, call: Issued, brought: Any) -> None:
-        """Handle the completion of a barrier or an exchange; ``brought`` is what :meth:`arrives` of the other core's
-        observer of this class returned.
+        """Handle the completion of a barrier or an exchange of tiles.
+
+        Args:
+            call: the instruction on this core.
+            brought: the data that :meth:`arrives` returned for the other core's observer of this class.
         """
         return
 
@@ -131,10 +133,12 @@ class Watcher(Protocol):
     """A factory that makes an observer for each core of a launch."""
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        """Return a new observer of core number ``number``; ``observers`` are those that the core already has."""
+        """Return a new observer of core number ``number``; ``observers`` are the observers that the core already
+        has.
+        """
 
     def exchanged(self, given: Set[int], returned: Set[int]) -> None:
-        """Handle the end of all cores. This is called when it is known which tensors go back to the caller.
+        """Handle the end of all cores, when it is known which tensors the caller gets back.
 
         Args:
             given: the numbers of the storages that the caller passed to the kernel.
@@ -154,15 +158,14 @@ _MOST_KINDS = 64
 
 @lru_cache(maxsize=_MOST_KINDS)
 def _events_of(kind: type[Observer]) -> tuple[str, ...]:
-    """Return the names of the events of which an observer class is notified: those for which it defines a method."""
     return tuple(event for event in _EVENTS if getattr(kind, event) is not getattr(Observer, event))
 
 
 class Observers:
-    """The observers of a core; the observers of an event are called one after the other.
+    """The observers of a core; the observers of an event are notified one after the other.
 
     Attributes:
-        allocated, issued, moved, entered, iterated, repeated, left: the methods that handle the event of that name.
+        allocated, issued, moved, entered, iterated, repeated, left: the methods to call for the event of that name.
     """
 
     def __init__(self) -> None:
@@ -185,14 +188,15 @@ class Observers:
         return next((observer for observer in self._all if isinstance(observer, kind)), None)
 
     def arrive(self, call: Issued) -> list[Any]:
-        """Return the data of each observer for its counterpart on the other core, when this core arrives at a barrier
-        or an exchange.
+        """Return the data of each observer for the observer of the same class on the other core.
+
+        This is called when this core arrives at a barrier or an exchange of tiles.
         """
         return [observer.arrives(call) for observer in self._all]
 
     def meet(self, call: Issued, brought: list[Any]) -> None:
-        """Notify the observers that both cores have arrived; ``brought`` is the other core's result of
-        :meth:`arrive`.
+        """Notify the observers that both cores have arrived; ``brought`` is the result of :meth:`arrive` on the other
+        core.
         """
         for observer, item in zip(self._all, brought, strict=True):
             observer.meets(call, item)
@@ -210,13 +214,13 @@ class Observers:
     def repeats(self, loop: LoopRun, left: int) -> Skip | None:
         """Return the iterations of a loop that can be skipped, according to the observer that models time.
 
-        The result is None if there is no such observer, or more than one.
+        The result is None without such an observer, or with more than one.
         """
         asked = [observer for observer in self._all if type(observer).repeats is not Observer.repeats]
         return asked[0].repeats(loop, left) if len(asked) == 1 else None
 
     def tell_repeated(self, loop: LoopRun, skip: Skip) -> None:
-        """Notify the observers that iterations were skipped because they repeat the last ones."""
+        """Notify the observers that iterations were skipped because they repeat the last ones that ran."""
         for tell in self.repeated:
             tell(loop, skip)
 

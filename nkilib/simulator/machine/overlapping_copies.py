@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The check of copies whose result depends on the order in which their elements move, which no page promises.
+"""The check of copies whose result depends on the order in which elements move, which no page of NKI promises.
 
 :func:`check_copy` checks a destination and its sources, :func:`check_destination` a destination alone.
 
-A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). So its result is
-known only if no element of the destination is read as another element of the source, and none is written twice.
+A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). Its result is
+certain only if no element of the destination is also another element of the source, and no element is written twice.
 Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``);
-of their results only the sums of matmuls are checked.
-docs/reference/simulator_readings_instructions.md lists what is known. The check depends on shapes and places only: an
+the check therefore covers only the sums of matmuls among their results.
+
+docs/reference/simulator_readings_instructions.md lists the evidence. The check depends on shapes and addresses only: an
 address that is read at run time is not checked.
 """
 
@@ -39,12 +40,12 @@ def _is_same(target: Layout, source: Layout) -> bool:
 
 @lru_cache(maxsize=_MOST_PAIRS)
 def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift: int) -> int | None:
-    """Return a byte that both layouts occupy, counted from the start of the first one's storage; None if there is none.
+    """Return a byte that both layouts occupy, counted from the start of the first storage; None if there is none.
 
     Args:
         first, second: the layouts.
-        width, second_width: the bytes of an element of each.
-        shift: the byte of the first one's storage at which the second one's storage starts; both lie in one memory.
+        width, second_width: the bytes of an element in each layout.
+        shift: the byte of the first storage at which the second storage starts; both lie in one memory.
     """
     spans, others = spans_of(first, width), spans_of(second, second_width)
     meeting = first_meeting([spans], [others._replace(starts=others.starts + shift)])
@@ -66,12 +67,12 @@ def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layou
         core: the core that copies.
         dst: the destination.
         sources: the sources, by the names of the operands.
-        target: the layout of ``dst`` with dimensions in the order in which source elements arrive, so that an element
-            copied onto itself is not reported; None to report every element that both have.
+        target: the layout of ``dst`` with dimensions in the order of the source, so that an element that is copied onto
+            itself is not reported; None to report every common element.
         name: the name of the operand ``dst``.
 
     Raises:
-        OverlappingCopyError: at the level ``"error"``.
+        OverlappingCopyError: there is such a copy, with ``overlapping_copies="error"``.
     """
     if core.options.overlapping_copies == "ignore" or dst.indirect_access is not None:
         return
@@ -99,7 +100,7 @@ def check_destination(core: Core, name: str, dst: View) -> None:
     """Report a destination that holds an element twice; ``name`` is the name of the operand.
 
     Raises:
-        OverlappingCopyError: at the level ``"error"``.
+        OverlappingCopyError: there is such a destination, with ``overlapping_copies="error"``.
     """
     if core.options.overlapping_copies == "ignore" or not has_repeats(dst.shape, dst.strides):
         return

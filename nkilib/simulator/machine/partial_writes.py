@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A record of the lines that wrote parts of tensors, for the message about a part that was never written.
+"""A record of the lines that wrote some elements of a tensor, for the message about elements that were never written.
 
-:class:`PartialWriteWatch` lets each core record its :class:`PartialWrites`, from which :func:`where_unwritten` makes
-text.
+:class:`PartialWriteWatch` gives each core a :class:`PartialWrites`, from which :func:`where_unwritten` makes text.
 
-The record exists only if reading unwritten elements is an error or a warning. A write that leaves no element of its
-tensor unwritten is ignored; most writes are of that kind, and cost only one check.
+The record exists only if reading unwritten elements is an error or a warning. A write after which the tensor has no
+unwritten element is ignored; most writes are of this kind, and cost only one check.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .observer import Issued, Observer, Observers, Watcher
 
 
 class _Box(NamedTuple):
-    """A rectangle of a storage: a range of rows (indices of dimension 0) and a range of bytes of a row; the ends are
+    """A rectangle of a storage: a range of rows (indices of dimension 0) and a range of bytes of a row, ends
     included.
     """
 
@@ -36,7 +35,7 @@ class _Box(NamedTuple):
     last_byte: int
 
     def distance_to(self, row: int, byte: int) -> tuple[int, int]:
-        """Return the distance of a byte of a row from the box as a pair (rows, bytes); (0, 0) inside it."""
+        """Return the distance from the box to byte ``byte`` of row ``row``, as (rows, bytes); (0, 0) inside the box."""
         rows = max(self.first_row - row, row - self.last_row, 0)
         return rows, max(self.first_byte - byte, byte - self.last_byte, 0)
 
@@ -61,8 +60,8 @@ class PartialWrites(Observer):
     """A record of one core's writes after which the written tensor still had unwritten elements.
 
     Args:
-        seen: for each storage, by its number, the written boxes, each with its line, in the order in which they were
-            last written. The cores of a launch share ``seen``, because one may read what the other one did not write.
+        seen: by the number of a storage, the written boxes with the line of the last write, in the order of the last
+            writes. The cores of a launch share ``seen``, because a core may read what the other core did not write.
     """
 
     def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:
@@ -78,9 +77,7 @@ class PartialWrites(Observer):
                 self.note(operand.base)
 
     def note(self, view: View) -> None:
-        """Record that the running instruction has written ``view``, and that elements of the same tensor are still
-        unwritten.
-        """
+        """Record that the running instruction has written ``view``, whose tensor still has unwritten elements."""
         storage = view.storage
         if view.indirect_access is None:
             box = _box_of(storage, view.layout, storage.width_of(view.dtype))
@@ -91,8 +88,9 @@ class PartialWrites(Observer):
         boxes[box] = kernel_location()
 
     def line_near(self, view: View, index: list[int]) -> str | None:
-        """Return the ``file:line`` whose write came nearest to the element ``index`` of ``view``, the last of several
-        such lines; None if no line wrote to the tensor.
+        """Return the ``file:line`` of the write nearest to the element ``index`` of ``view``.
+
+        Of several such lines the last one is returned; None if no line wrote to the tensor.
         """
         storage = view.storage
         boxes = list(self._seen.get(storage.number, {}).items())

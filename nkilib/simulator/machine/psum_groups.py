@@ -3,16 +3,17 @@
 
 """Accumulation groups in PSUM (groups of products that are summed): at most one unfinished group in a bank at a time.
 
-:class:`PsumGroups` checks the groups of one core; it holds the state of each :class:`Bank`, and for each tensor the
-:class:`Pieces` that instructions have written.
+:class:`PsumGroups` checks the groups of one core. It holds the state of each :class:`Bank`. For each tensor it holds
+:class:`Pieces`; a *piece* is the elements of a view that an instruction has written.
 
-A matmul that overwrites starts a group; matmuls that add to its elements continue it. Observed on a device (trn2,
-NKI 0.6, once): of groups that alternated in one bank, all but the one that started last lost their earlier sums. So a
-matmul that starts a group is assumed to end all others in its bank, in the partitions that it writes; their contents
-can be read, but not added to. docs/reference/simulator_readings_instructions.md lists the evidence and the assumptions.
+A matmul that overwrites starts a group; matmuls that add to its elements continue the group. Observed on a device
+(trn2, NKI 0.6, once): of groups that alternated in one bank, all except the group that started last lost their earlier
+sums. So a matmul that starts a group is assumed to end all other groups in its bank, in the partitions that it writes;
+the contents of these groups can be read, but not added to. docs/reference/simulator_readings_instructions.md lists the
+evidence and the assumptions.
 
-A tensor that the kernel places lies in the banks of its address; any other tensor is given banks of its own. A tensor
-larger than a bank begins at the start of one.
+A tensor to which the kernel gives an address lies in the banks of this address; any other tensor has banks of its own.
+A tensor larger than a bank begins at the start of a bank.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Start(NamedTuple):
 
     Attributes:
         number: the number of the instruction.
-        top, bottom: the partitions of PSUM that it wrote; ``bottom`` is exclusive.
+        top, bottom: the partitions of PSUM that the matmul wrote; ``bottom`` is exclusive.
         label: the name of the instruction.
-        code, line: the kernel's code, if that is known, and the line in it.
-        piece: the elements of the PSUM tensor that it wrote.
+        code, line: the kernel's code, or None if it is unknown, and the line in it.
+        piece: the elements that the matmul wrote.
     """
 
     number: int
@@ -79,9 +80,9 @@ class Bank:
 
     Attributes:
         number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
-        latest: the number of the last matmul that started a group there; 0 if none did.
-        starts: for each partition, the last matmul that started a group there; older ones may remain if several later
-            ones together cover their partitions.
+        latest: the number of the last matmul that started a group in the bank; 0 if there is none.
+        starts: the last matmul that started a group, for every partition. An earlier matmul leaves the list when a
+            single later matmul covers all its partitions.
     """
 
     __slots__ = ("latest", "number", "starts")
@@ -101,8 +102,11 @@ class Bank:
 
 
 def _bytes_of(inner: Layout, width: int) -> Numbers:
-    """Return the first byte of each element that a view has in one partition, in the order of the elements. ``inner``
-    is the layout of the view within a partition, and ``width`` the bytes of an element.
+    """Return the first byte of each element of a view in one partition, in the order of the elements.
+
+    Args:
+        inner: the layout of the view within a partition.
+        width: the bytes of an element.
     """
     places = np.full(1, inner.offset, np.int64)
     for size, stride in zip(inner.shape, inner.strides, strict=True):
@@ -112,8 +116,11 @@ def _bytes_of(inner: Layout, width: int) -> Numbers:
 
 def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ...]:
     """Return the indices of the banks in which the elements of a view lie, counted from the tensor's first bank.
-    ``inner`` and ``width`` are as for :func:`_bytes_of`; the elements lie in the bytes ``left`` to ``right`` of a
-    partition.
+
+    Args:
+        inner: the layout of the view within a partition.
+        width: the bytes of an element.
+        left, right: the range of bytes of a partition that holds the elements; ``right`` is exclusive.
     """
     first, last = left // PSUM_BANK_BYTES, (right - 1) // PSUM_BANK_BYTES
     if first == last or is_dense(inner.shape, inner.strides):
@@ -122,17 +129,17 @@ def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ..
 
 
 class Piece:
-    """The elements of a PSUM view that instructions write, with the instruction that wrote them last.
+    """The elements of a PSUM view, with the instruction that wrote all of them last.
 
     Attributes:
         layout, dtype: the layout and the type of the view.
         width: the bytes of an element on the device.
         top, bottom: the range of the tensor's partitions that holds the elements; ``bottom`` is exclusive.
         left, right: the range of bytes of a partition that holds the elements; ``right`` is exclusive.
-        indices: the indices of the banks in which they lie, counted from the bank in which the tensor starts.
+        indices: the indices of the elements' banks, counted from the bank in which the tensor starts.
         banks: the banks at ``indices``.
-        number: the number of the instruction that last wrote the whole view; 0 if none has.
-        is_result: whether that instruction was a matmul, to whose result a later one may add.
+        number: the number of the instruction that last wrote the whole view; 0 if there is none.
+        is_result: whether that instruction was a matmul, to whose result a later matmul may add.
     """
 
     __slots__ = (
@@ -172,8 +179,9 @@ class Piece:
         return banks[0].latest if len(banks) == 1 else max([bank.latest for bank in banks])
 
     def lies_in(self, index: int) -> bool | npt.NDArray[np.bool_]:
-        """Return a mask of the elements in a partition that lie in the bank with this index, one of :attr:`indices`;
-        True stands for all.
+        """Return a mask of the elements in a partition that lie in one of the piece's banks; True stands for all.
+
+        ``index`` is the index of the bank, one of :attr:`indices`.
         """
         if len(self.indices) == 1:
             return True
@@ -181,8 +189,10 @@ class Piece:
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return a view of ``painted``, an array with one number for each ``unit`` bytes of the tensor. The view has the
-    piece's shape, and the numbers of each element along a further, last axis.
+    """Return the elements of ``painted`` that belong to a piece, as a view with the shape of the piece and an axis of
+    units.
+
+    ``painted`` has one number for each ``unit`` bytes of the tensor.
     """
     units = piece.width // unit
     shape, strides, offset = piece.layout
@@ -191,13 +201,13 @@ def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
 
 
 class Pieces:
-    """The views of one PSUM tensor that have been written, each with the number of the last instruction that wrote it.
+    """The pieces of one PSUM tensor.
 
-    A matmul returns to the same views again and again; elements are examined one by one only where views overlap.
+    Kernels write the same views repeatedly; elements are examined one by one only where views overlap.
 
     Attributes:
         known: the pieces by layout and type.
-        cleared: the number of the last instruction other than a matmul that wrote a part of the tensor.
+        cleared: the number of the last instruction other than a matmul that wrote elements of the tensor.
     """
 
     __slots__ = (
@@ -229,7 +239,10 @@ class Pieces:
         self._painted_to = 0
 
     def write(self, view: View, piece: Piece, number: int, *, is_result: bool) -> None:
-        """Record that instruction ``number`` has written ``view``, whose elements are ``piece``."""
+        """Record that instruction ``number`` has written ``view``, whose elements are ``piece``.
+
+        ``is_result`` tells whether the instruction was a matmul.
+        """
         if view.is_whole and len(self.known) > 1:
             self._forget()
         if not self.known:
@@ -244,7 +257,7 @@ class Pieces:
             self.cleared = number
 
     def may_meet(self, piece: Piece) -> bool:
-        """Return whether an element of ``piece`` may have been written before; False is certain."""
+        """Return False if it is certain that no element of ``piece`` has been written before, else True."""
         return (
             piece.top < self._bottom
             and self._top < piece.bottom
@@ -253,21 +266,20 @@ class Pieces:
         )
 
     def numbers_of(self, piece: Piece) -> Numbers:
-        """Return, for each element of ``piece``, the number of the instruction that last wrote it; the shape is
-        (partitions, elements of a partition).
+        """Return the number of the instruction that last wrote each element of ``piece``, shape (partitions, elements).
 
-        The number is 0 if none did, and negative if it was no matmul. If instructions wrote parts of an element, it is
-        the lowest of their numbers.
+        The number is 0 for an unwritten element, and negative if the instruction was no matmul. If different
+        instructions wrote the bytes of an element, the number is the lowest one.
         """
         painted = self._paint(piece.width)
         elements = _elements(painted, piece, self._unit)
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """Return, for each unit of bytes of the tensor, the number of the instruction that last wrote it; zero and
-        negative numbers are as in :meth:`numbers_of`.
+        """Return the number of the instruction that last wrote each unit of bytes of the tensor.
 
-        A unit has at most ``width`` bytes, and becomes smaller when an instruction writes narrower elements.
+        The number is 0 or negative as in :meth:`numbers_of`. A unit has at most ``width`` bytes, and becomes smaller
+        when an instruction writes narrower elements.
         """
         new = [piece for piece in self.known.values() if piece.number > self._painted_to]
         unit = min([self._unit, width, *[piece.width for piece in new]])
@@ -283,12 +295,12 @@ class Pieces:
 
 
 class _Tile:
-    """What :class:`PsumGroups` knows of one PSUM tensor.
+    """The state of one PSUM tensor.
 
     Attributes:
-        pieces: the views of it that were written.
-        is_placed: whether the kernel sets its address; else a compiler does.
-        top, first_bank: the partition and the bank in which it starts, or 0.
+        pieces: the pieces of the tensor.
+        is_placed: whether the kernel sets the tensor's address; otherwise a compiler does.
+        top, first_bank: the partition and the bank in which the tensor starts, or 0.
     """
 
     __slots__ = ("_banks", "first_bank", "is_placed", "pieces", "top")
@@ -301,7 +313,7 @@ class _Tile:
         self._banks: dict[int, Bank] = placed if self.is_placed else {}
 
     def piece_of(self, view: View) -> Piece:
-        """Return a new :class:`Piece` for a view that is about to be written for the first time, with its banks."""
+        """Return a new :class:`Piece`, with its banks, for a view that is written for the first time."""
         piece = Piece(view)
         first, banks = self.first_bank, self._banks
         for index in piece.indices:
@@ -313,29 +325,26 @@ class _Tile:
 
 
 class _Roles(NamedTuple):
-    """Where a matmul instruction has ``accumulate`` and ``is_transpose`` among its parameters, as positions."""
+    """The positions of ``accumulate`` and ``is_transpose`` among the parameters of a matmul instruction."""
 
     accumulate: int
     is_transpose: int | None
 
 
 def _described(piece: Piece, bank: Bank) -> str:
-    """Return the description of a written piece in a message: its shape and type, and the bytes of ``bank`` that it
-    occupies.
-    """
+    """Return a description of a piece for messages: its shape and type, and the bytes of ``bank`` that it occupies."""
     first = piece.indices[piece.banks.index(bank)] * PSUM_BANK_BYTES
     left, right = max(piece.left - first, 0), min(piece.right - first, PSUM_BANK_BYTES)
     return f"{list(piece.layout.shape)} {piece.dtype}, bytes {left} to {right}"
 
 
 class PsumGroups(Observer):
-    """The observer that follows the accumulation groups of one core, and reports groups that go on after they have
-    ended.
+    """The observer of one core that reports a group that is continued after another group in its bank has started.
 
     Args:
-        level: the reaction to a group that is continued after another one has started.
-        core: the observed core. Its generation determines to which elements ``accumulate=None`` adds and the meaning of
-            ``is_transpose``.
+        level: the reaction to such a group: an error, a warning or none.
+        core: the observed core. Its hardware generation determines to which elements ``accumulate=None`` adds, and the
+            meaning of ``is_transpose``.
     """
 
     def __init__(self, level: Level, core: Core) -> None:
@@ -383,8 +392,8 @@ class PsumGroups(Observer):
         return roles
 
     def _add(self, storage: Storage) -> _Tile:
-        """Make the state of a tensor that is written for the first time; drop the states of tensors that the kernel
-        does not hold any more.
+        """Return the new state of a tensor that is written for the first time, and drop the states of tensors that are
+        gone.
         """
         if len(self._tiles) >= self._most_kept:
             for number in [number for number, kept in self._kept.items() if kept() is None]:
@@ -397,7 +406,7 @@ class PsumGroups(Observer):
     def _overwritten(self, call: Issued, view: View) -> None:
         """Record that an instruction has overwritten elements with something other than a matmul's result.
 
-        No matmul can add to such contents, except on trn3, where a matmul can add to any.
+        Before trn3, no matmul can add to such contents.
         """
         is_transposed = call.engine is _TENSOR  # which the Tensor engine does by a matmul
         tile = self._tiles.get(view.storage.number)
@@ -422,11 +431,11 @@ class PsumGroups(Observer):
             bank.begin(start)
 
     def _goes_on(self, call: Issued, tile: _Tile, piece: Piece) -> bool:
-        """Return whether a matmul that may add to the elements of ``piece`` adds to at least one of them. If it would
-        add to a group that another group has ended, report that.
+        """Return whether a matmul that may add to ``piece`` adds to at least one element; report an addition to an
+        ended group.
 
         Raises:
-            PsumGroupError: at the level ``"error"``.
+            PsumGroupError: the group has ended, at the level ``"error"``.
         """
         if not tile.pieces.may_meet(piece):
             return False
@@ -443,8 +452,7 @@ class PsumGroups(Observer):
         return True
 
     def _refuse(self, call: Issued, tile: _Tile, piece: Piece, bank: Bank, start: Start) -> None:
-        """Report that ``call`` adds to elements whose group was ended by ``start``, which began another group in the
-        same bank.
+        """Report that ``call`` adds to a group that ended when ``start`` began another group in the same bank.
 
         Raises:
             PsumGroupError: at the level ``"error"``.

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Races of the two cores on shared HBM: the same element accessed by both, at least once written, without a barrier.
+"""Races of the two cores on shared HBM: both access the same element without a barrier, and at least one writes it.
 
-- :class:`RaceWatch`: finds the races of a launch, and reacts as its :class:`RaceLevels` say;
-- :class:`SharedAccesses`, with :class:`Touched`: the accesses of one core to each shared tensor;
+- :class:`RaceWatch`: finds the races of a launch, and reacts as its :class:`RaceLevels` say.
+- :class:`SharedAccesses`, with :class:`Touched`: the accesses of one core to each shared tensor.
 - :func:`check_races`, :func:`check_all_races`: compare the accesses of two cores, at a barrier and at the end.
 
-Every core records which parts of each shared tensor its DMAs access until a ``core_barrier`` on that tensor, which
-orders the accesses before it with those after it on the other core. Then, and at the end of the kernel, the records of
+Every core records which elements of each shared tensor its DMAs access, until a ``core_barrier`` on this tensor orders
+these accesses before the later accesses of the other core. At the barrier, and at the end of the kernel, the records of
 the two cores are compared, element for element: strided accesses that interleave without a common element are no race.
 Arguments that share memory count as one tensor (see launch/overlaps.py).
 
-Both cores may write the same values to the same place, as kernels do with results too small to divide; the option
-``identical_writes`` reports that too.
+Both cores may write equal values to the same elements, as kernels do with results too small to divide; the option
+``identical_writes`` reports such writes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PIECE = 64
 
 @dataclass
 class _Access:
-    """Accesses of one core to the same part of a tensor, all reads or all writes; made once or repeatedly.
+    """Accesses of one core to the same elements of a tensor, all reads or all writes.
 
     Attributes:
         tensor: the storage of the tensor.
-        layout, width: the layout of the accessed elements, and the bytes of each.
+        layout, width: the layout of the accessed elements, and the bytes of an element.
         rows: the accessed rows of the layout (indices of dimension 0); None for all.
-        place: the line of the kernel that first made the access.
-        content: a checksum of all written values; None for a read, and if the values were left out.
+        place: the line of the kernel that made the first of these accesses.
+        content: a checksum of all written values; None for a read, and if the launch did not compute the values.
     """
 
     tensor: Storage
@@ -62,7 +62,7 @@ class _Access:
     content: int | None
 
     def spans(self) -> Spans:
-        """Return the accessed bytes, counted in the memory that holds the tensor."""
+        """Return the accessed bytes, counted from the start of the memory that holds the tensor."""
         if self.rows is None:
             spans = spans_of(self.layout, self.width)
         else:
@@ -70,9 +70,7 @@ class _Access:
         return Spans(spans.starts + self.tensor.start, spans.length)
 
     def element(self, byte: int) -> list[int]:
-        """Return the indices of the tensor's element that contains ``byte``, counted in the memory that holds the
-        tensor.
-        """
+        """Return the indices of the element that contains ``byte``, counted from the start of the tensor's memory."""
         return self.tensor.index_of(byte - self.tensor.start)
 
     def __str__(self) -> str:
@@ -80,8 +78,9 @@ class _Access:
 
 
 def _checksum(values: npt.NDArray[Any], before: int) -> int:
-    """Return a checksum of written values, computed from ``before``, the checksum of earlier writes to the same part.
-    Large writes are sampled in many pieces.
+    """Return a checksum of written values; ``before`` is the checksum of earlier writes to the same elements.
+
+    Large writes are sampled in many chunks.
     """
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)
@@ -98,7 +97,7 @@ def _is_same(write: _Access, other: _Access | None) -> bool:
 
 
 class _Accesses:
-    """The reads, or the writes, of one core to one tensor since the last barrier, grouped by the accessed elements."""
+    """The reads, or the writes, of one core to one tensor since the last barrier, by the accessed elements."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Shape, Shape, int, int, bytes], _Access] = {}
@@ -121,12 +120,12 @@ class _Accesses:
         return list(self._made.values())
 
     def need_values(self, other: _Accesses) -> None:
-        """Check that the values are known of all writes that both cores made to the same elements, so that they can be
+        """Check that the values of all writes are known that both cores made to the same elements and that must be
         compared.
 
         Raises:
-            ValuesWanted: if the launch has left out their values.
-            DataNeeded: if the launch has shapes only, without values.
+            ValuesWanted: the launch did not compute these values.
+            DataNeeded: the launch has only shapes, without values.
         """
         for key, access in self._made.items():
             twin = other._made.get(key)
@@ -136,14 +135,12 @@ class _Accesses:
                         write.tensor.need_values(write)
 
     def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
-        """Return pairs (write of this core, write of the other) of writes of the same values to the same elements."""
+        """Return pairs (write of this core, write of the other core) of equal values to the same elements."""
         pairs = ((access, other._made.get(key)) for key, access in self._made.items())
         return [(one, two) for one, two in pairs if two is not None and _is_same(one, two)]
 
     def unlike(self, other: _Accesses) -> list[_Access]:
-        """Return this core's writes for which ``other`` has no write of the same values to exactly the same
-        elements.
-        """
+        """Return this core's writes for which ``other`` has no write of equal values to exactly the same elements."""
         return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
 
 
@@ -156,7 +153,7 @@ class Touched:
 
 
 class RaceLevels(NamedTuple):
-    """The reactions to a race and to writes of the same values, from the options."""
+    """The reactions to a race, and to writes of equal values by both cores: an error, a warning or none."""
 
     races: Level
     identical_writes: Level
@@ -169,7 +166,7 @@ class SharedAccesses(Observer):
     """The accesses of one core to each shared tensor since the last barrier on that tensor.
 
     Attributes:
-        levels: the reactions to races and identical writes.
+        levels: the reactions to races, and to writes of equal values.
     """
 
     def __init__(self, number: int, levels: RaceLevels = DEFAULT_LEVELS) -> None:
@@ -184,8 +181,9 @@ class SharedAccesses(Observer):
             (touched.writes if is_write else touched.reads).note(view, rows, values)
 
     def arrives(self, call: Issued) -> Touched:
-        """Return the core's accesses to a barrier's tensor before the barrier, and forget them: the barrier orders them
-        before all that follow.
+        """Return the core's accesses to the tensor of a barrier so far, and forget them.
+
+        The barrier orders them before all later accesses.
         """
         self._before_barrier = self.take(call.values[0].storage.allocation)
         return self._before_barrier
@@ -195,7 +193,7 @@ class SharedAccesses(Observer):
             check_races(self._before_barrier, brought, self.levels)
 
     def take(self, allocation: int) -> Touched:
-        """Return the core's accesses to the tensor with this ``Storage.allocation``, and forget them."""
+        """Return the core's accesses to the tensor whose ``Storage.allocation`` is ``allocation``, and forget them."""
         return self._touched.pop(allocation, Touched())
 
     def tensors(self) -> list[int]:
@@ -220,10 +218,11 @@ class RaceWatch(Watcher):
 
 
 def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
-    """Compare the accesses of cores 0 and 1 to every shared tensor, and report races.
+    """Compare the accesses of cores 0 and 1 to every shared tensor, and report races and identical writes.
 
     Raises:
-        RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
+        RaceError: there is a race, at the level ``"error"``; the message names the tensor, and the access and the line
+            of each core.
     """
     for tensor in first.tensors():
         check_races(first.take(tensor), second.take(tensor), first.levels)
@@ -243,13 +242,17 @@ def _refuse_identical(one: _Access, other: _Access, level: Level) -> None:
 
 
 class _Side(NamedTuple):
-    """Accesses of one core, all reads or all writes; ``verb`` is "reads" or "writes", for messages."""
+    """Accesses of one core, all reads or all writes.
+
+    Attributes:
+        verb: "reads" or "writes", for messages.
+        accesses: the accesses.
+    """
 
     verb: str
     accesses: list[_Access]
 
     def by_line(self) -> list[_Side]:
-        """Return the accesses in groups, one for each line of the kernel."""
         lines: dict[str, list[_Access]] = {}
         for access in self.accesses:
             lines.setdefault(access.place, []).append(access)
@@ -264,7 +267,7 @@ class _Race(NamedTuple):
 
 
 def _race_of(first: _Side, second: _Side) -> _Race | None:
-    """Return the first race between accesses of core 0 and accesses of core 1; None if no element is common."""
+    """Return a race between accesses of core 0 and accesses of core 1; None if no element is common."""
     if not first.accesses or not second.accesses:
         return None
     meeting = first_meeting([item.spans() for item in first.accesses], [item.spans() for item in second.accesses])
@@ -294,8 +297,8 @@ def _check_pair(first: _Side, second: _Side, level: Level) -> None:
 
 
 def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
-    """Report races between accesses of cores 0 and 1. Writes of the same values to the same elements by both cores are
-    no race.
+    """Report races between accesses of cores 0 and 1, except writes of equal values to the same elements by both
+    cores.
     """
     first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
     first_writes = first.writes.all()
@@ -310,7 +313,8 @@ def check_races(first: Touched, second: Touched, levels: RaceLevels) -> None:
     """Compare the accesses of cores 0 and 1 to one shared tensor, and report races and identical writes.
 
     Raises:
-        RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
+        RaceError: there is a race, at the level ``"error"``; the message names the tensor, and the access and the line
+            of each core.
     """
     first.writes.need_values(second.writes)
     if levels.identical_writes != "ignore":

@@ -3,9 +3,9 @@
 
 """Records of a launch: lifetimes of on-chip tensors, and counts of instructions and bytes.
 
-:class:`Lives` has the lifetimes of one core and checks that the tensors fit; :class:`Record`, made by
-:func:`recording`, counts instructions and the bytes that crossed HBM over all cores. :func:`lives_of` finds the
-:class:`Lives` of a core.
+:class:`Lives` has the lifetimes of one core's tensors and checks that the tensors fit; :class:`Record`, made by
+:func:`recording`, counts the instructions of all cores and the bytes that they moved to and from HBM. :func:`lives_of`
+finds the :class:`Lives` of a core.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from .observer import Issued, Observer, Observers, Watcher, watching
 
 
 class Lives(Observer):
-    """The lifetimes of the on-chip tensors of one core: when each of them holds data that is still needed.
+    """The lifetimes of the on-chip tensors of one core. A lifetime is the time in which a tensor holds data that is
+    needed.
 
-    It is also the check of capacity: it reports tensors that do not fit into SBUF or PSUM.
+    The observer is also the check of capacity: it reports tensors that do not fit into SBUF or PSUM.
 
     Attributes:
         ranges: all lifetimes, in the order in which the tensors were made.
-        peaks: for each region, the peak use and its tensors; known at the end if ``finds_peaks`` is set.
+        peaks: for each region, the peak use and its tensors; known at the end of the kernel if ``finds_peaks`` is set.
     """
 
     def __init__(self, generation: Generation, *, level: Level, finds_peaks: bool) -> None:
@@ -82,8 +83,11 @@ class Lives(Observer):
                 self._overflowed(life, use)
 
     def _overflowed(self, life: LiveRange, use: CertainUse) -> None:
-        """Report that the kernel certainly does not fit: from this instruction on, the live tensors overflow the region
-        of ``life``. ``use`` is the memory that they certainly take.
+        """Report that the live tensors certainly overflow a region of memory from this instruction on.
+
+        Args:
+            life: the lifetime of a tensor in the region.
+            use: the memory that live tensors of the region certainly take.
 
         Raises:
             CapacityError: at the level ``"error"``.
@@ -95,7 +99,7 @@ class Lives(Observer):
         refuse(self._level, error, error.made_at)
 
     def ended(self) -> None:
-        """Report a kernel whose live tensors do not fit, if that was not certain before.
+        """Report live tensors that do not fit at the end of the kernel, if this has not been reported before.
 
         Raises:
             CapacityError: the error of :func:`check_capacity`, at the level ``"error"``.
@@ -109,7 +113,7 @@ class Lives(Observer):
 
 
 def lives_of(observers: Observers) -> Lives:
-    """Return the :class:`Lives` among a core's observers; there must be one."""
+    """Return the :class:`Lives` among a core's observers."""
     lives = observers.find(Lives)
     assert lives is not None
     return lives
@@ -124,8 +128,8 @@ class Record:
         instructions_per_engine: the number of instructions by engine: tensor, vector, scalar, gpsimd, dma, sync.
         hbm_read_bytes: the bytes that DMA read from HBM.
         hbm_written_bytes: the bytes that DMA wrote to HBM.
-        sbuf_peak_bytes, psum_peak_bytes: the most bytes of a partition that live tensors took at one time, on any core;
-            0 with ``capacity="ignore"``, or if ``"warn"`` let a kernel pass that does not fit.
+        sbuf_peak_bytes, psum_peak_bytes: the largest number of bytes of a partition that live tensors took at one time,
+            on any core; 0 with ``capacity="ignore"``, and with ``"warn"`` if the tensors do not fit.
     """
 
     instruction_counts: Counter[str] = field(default_factory=Counter)
@@ -136,7 +140,7 @@ class Record:
     psum_peak_bytes: int = 0
 
     def merge(self, other: Record) -> None:
-        """Add the counts of another record, for instance of one core, to this one; of two peaks keep the higher one."""
+        """Add the counts of another record, for instance of one core, to this one; keep the higher one of two peaks."""
         self.instruction_counts.update(other.instruction_counts)
         self.instructions_per_engine.update(other.instructions_per_engine)
         self.hbm_read_bytes += other.hbm_read_bytes
@@ -207,7 +211,7 @@ class _Recording(Watcher):
 
 @contextmanager
 def recording() -> Iterator[Record]:
-    """Record the work of the kernels launched inside the ``with`` block.
+    """Record counts of the kernels launched inside the ``with`` block; the block gets the :class:`Record`.
 
     Example::
 

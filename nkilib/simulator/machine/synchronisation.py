@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where simulated cores wait for each other: the barrier of the cores of a launch, and the collectives of ranks.
+"""Waiting of simulated cores for each other: the barrier of the cores of a launch, and the collectives of ranks.
 
-- :class:`CoreBarrier`: the barrier;
-- :class:`World`: the collectives, in which the launch of each rank has a :class:`Seat`. A core arrives there as a
-  :class:`Participant`, and all must agree on some properties (:class:`AgreedProperty`);
-- :class:`Waits`, with a :class:`Wait` for each thread: a record of the threads that wait.
+- :class:`CoreBarrier`: the barrier.
+- :class:`World`: the ranks and their collectives; the launch of a rank has a :class:`Seat`. A core arrives at a
+  collective as a :class:`Participant`, and all participants must agree on some properties (:class:`AgreedProperty`).
+- :class:`Waits`, with a :class:`Wait` for each waiting thread: a record of the threads that wait.
 
-Neither can hang, because the record shows when no thread is left to wake the others. If cores fail, the launch raises
-the error of the lowest one, in every run: a core that fails does not end those with lower numbers, which run on to
-their own error, to their end or to a barrier that the failed core does not reach.
+No wait can hang, because the record shows when no thread is left to wake the others. If cores fail, the launch raises
+the error of the core with the lowest number, in every run: a core that fails does not end the cores with lower numbers,
+which run on to an error of their own, to their end or to a barrier that the failed core does not reach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALLOWANCE = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """A thread that waits for others.
+    """A thread that waits for other threads.
 
     Attributes:
         who: the name of the thread.
@@ -46,15 +46,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class Waits:
-    """The threads of cores that depend on each other, and the condition variable on which all of them wait.
+    """The threads of cores that wait for each other, and the condition variable on which all of them wait.
 
-    All other attributes are read and written only while :attr:`changed` is held.
+    The other attributes are read and written only while :attr:`changed` is held.
 
     Attributes:
         changed: the condition variable that wakes the waiting threads.
-        is_stuck: whether at some moment every thread waited or had ended; once True, it stays True.
-        is_stuck_by_failure: whether a thread had failed at that moment.
-        is_aborted: whether all threads shall end at once.
+        is_stuck: whether, at some time, every thread waited or had ended; True is final.
+        is_stuck_by_failure: whether a thread had failed at that time.
+        is_aborted: whether all threads must end at once.
         is_over: whether every thread has ended.
     """
 
@@ -74,52 +74,54 @@ class Waits:
         return len(self._ended) == self._threads
 
     def begin(self, where: str) -> Wait:
-        """Record that this thread starts to wait in the operation ``where``."""
+        """Record that this thread starts to wait in the operation ``where``, and return the wait."""
         wait = Wait(threading.current_thread().name, where)
         self._waiting.append(wait)
         self._notice()
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """Remove the given waits from the record, because the condition that their threads wait for holds, and wake the
-        threads.
-        """
+        """Remove waits whose condition holds from the record, and wake the threads."""
         self.withdraw(waits)
         self.changed.notify_all()
 
     def withdraw(self, waits: Iterable[Wait]) -> None:
-        """Remove the given waits from the record, without waking their threads."""
+        """Remove waits from the record, without waking the threads."""
         for wait in waits:
             if wait in self._waiting:
                 self._waiting.remove(wait)
 
     @property
     def has_failed(self) -> bool:
-        """Whether some thread has failed, so that the others end sooner or later."""
+        """Whether some thread has failed, so that the other threads will end."""
         return bool(self._failed)
 
     @property
     def is_ending(self) -> bool:
-        """Whether all threads shall end: one has failed, and every thread with a lower number has ended, so that it is
-        known which error is the lowest core's.
+        """Whether all threads must end.
+
+        This is so after :meth:`abort`, and when a thread has failed and all threads with lower numbers have ended, so
+        that the error of the lowest core is certain.
         """
         if self.is_aborted or not self._failed:
             return self.is_aborted
         return all(number in self._ended for number in range(min(self._failed)))
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a thread that has issued ``issued`` instructions may run on, although another one has failed:
-        until all threads with lower numbers have ended, and at most ``ALLOWANCE`` instructions further than the failed
-        one.
+        """Return whether a thread that has issued ``issued`` instructions may run on although another thread has
+        failed.
+
+        The thread may run on until all threads with lower numbers than the failed one have ended, and for at most
+        ``ALLOWANCE`` instructions more than the failed thread.
         """
         return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
 
     def finish(self, number: int, failed_after: int | None = None) -> None:
-        """Record that this thread, the thread of core ``number``, has ended.
+        """Record that this thread has ended.
 
         Args:
             number: the number of its core among all cores.
-            failed_after: if it has failed, the number of instructions that it had issued; else None.
+            failed_after: if the core has failed, the number of instructions that it had issued; else None.
         """
         self._ended[number] = threading.current_thread().name
         if failed_after is not None:
@@ -128,13 +130,14 @@ class Waits:
         self._notice()
 
     def abort(self) -> None:
-        """Let all threads end, at their next instruction or where they wait."""
+        """Make all threads end at their next instruction, or in the operation where they wait."""
         self.is_aborted = True
         self.changed.notify_all()
 
     def describe(self) -> str:
-        """Return text that says which threads wait in which operation, and which have ended. If all were stuck, it
-        describes that moment.
+        """Return text that says which threads wait in which operation, and which threads have ended.
+
+        If all threads were stuck at some time, the text describes that time.
         """
         return self._described or self._description()
 
@@ -156,14 +159,14 @@ class Waits:
 
 @dataclass
 class _Meeting:
-    """The cores that have arrived at one barrier, with the item that each of them passes to the others.
+    """The cores that have arrived at one barrier, and the item that each of them passes to the others.
 
     Attributes:
         place: the name of the barrier, the same on all cores.
         brought: the items of the cores, in order of arrival.
         waits: the waits of the cores that arrived before the last one.
         is_complete: whether all cores have arrived.
-        elsewhere: the place where another core waits instead, so that this barrier never completes; else empty.
+        elsewhere: the barrier at which another core waits instead, so that this one never completes; else empty.
     """
 
     place: str
@@ -181,11 +184,11 @@ def _missed(place: str, elsewhere: str) -> BarrierError:
 
 
 class CoreBarrier:
-    """A barrier between cores; a core that ends, fails or waits elsewhere releases the waiting cores with an error.
+    """A barrier between cores. If a core ends, fails or waits elsewhere, the waiting cores raise an error.
 
     Args:
         cores: the number of cores that synchronise here.
-        waits: the record of who waits, shared with other cores on which these depend; None makes one for these alone.
+        waits: the record of waiting threads, shared with other cores; None makes a record for these cores alone.
 
     Attributes:
         is_aborted: whether a core has failed; a plain attribute, because every instruction reads it.
@@ -204,25 +207,24 @@ class CoreBarrier:
         """Wait until all cores have called this method.
 
         Raises:
-            BarrierError: if a core has ended or waits in ``meet``, so that it can no longer arrive.
-            CoreAbortedError: if a core has failed, so that it can no longer arrive.
+            BarrierError: a core can no longer arrive, because it has ended or waits in :meth:`meet`.
+            CoreAbortedError: a core can no longer arrive, because it has failed.
         """
         self.meet("core_barrier")
 
     def meet(self, place: str, item: Any = None) -> list[Any]:
         """Wait until all cores have called this method with the same ``place``; return the items of the other cores.
 
-        Everything that a core did before the call has happened when the others continue. Cores run in program order,
-        hence two cores that wait at different places would wait forever: both get the error.
+        Everything that a core did before the call has happened when the others continue. Cores run in program order, so
+        that two cores at different places would wait forever: both raise the error.
 
         Args:
             place: the name of the barrier, for instance ``"core_barrier"``.
-            item: the item that this core passes; it must not change afterwards, for the other core may read it at any
-                time.
+            item: the item that this core passes to the other cores; it must not change afterwards.
 
         Raises:
-            BarrierError: if a core has ended or waits at another place, so that it can no longer arrive.
-            CoreAbortedError: if a core has failed, so that it can no longer arrive.
+            BarrierError: a core can no longer arrive, because it has ended or waits at another place.
+            CoreAbortedError: a core can no longer arrive, because it has failed.
         """
         with self._changed:
             meeting = self._join(place, item)
@@ -267,8 +269,8 @@ class CoreBarrier:
             raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
     def finish(self, number: int) -> None:
-        """Record that a core has ended without an error; ``number`` is its number among all cores that share the record
-        of waits.
+        """Record that a core has ended without an error; ``number`` is its number among all cores of the record of
+        waits.
         """
         with self._changed:
             self._finished += 1
@@ -278,8 +280,8 @@ class CoreBarrier:
         """Record that a core has ended early.
 
         Args:
-            number: the number of the core among all cores that share the record of waits.
-            failed_after: the number of instructions that it had issued; None if it ended because of another core.
+            number: the number of the core among all cores of the record of waits.
+            failed_after: the number of instructions that the core had issued; None if it ended because of another core.
         """
         self.is_aborted = True
         with self._changed:
@@ -287,14 +289,15 @@ class CoreBarrier:
             self._waits.finish(number, failed_after)
 
     def may_go_on(self, issued: int) -> bool:
-        """Return whether a core that has issued ``issued`` instructions may run on, although another core has failed;
-        see :meth:`Waits.may_go_on`.
+        """Return whether a core that has issued ``issued`` instructions may run on although another core has failed.
+
+        See :meth:`Waits.may_go_on`.
         """
         with self._changed:
             return self._waits.may_go_on(issued)
 
     def abort(self) -> None:
-        """Let all cores end, at their next instruction or where they wait."""
+        """Make all cores end at their next instruction, or in the operation where they wait."""
         self.is_aborted = True
         with self._changed:
             self._waits.abort()
@@ -318,13 +321,13 @@ class Participant:
     """A core that arrives at a collective.
 
     Attributes:
-        rank: the rank of its launch.
-        core: its number if only cores of that number take part; None if it acts for its whole rank.
+        rank: the rank of the core's launch.
+        core: the core's number if only cores with this number take part; None if the core acts for its whole rank.
         members: the ranks that take part.
-        what: the instruction.
+        what: the name of the instruction.
         place: ``file:line`` in the kernel.
-        terms: the properties on which all must agree.
-        item: the item that it passes; it must not change afterwards, for the others may read it at any time.
+        terms: the properties on which all participants must agree.
+        item: the item that the core passes to the other participants; it must not change afterwards.
     """
 
     rank: int
@@ -344,8 +347,8 @@ class Participant:
 class _Gathering:
     """The participants that have arrived so far at one collective of the ranks ``members``.
 
-    ``is_broken`` says whether two of them have different terms (``Participant.terms``). All participants then fail,
-    also those that arrive later, so that the lowest rank fails in every run.
+    ``is_broken`` says whether two participants have different terms. All participants then fail, also those that arrive
+    later, so that the lowest rank fails in every run.
     """
 
     members: frozenset[int]
@@ -363,9 +366,10 @@ class _Gathering:
 
 
 def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
-    """Return whether a core that arrives belongs to a gathering that has begun: its rank is still missing there, and
-    one of the participants waits for it (has its rank among the members, and its core number, or one of the two acts
-    for its whole rank).
+    """Return whether an arriving core belongs to a gathering that has begun.
+
+    This holds if its rank is still missing and one of the participants waits for it. That participant has this rank
+    among its members, and the same core number, or one of the two acts for its whole rank.
     """
     if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False
@@ -376,9 +380,7 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
 
 
 def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return text about ``participant`` and the participant of the lowest rank with different terms; empty if all
-    agree.
-    """
+    """Return text about ``participant`` and the lowest rank with different terms; empty if all agree."""
     mine = {term.what: term.value for term in participant.terms}
     for rank in sorted(gathering.come):
         other = gathering.come[rank]
@@ -400,13 +402,13 @@ def _ranks(missing: list[int]) -> str:
 
 
 class World:
-    """The ranks that run in parallel, each a launch with memory of its own, and the collectives that join them.
+    """The ranks that run in parallel, each with a launch and memory of its own, and their collectives.
 
-    It is independent of what a collective does: each core that arrives passes terms, such as a shape, that must agree.
+    The class does not know what a collective does: a core that arrives passes terms, such as a shape, that must agree.
 
     Args:
-        ranks: the number of launches.
-        cores: the number of cores of each launch.
+        ranks: the number of ranks.
+        cores: the number of cores of a rank.
         timeout: the seconds that a core waits for the others; None for no limit.
 
     Attributes:
@@ -423,12 +425,12 @@ class World:
         self._barriers: list[CoreBarrier] = []
 
     def barrier(self) -> CoreBarrier:
-        """Return a new barrier for the cores of a rank; each rank's launch calls this once."""
+        """Return a new barrier for the cores of one rank; the launch of each rank calls this once."""
         self._barriers.append(CoreBarrier(self._cores, self.waits))
         return self._barriers[-1]
 
     def abort(self) -> None:
-        """Let all cores of all ranks end, at their next instruction or where they wait."""
+        """Make all cores of all ranks end at their next instruction, or in the operation where they wait."""
         self.tell_failed()
         with self.waits.changed:
             self.waits.abort()
@@ -441,12 +443,12 @@ class World:
             barrier.is_aborted = True
 
     def meet(self, participant: Participant) -> Mapping[int, Any]:
-        """Wait until all members have arrived at the collective; return the items that they passed, by rank.
+        """Wait until all members have arrived at the collective; return the items that the members passed, by rank.
 
         Raises:
-            BarrierError: if another member calls a different operation or has different terms, if it can no longer
-                arrive because all others wait or have ended, or if it does not arrive in time.
-            CoreAbortedError: if another member can no longer arrive because a core has failed.
+            BarrierError: another member calls a different operation or has different terms, can no longer arrive
+                because all others wait or have ended, or does not arrive in time.
+            CoreAbortedError: another member can no longer arrive because a core has failed.
         """
         with self.waits.changed:
             if self.waits.is_ending:
@@ -500,7 +502,7 @@ class Seat:
     """The position of a launch among the launches that run in parallel.
 
     Attributes:
-        rank: the number of its rank.
+        rank: the rank of the launch.
         world: all ranks.
     """
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap.
+"""The bytes that strided layouts occupy, as ranges, and checks whether layouts or tensors overlap.
 
-- :func:`spans_of`, :func:`spans_of_rows`: the ranges of a layout (:class:`Spans`);
-- :func:`first_meeting`: a byte that two layouts share;
-- :class:`HbmPlaces`: the tensors that a kernel places itself in HBM, each one range.
+- :func:`spans_of`, :func:`spans_of_rows`: the ranges of a layout (:class:`Spans`).
+- :func:`first_meeting`: a byte that two layouts share.
+- :class:`HbmPlaces`: the tensors to which a kernel gives an address in HBM; each is one range.
+
+``width`` is the number of bytes of an element; a row is an index of dimension 0.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class Spans(NamedTuple):
 
 
 def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Return the starts and the ends of all byte ranges in a sequence of :class:`Spans`, and for each range the index
-    of the element that it comes from.
+    """Return starts, ends and owners of all byte ranges; the owner is the index in ``spans`` from which a range
+    comes.
     """
     starts = np.concatenate([item.starts for item in spans])
     counts = [item.starts.size for item in spans]
@@ -40,7 +42,7 @@ def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of these two
+    """Return a byte that an element of ``first`` and an element of ``second`` share, and the indices of the two
     elements.
 
     The result is None if there is no such byte.
@@ -62,10 +64,10 @@ def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int,
 
 
 def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
-    """Return the byte ranges of an array of elements of ``width`` bytes: their starts and their common length.
+    """Return the byte ranges of an array: their starts, relative to the first element, and their common length.
 
     Args:
-        dimensions: size and stride (in elements) of each dimension. The starts are relative to the first element.
+        dimensions: size and stride (in elements) of each dimension.
         width: the bytes of an element.
     """
     starts, length = np.zeros(1, np.int64), width
@@ -85,15 +87,13 @@ def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, 
 
 
 def spans_of(layout: Layout, width: int) -> Spans:
-    """Return the bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
+    """Return the bytes of a layout, in as few ranges as its dimensions allow."""
     starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
     return Spans(starts + layout.offset * width, length)
 
 
 def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
-    """Return the bytes that a layout occupies in the rows (indices of dimension 0) ``rows``; elements have ``width``
-    bytes.
-    """
+    """Return the bytes that a layout occupies in the rows with the indices ``rows``."""
     starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
     first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
     return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
@@ -108,7 +108,7 @@ class _PlacedTensor:
 
 @dataclass
 class HbmPlaces:
-    """The tensors that a kernel places itself in one HBM: a core's private one, or the one that the cores share.
+    """The tensors to which a kernel gives an address in one HBM: the private HBM of a core, or the shared HBM.
 
     The tensors must not overlap, because in the simulator each of them has its own memory.
     """
@@ -116,11 +116,11 @@ class HbmPlaces:
     places: list[_PlacedTensor] = field(default_factory=list)
 
     def take(self, low: int, nbytes: int, what: str) -> str | None:
-        """Place a tensor, which messages call ``what``, at bytes ``low`` to ``low + nbytes`` (exclusive).
+        """Record a tensor at bytes ``low`` to ``low + nbytes`` (exclusive); ``what`` describes it in messages.
 
         Returns:
-            An error message if another placed tensor overlaps it, since it is not known how long a tensor in HBM is
-            needed; else None.
+            An error message if the tensor overlaps an earlier one, because it is not known how long a tensor in HBM is
+            needed; otherwise None.
         """
         mine = _PlacedTensor(low, low + nbytes, what)
         clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The check that the tensors that are live at the same time fit SBUF and PSUM, and the peak use of each.
+"""The check that tensors that are live at the same time fit SBUF and PSUM, and the peak use of each region.
 
 Instructions record their use of each on-chip tensor in its :class:`LiveRange`. At the end of a kernel
-:func:`check_capacity` checks these and returns the peaks. While the kernel runs, a lower bound on its use is tracked
-(:func:`certain_uses`, :class:`CertainUse`): a kernel that can no longer fit ends at once, with the error of
+:func:`check_capacity` checks the live ranges and returns the peaks. While the kernel runs, a lower bound on its use is
+tracked (:func:`certain_uses`, :class:`CertainUse`): a kernel that can no longer fit ends at once, with the error of
 :func:`certain_overflow`.
 
-The check at the end follows a core's instructions in program order and, wherever a tensor becomes live, tests whether
-all live tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, one of at
-most 64 at 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at
-most a bank stays inside one bank, a larger one takes whole banks. Between two tests tiles may move, as if memory were
-never fragmented: a kernel that passes may still be too large for a compiler, but not the other way round.
+The check at the end follows a core's instructions in program order. Wherever a tensor becomes live, it tests whether
+all live tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, a tile of
+at most 64 at 0 or 64, a larger tile at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``). In PSUM a tile of
+at most a bank stays inside one bank, and a larger tile takes whole banks. Between two tests tiles may move, as if
+memory were never fragmented: a kernel that passes may still be too large for a compiler, but not the reverse.
+
+A *quarter* is 32 partitions. A *moment* is the number of an instruction. A tensor is *placed* if the kernel gives its
+address.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _NEVER = 0
 
 
 class LiveRange:
-    """The lifetime of one on-chip tensor of one core: from the first instruction that touches it to the last.
+    """The lifetime of one on-chip tensor of one core: from the first instruction that touches the tensor to the last.
 
     Instructions are counted for each core. A tensor that the kernel makes but never uses takes no room, as in a
     compiler.
@@ -46,16 +49,16 @@ class LiveRange:
     Attributes:
         region: SBUF or PSUM.
         partitions: the number of partitions that the tensor takes.
-        nbytes: the bytes that it takes in each of these partitions on the device.
-        quarters: the number of quarters of the partitions that it takes, 1, 2 or 4; a tile starts at a quarter.
-        area: ``nbytes`` times ``quarters``, the space that it takes at any position.
+        nbytes: the bytes that the tensor takes in each of these partitions on the device.
+        quarters: the number of quarters that the tensor takes: 1, 2 or 4.
+        area: ``nbytes`` times ``quarters``.
         storage: the number of the storage that holds the tensor.
-        address: the first partition and first byte if the kernel places it itself, or None.
-        first, last: the numbers of the first and the last instruction that touched it; 0 if none did.
-        counted: the last instruction up to which :class:`CertainUse` has counted it.
-        window: the window of :class:`CertainUse` in which it was last touched; 0 if it was not.
-        earlier: first and last instruction of earlier lifetimes, which ended because an instruction overwrote the whole
-            tensor (for placed tensors only).
+        address: the first partition and first byte of a placed tensor, or None.
+        first, last: the numbers of the first and the last instruction that touched the tensor; 0 if none did.
+        counted: the instruction up to which :class:`CertainUse` has counted the tensor.
+        window: the window of :class:`CertainUse` in which the tensor was last touched; 0 if there is none.
+        earlier: first and last instruction of earlier lifetimes of a placed tensor; a lifetime ends when an instruction
+            overwrites the whole tensor.
     """
 
     __slots__ = (
@@ -114,7 +117,7 @@ class LiveRange:
 
     @property
     def lifetimes(self) -> list[tuple[int, int]]:
-        """The first and the last instruction of each lifetime of the tensor, the earlier lifetimes first."""
+        """The first and the last instruction of each lifetime of the tensor, in order."""
         return [*self.earlier, (self.first, self.last)]
 
     @property
@@ -128,8 +131,8 @@ class LiveRange:
         self.last = number
 
     def restart(self, number: int) -> None:
-        """Record that instruction ``number`` overwrites the whole tensor: its lifetime so far ends, and a new one
-        begins.
+        """Record that instruction ``number`` overwrites the whole tensor, which ends a lifetime and begins a new
+        one.
         """
         if self.is_used:
             self._earlier = self._earlier or []
@@ -147,7 +150,13 @@ class LiveRange:
 
 @dataclass(frozen=True)
 class _Room:
-    """The size of a region: the bytes of a partition, and of a bank, whose borders small tiles must not cross."""
+    """The size of a region of memory.
+
+    Attributes:
+        region: SBUF or PSUM.
+        nbytes: the bytes of a partition.
+        bank: the bytes of a bank, whose borders a tile of at most this size must not cross.
+    """
 
     region: MemoryRegion
     nbytes: int
@@ -162,10 +171,12 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 
 
 class _Uncounted(NamedTuple):
-    """The part of a tensor's lifetime that :class:`CertainUse` has not counted yet.
+    """The time in a tensor's lifetime that :class:`CertainUse` has not counted yet.
 
-    The part goes from the instruction after number ``before`` to the one with number ``last``; ``area`` is the space
-    that the tensor takes (see :class:`LiveRange`).
+    Attributes:
+        last: the last instruction of this time.
+        before: the instruction before the first one.
+        area: the area of the tensor, see :class:`LiveRange`.
     """
 
     last: int
@@ -174,32 +185,31 @@ class _Uncounted(NamedTuple):
 
 
 def _uncounted(life: LiveRange) -> _Uncounted:
-    """Return the part of the lifetime ``life`` that :class:`CertainUse` has not counted yet."""
     return _Uncounted(life.last, max(life.counted, life.first - 1), life.area)
 
 
 class CertainUse:
-    """The space of a region that tensors certainly take, at each moment (number of an instruction) so far.
+    """The space of a region that tensors certainly take, at each moment so far.
 
-    If an instruction touches a tensor that an earlier one has touched, the tensor has held data all the time in
-    between, whatever the rest of the kernel does. Lifetimes only grow, so tensors that certainly overlap at one moment
-    do so at the end. If they take more than the region has, no placement exists, and :func:`check_capacity` would fail
-    at the end (it also finds kernels that fail because of gaps between tensors).
+    If an instruction touches a tensor that an earlier instruction has touched, the tensor has held data all the time in
+    between, whatever the rest of the kernel does. Lifetimes only grow, so that tensors that certainly overlap at one
+    moment also overlap at the end. If they take more than the region has, no placement exists, and
+    :func:`check_capacity` would fail at the end. (That function also finds kernels that fail because of gaps between
+    tensors.)
 
-    Tensors that instructions touch are collected in a list, the window, which contains each tensor once. As long as the
-    highest use before the window and all tensors of the window fit together, nothing has to be computed. When they do
-    not, the uncounted spans (:class:`_Uncounted`) of the window's tensors are added to the moments so far, and a new
-    window begins.
+    Tensors that instructions touch are collected in a list, the *window*, which contains each tensor once. While the
+    highest use before the window and all tensors of the window fit together, nothing is computed. When they do not fit,
+    the uncounted times (:class:`_Uncounted`) of the window's tensors are added to the use, and a new window begins.
 
-    Only moments at which a span ends are kept: spans that overlap also overlap where the first of them ends. A later
-    touch adds to all moments since the tensor's previous touch. So a moment can be dropped as soon as a later one takes
-    as much space, and the first of the remaining moments takes the most.
+    Only moments at which an uncounted time ends are kept: times that overlap also overlap where the first of them ends.
+    A later touch adds to all moments since the tensor's previous touch. So a moment can be dropped as soon as a later
+    moment takes as much space, and the first of the remaining moments takes the most.
 
     Args:
-        room: the size of the region, in bytes times quarters of the partitions.
+        room: the size of the region, in bytes times quarters.
 
     Attributes:
-        window: the number of the window, from 1, which its tensors carry.
+        window: the number of the window, from 1; its tensors have this number.
     """
 
     def __init__(self, room: int) -> None:
@@ -215,14 +225,17 @@ class CertainUse:
     def touch(self, life: LiveRange, number: int) -> bool:
         """Record that instruction ``number`` touches a tensor that is not in the window yet.
 
-        Return whether the tensors that certainly hold data at the same time still fit the region.
+        Returns:
+            Whether the tensors that certainly hold data at the same time still fit the region.
         """
         life.touch(number)
         return self._enter(life)
 
     def restart(self, life: LiveRange, number: int) -> bool:
-        """Record that instruction ``number`` overwrites a whole tensor, whose lifetime begins anew; return the same as
-        :meth:`touch`.
+        """Record that instruction ``number`` overwrites a whole tensor, which begins a new lifetime.
+
+        Returns:
+            Whether the tensors that certainly hold data at the same time still fit the region.
         """
         is_inside, is_counted = life.window == self.window, life.last == number
         if is_inside:
@@ -233,7 +246,7 @@ class CertainUse:
 
     @property
     def moment(self) -> int:
-        """The number of the instruction at which the certain use of the region is highest, as last computed."""
+        """The moment at which the certain use of the region was highest, when it was last computed."""
         return self._moments[0]
 
     def _enter(self, life: LiveRange) -> bool:
@@ -277,7 +290,7 @@ class CertainUse:
 
 
 def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
-    """Return a :class:`CertainUse` without tensors for SBUF and for PSUM, for a kernel that begins."""
+    """Return a :class:`CertainUse` without tensors for SBUF and for PSUM."""
     return {room.region: CertainUse(room.nbytes * PARTITIONS // _QUARTER) for room in _rooms(generation)}
 
 
@@ -290,9 +303,7 @@ def _is_live(life: LiveRange, moment: int) -> bool:
 
 
 def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
-    """Return the message that the tensors ``live`` do not fit the region of size ``room``; it does not name the line of
-    the kernel.
-    """
+    """Return the message that the tensors ``live`` do not fit a region, without the line of the kernel."""
     listed = sorted(live, key=lambda life: -life.nbytes)
     lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
     if len(listed) > _LISTED:
@@ -310,13 +321,13 @@ def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
 def certain_overflow(
     lives: Iterable[LiveRange], generation: Generation, region: MemoryRegion, moment: int
 ) -> CapacityError:
-    """Return the error for a kernel that can no longer fit; the instruction after which that is certain raises it.
+    """Return the error for a kernel that can no longer fit.
 
     Args:
         lives: every on-chip tensor that the core has made so far.
-        generation: the generation with the SBUF size.
+        generation: the hardware generation, which determines the size of SBUF.
         region: the region that overflows.
-        moment: the number of the instruction at which it overflows.
+        moment: the moment at which it overflows.
     """
     room = next(room for room in _rooms(generation) if room.region is region)
     live = [life for life in lives if life.region is region and _is_live(life, moment)]
@@ -325,9 +336,9 @@ def certain_overflow(
 
 
 class _Placed(NamedTuple):
-    """The place of a tile: quarters ``first`` to ``first + quarters`` of the partitions, and bytes ``low`` to ``high``.
+    """The place of a tile: quarters ``first`` to ``first + quarters``, and bytes ``low`` to ``high`` of each partition.
 
-    A quarter is 32 partitions; the bytes are those of each partition. Both ends are exclusive.
+    Both ends are exclusive.
     """
 
     first: int
@@ -346,8 +357,9 @@ def _rounded(room: _Room, life: LiveRange) -> int:
 
 
 def _aligned(room: _Room, low: int, nbytes: int) -> int:
-    """Return the first byte, not below ``low``, at which a tile of ``nbytes`` bytes may start: it must lie within one
-    bank, or begin with one.
+    """Return the first byte, not below ``low``, at which a tile of ``nbytes`` bytes may start.
+
+    The tile must lie within one bank, or begin at the start of a bank.
     """
     is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
     return low if is_inside else -(-low // room.bank) * room.bank
@@ -403,8 +415,8 @@ def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
     """Return the bytes of a partition that live tiles need if they lie side by side; None if they do not fit the
     region.
 
-    Tiles that the kernel places stay at their addresses; each other tile is added at the lowest free place. Several
-    orders of adding are tried, and the one that needs the fewest bytes counts.
+    Placed tiles stay at their addresses; every other tile is added at the lowest free place. Several orders of adding
+    are tried; the order that needs the fewest bytes counts.
     """
     lives = list(lives)
     are_alike = len({life.quarters for life in lives}) < 2
@@ -413,14 +425,12 @@ def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
 
 
 def _placed_height(live: Iterable[LiveRange]) -> int:
-    """Return the byte of a partition at which the last of the live tiles ends that the kernel places itself; 0 if there
-    are none.
-    """
+    """Return the byte of a partition at which the last placed tile ends; 0 without placed tiles."""
     return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
 
 
 def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
-    """Check that a tensor that the kernel places, ``life``, overlaps no other such tensor that still holds data."""
+    """Check that the placed tensor ``life`` overlaps no other placed tensor that still holds data."""
     mine = _where_placed(life)
     for other in live:
         if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
@@ -432,16 +442,18 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
 
 
 class Peak(NamedTuple):
-    """The most bytes of a partition that tensors take at one time, and the tensors that are live then."""
+    """The largest number of bytes of a partition that tensors take at one time, and the tensors that are live at this
+    time.
+    """
 
     nbytes: int
     lives: tuple[LiveRange, ...]
 
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
-    """Return the peak of the bytes of a partition that are needed at one time, with the tensors that are live then.
+    """Return the peak of the bytes of a partition that are needed at one time, with the live tensors at that time.
 
-    If the peak is not above ``known`` bytes, the result is ``known`` without tensors.
+    If the peak is at most ``known`` bytes, the result is ``known`` without tensors.
     """
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:
@@ -473,17 +485,16 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
 def check_capacity(
     lives: Iterable[LiveRange], generation: Generation, *, finds_peaks: bool
 ) -> dict[MemoryRegion, Peak]:
-    """Check that a kernel's live tensors fit, and return the peak use of each region and its tensors.
+    """Check that a kernel's live tensors fit, and return the peak of each region.
 
     Args:
         lives: every on-chip tensor that one core made.
-        finds_peaks: whether to find the peaks; else the result is empty, and tensors that fit side by side in any order
-            need not be placed.
-        generation: the generation with the SBUF size.
+        finds_peaks: whether to find the peaks; otherwise the result is empty, which takes less time.
+        generation: the hardware generation, which determines the size of SBUF.
 
     Raises:
-        CapacityError: if they do not fit (the message names the region, the limit and the live tensors at the peak); or
-            if two tensors placed by hand overlap while both are live.
+        CapacityError: the live tensors do not fit (the message names the region, the limit and these tensors), or two
+            placed tensors overlap while both are live.
     """
     used = [life for life in lives if life.is_used]
     peaks = {}

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Deferred contents of tiles: they are computed when they are read, if ever.
+"""Deferred contents of tiles: they are computed when they are read, or never.
 
 A simulation of a kernel over a large matrix spends its time on moving memory. Some of the moves are often not needed:
 
-- A large load from HBM. Until the tile or its source changes, its elements can be read from the source.
-- The elementwise results of an instruction. Kernels sum exponentials that are never read afterwards, and store
-  results to HBM, where they can be written at once. Values computed from them can be computed together with them, a few
-  rows at a time, which then stay in a cache.
+- A large load from HBM. Until the tile or its source changes, the elements can be read from the source.
+- The elementwise results of an instruction. Kernels sum exponentials that they never read afterwards, and store results
+  to HBM, where the results can be written at once. Values computed from deferred results can be computed together with
+  them, a few rows at a time, which then stay in a cache.
 - The sum of products in PSUM, to which the next matmul adds; see engines/tensor/accumulation.py.
 
-The contents of such a block of a storage are defined by a :class:`Deferred`. Reading the elements (``View.array``)
-computes them first; an instruction that needs only some rows (:attr:`View.rows_to_read`, engines/rowwise.py) reads the
-source; one that overwrites them leaves them uncomputed.
+A :class:`Deferred` defines the contents of a block of a storage. Reading the elements (``View.array``) computes them
+first. An instruction that needs only some rows (:attr:`View.rows_to_read`, engines/rowwise.py) reads the source. An
+instruction that overwrites the elements leaves them uncomputed.
 
-A block is a :class:`Rectangle`, and the part of a content that is still deferred a :class:`Part`. :class:`Derived`
-keeps what was made from the elements of a storage until they change: float32 copies, and deferred contents of other
-storages.
+A block is a :class:`Rectangle`; the elements of a content that are still deferred are a :class:`Part`. As matrices,
+blocks have a row for each index of dimension 0. :class:`Derived` holds what was made from the elements of a storage
+until they change: float32 copies, and deferred contents of other storages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOST_COPIES = 4
 
 
 class Rectangle(NamedTuple):
-    """A block of an on-chip storage: bytes ``left`` to ``right`` of each of the partitions ``top`` to ``bottom``.
+    """A block of an on-chip storage: bytes ``left`` to ``right`` of the partitions ``top`` to ``bottom``.
 
     The ends are exclusive.
     """
@@ -60,7 +60,7 @@ class Rectangle(NamedTuple):
         )
 
     def common(self, other: Rectangle) -> Rectangle:
-        """Return the intersection of two blocks that overlap."""
+        """Return the intersection of two blocks that have a byte in common."""
         return Rectangle(
             max(self.top, other.top),
             min(self.bottom, other.bottom),
@@ -91,9 +91,12 @@ class Rectangle(NamedTuple):
 
 
 def rectangle_of(layout: Layout, itemsize: int, partition_bytes: int) -> Rectangle | None:
-    """Return the block that a view covers; its elements have ``itemsize`` bytes.
+    """Return the block that a view covers; None for a view without elements or with gaps.
 
-    It is None for a view with gaps in a partition or between partitions, and for one without elements.
+    Args:
+        layout: the layout of the view.
+        itemsize: the bytes of an element.
+        partition_bytes: the bytes of a partition of the storage.
     """
     shape, strides, offset = layout
     if 0 in shape or not is_dense(shape[1:], strides[1:]):
@@ -106,20 +109,17 @@ def rectangle_of(layout: Layout, itemsize: int, partition_bytes: int) -> Rectang
 
 
 class Deferred(NamedTuple):
-    """The contents of a view that its memory does not hold yet.
-
-    The view is a block of its storage and is described as a matrix: an index of its dimension 0 is a row.
+    """The contents of a view that its memory does not hold yet. The view is a block of its storage.
 
     Attributes:
         layout, dtype: the layout and the type of the view.
         write: a function that computes the elements of some rows and columns and writes them into an array.
-        sources: the memory in HBM from which the contents are computed, as matrices like this one; it must not change
-            before the contents are computed.
+        sources: the memory in HBM from which the contents are computed, as matrices of the same shape; it must not
+            change before the contents are computed.
         is_copy: whether the contents are a copy of the only source.
-        operands: other storages from whose elements the contents are computed; this happens before those elements
-            change.
+        operands: other storages from whose elements the contents are computed, before these elements change.
         reads_itself: whether the contents are computed from the memory of the view itself.
-        may_grow: whether an instruction may add to the contents. They are then computed as soon as anything of the
+        may_grow: whether an instruction may add to the contents. They are then computed as soon as any element of the
             storage is read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
         depth: the number of nested deferred contents from which these are computed.
     """
@@ -136,14 +136,13 @@ class Deferred(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block of a storage whose contents are deferred: all elements of a :class:`Deferred`, or those that are neither
-    computed nor overwritten yet.
+    """The elements of a :class:`Deferred` that are neither computed nor overwritten yet.
 
     Attributes:
         content: the deferred content.
-        place: the block of the storage that the whole content takes.
-        block: the part of ``place`` that is neither computed nor overwritten.
-        width: the bytes of an element, as the storage holds it.
+        place: the block of the storage for the whole content.
+        block: the block of the elements that are neither computed nor overwritten.
+        width: the bytes of an element in the storage.
     """
 
     content: Deferred
@@ -152,7 +151,7 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns, in the content as a matrix, of a block inside ``place``."""
+        """Return the rows and columns of the content that a block inside ``place`` has."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
@@ -168,9 +167,8 @@ class Part(NamedTuple):
 
 
 def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Deferred:
-    """Return a deferred copy of ``source``, which has as many elements as ``layout``.
-
-    Each row (index of dimension 0) of ``layout`` is dense.
+    """Return a deferred copy of ``source``, which has as many elements as ``layout``; each row of ``layout`` is
+    dense.
     """
     matrix = source.reshape(source.shape[0], -1)
 
@@ -181,10 +179,10 @@ def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Def
 
 
 class Reader(Protocol):
-    """The interface that :class:`Derived` needs of a storage with deferred contents."""
+    """A storage with deferred contents, as :class:`Derived` sees it."""
 
     def waits_for(self, operand: object, /) -> bool:
-        """Return whether some deferred content of this storage is to be computed from the elements of the storage
+        """Return whether a deferred content of this storage is computed from the elements of the storage
         ``operand``.
         """
 
@@ -195,7 +193,7 @@ class Reader(Protocol):
 class Derived:
     """The values derived from a storage's elements: float32 copies, and deferred contents of other storages.
 
-    It is dropped when the elements change.
+    The storage drops this object when its elements change.
 
     Args:
         nbytes: the size of the storage in bytes.
@@ -212,8 +210,11 @@ class Derived:
         self.readers: WeakSet[Reader] = WeakSet()
 
     def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], _Float32s]) -> _Float32s:
-        """Return the float32 copy of a view of the storage, with this layout and type; ``make`` makes the copy if none
-        is kept.
+        """Return the float32 copy of a view of the storage with this layout and type.
+
+        Args:
+            layout, dtype: the layout and type of the view.
+            make: a function that makes the copy; called if no copy is kept.
         """
         copy = self._copies.get((layout, dtype))
         if copy is None:

@@ -4,9 +4,9 @@
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
 An element that was never written reads as :func:`sentinel`. Large on-chip storages take their memory from a
-:class:`BytePool`, so that not every launch allocates fresh pages. :class:`DeferredLoads` is the set of a core's
-storages whose deferred contents come from HBM; :func:`may_share` tells which of them must be computed before a piece of
-HBM is overwritten.
+:class:`BytePool`, so that not every launch allocates new pages. :class:`DeferredLoads` is the set of a core's storages
+with deferred contents from HBM; :func:`may_share` tells which of these contents must be computed before memory in HBM
+is overwritten.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNSHARED_REFERENCES = 3
 
 
 class BytePool:
-    """A pool of byte arrays that nothing uses, for reuse, grouped by size."""
+    """A pool of unused byte arrays for reuse, by size."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
@@ -64,7 +64,7 @@ class BytePool:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of all arrays in the pool, which are available for reuse."""
+        """The number of bytes of all arrays in the pool."""
         return self._total
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -77,7 +77,9 @@ class BytePool:
         return np.empty(nbytes, np.uint8)
 
     def give(self, array: npt.NDArray[Any]) -> None:
-        """Take back an array for reuse, unless it is small, the pool is full or it is still referenced elsewhere."""
+        """Put an array into the pool, unless it is small, the pool is full or the array is still referenced
+        elsewhere.
+        """
         if array.size < _SMALLEST_POOLED_BYTES or sys.getrefcount(array) > _UNSHARED_REFERENCES:
             return
         with self._lock:
@@ -97,36 +99,35 @@ def sentinel(dtype: DType) -> float:
 
 
 class Storage:
-    """A piece of SBUF, PSUM or HBM.
+    """The memory of a tensor in SBUF, PSUM or HBM.
 
-    With ``is_poisoned`` every byte of its memory starts with the same odd value; otherwise the memory starts with
-    whatever the process last had there.
+    With ``is_poisoned`` every byte starts with the same odd value; otherwise the memory starts with arbitrary values.
 
     Attributes:
         name: the name in messages.
         region: the memory region.
-        dtype: the type that it was made with.
+        dtype: the type with which the storage was made.
         numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
-        shape: the shape that it was made with; on chip, dimension 0 counts partitions.
+        shape: the shape with which the storage was made; on chip, dimension 0 counts partitions.
         layout: the layout of the whole storage, in that shape.
-        partition_elements: the number of elements of its type in one index of dimension 0.
+        partition_elements: the number of elements of ``dtype`` in one index of dimension 0.
         partition_bytes: the bytes of one index of dimension 0, in ``numpy_dtype``.
         nbytes: the bytes of the whole storage, in ``numpy_dtype``.
-        is_abstract: whether it has a shape and a type and no memory; see terms/spec.py.
-        written: the record of which elements have a value.
-        parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
-        derived: the values derived from its elements until they change, or None; see deferred.py.
-        is_read_only: whether it is the memory of an array that must not be written.
-        is_changed: whether it is in HBM and an instruction has written elements of it.
-        number: a number that is unique in this process; observers keep their data about storages by these numbers.
-        allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
-        start: the byte of that memory at which it begins.
-        scope: the scope to which it belongs. If both cores make it in the body of a loop, each has its own scope, see
-            ``Core.scope_of``.
-        address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
-            HBM the first byte; or None.
-        origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel from which it comes; its
-            values are requested by it (see ``LeftOut`` in machine/left_out.py). None in other launches.
+        is_abstract: whether the storage has a shape and a type but no memory; see terms/spec.py.
+        written: the record of the elements that have a value.
+        parts: the deferred contents of blocks that do not overlap, the oldest first; see deferred.py.
+        derived: the values derived from the elements until they change, or None; see deferred.py.
+        is_read_only: whether the memory is that of an array that must not be written.
+        is_changed: whether the storage is in HBM and an instruction has written elements of it.
+        number: a number that is unique in this process; observers keep their data about storages by this number.
+        allocation: the number of the memory: ``number``, unless arguments of a launch share memory.
+        start: the byte of that memory at which the storage begins.
+        scope: the scope to which the storage belongs. If both cores make it in the body of a loop, each core has its
+            own scope, see ``Core.scope_of``.
+        address: the address if the kernel gives one: on chip the first partition and the first byte of a partition, in
+            HBM the first byte; otherwise None.
+        origin: in a launch with ``skip_arithmetic``, the argument or the line of the kernel from which the storage
+            comes; see ``LeftOut`` in machine/left_out.py. None in other launches.
     """
 
     __slots__ = (
@@ -218,24 +219,22 @@ class Storage:
 
     @property
     def accumulated(self) -> WrittenMap:
-        """The map of the elements that hold a matmul result, to which a later matmul may add (see
-        engines/tensor/accumulation.py).
-        """
+        """The map of the elements that hold a matmul result; a later matmul may add to them."""
         if self._accumulated is None:
             self._accumulated = self._make_map(self.is_shape_only)
         return self._accumulated
 
     @property
     def is_shape_only(self) -> bool:
-        """Whether the values of the storage will never be known, because the launch is on shapes."""
+        """Whether the values of the storage will never be known, because the launch has shapes only."""
         return self.is_abstract and self.origin is None
 
     def need_values(self, what: object) -> None:
-        """Check that values exist, because an address or a check depends on the elements of ``what``, a view of it.
+        """Check that the launch has values, because an address or a check depends on the elements of ``what``, a view.
 
         Raises:
-            ValuesWanted: if they were left out.
-            DataNeeded: in a launch on shapes.
+            ValuesWanted: the launch did not compute these values.
+            DataNeeded: the launch is on shapes.
         """
         if self.is_abstract:
             raise DataNeeded(repr(what)) if self.origin is None else ValuesWanted(self.origin)
@@ -258,7 +257,7 @@ class Storage:
         return self.nbytes // self.width_of(dtype)
 
     def explain_indices(self, describe: Callable[[int], str]) -> None:
-        """Let errors about an index in a partition of this storage begin with the text ``describe(partition)``."""
+        """Make errors about an index in a partition of this storage begin with the text ``describe(partition)``."""
         self._describe_index = describe
 
     def explanation(self, partition: int) -> str:
@@ -270,7 +269,7 @@ class Storage:
         return [int(index) for index in np.unravel_index(byte // self.numpy_dtype.itemsize, self.shape)]
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
-        """Return the number of elements of ``layout`` of which a part or all is unwritten.
+        """Return the number of elements of ``layout`` with an unwritten byte.
 
         ``among`` is a mask of the elements to count; None for all.
         """
@@ -281,10 +280,10 @@ class Storage:
     def unwritten(
         self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the elements of ``layout`` of which a part or all is unwritten.
+        """Return a mask of the elements of ``layout`` with an unwritten byte.
 
-        ``among`` is a mask of the elements to consider; None for all. It may be asked for only while some elements of
-        the storage are unwritten.
+        ``among`` is a mask of the elements to consider; None for all. Call this only while some elements of the storage
+        are unwritten.
         """
         unwritten = np.logical_not(np.all(self.written.mask_of(layout, self.width_of(dtype)), axis=-1))
         return np.asarray(unwritten if among is None else unwritten & among)
@@ -292,8 +291,7 @@ class Storage:
     def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
         """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.
 
-        An element that was written in part, through a view of a narrower type, gets the sentinel's bits in the other
-        part.
+        If a view of a narrower type has written some bytes of an element, only the other bytes get the sentinel's bits.
         """
         if self.is_abstract:
             return
@@ -306,13 +304,16 @@ class Storage:
         np.copyto(self.array(unit_layout, bits.dtype), bits, where=unwritten)
 
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return a numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``, uncopied."""
+        """Return the elements of ``layout`` as a numpy array without a copy, after computing their deferred contents.
+
+        Strides and offset of ``layout`` count elements of ``numpy_type``.
+        """
         if self.parts:
             self.settle(rectangle_of(layout, numpy_type.itemsize, self.partition_bytes))
         return self.memory(layout, numpy_type)
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the same view as :meth:`array`; deferred contents are not computed."""
+        """Return the array that :meth:`array` returns, without computing deferred contents."""
         if self.is_abstract:
             self._must_have_memory()
         width = numpy_type.itemsize
@@ -325,7 +326,7 @@ class Storage:
         return np.ndarray(shape, numpy_type, self._bytes, offset * width, [stride * width for stride in strides])
 
     def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
-        """Return the memory of ``block`` as a matrix of elements of ``dtype``; deferred contents are not computed."""
+        """Return the memory of ``block`` as a matrix of elements of ``dtype``, without computing deferred contents."""
         width = self.width_of(dtype)
         shape = (block.bottom - block.top, (block.right - block.left) // width)
         offset = (block.top * self.partition_bytes + block.left) // width
@@ -336,7 +337,7 @@ class Storage:
         return rectangle_of(layout, self.width_of(dtype), self.partition_bytes)
 
     def defer(self, content: Deferred) -> None:
-        """Give all elements of a block a new content, which is computed when it is read.
+        """Give all elements of a block a new content, which is computed when an instruction reads it.
 
         Remaining parts of earlier contents stay deferred, because the next content often covers them, for instance if
         chunks of two widths alternate in a buffer.
@@ -351,7 +352,7 @@ class Storage:
             self._make(self.parts[0])
 
     def overwrite(self, layout: Layout, dtype: DType) -> None:
-        """Drop the deferred contents of a view, all elements of which are about to be overwritten."""
+        """Drop the deferred contents of a view whose elements the caller then overwrites."""
         block = self.block_of(layout, dtype)
         if block is None or any(part.content.may_grow for part in self.parts):
             self.settle()
@@ -359,29 +360,30 @@ class Storage:
             self._forget(block)
 
     def settle(self, block: Rectangle | None = None) -> None:
-        """Compute deferred contents: those that share an element with ``block``, or all if it is None."""
+        """Compute the deferred contents that share a byte with ``block``; all deferred contents if ``block`` is
+        None.
+        """
         for part in [*self.parts]:
             if block is None or part.content.may_grow or part.block.meets(block):
                 self._make(part)
 
     def part_with(self, block: Rectangle, dtype: DType) -> Part | None:
-        """Return the element of ``parts`` that is of type ``dtype`` and covers all of ``block``; None if there is
-        none.
-        """
+        """Return the deferred part of type ``dtype`` that covers all of ``block``; None if there is none."""
         for part in self.parts:
             if part.block.contains(block) and part.content.dtype == dtype and part.divides(block):
                 return part
         return None
 
     def derive(self) -> Derived:
-        """Return the object that keeps the values derived from the storage's elements; the first call makes it."""
+        """Return the object that holds the values derived from the storage's elements; the first call creates it."""
         if self.derived is None:
             self.derived = Derived(self.nbytes)
         return self.derived
 
     def change(self) -> None:
-        """Prepare for a write to some elements of this storage: compute the deferred contents of other storages that
-        depend on its elements, and drop float32 copies of them.
+        """Prepare for a write to elements of this storage.
+
+        Deferred contents of other storages that depend on its elements are computed, and float32 copies are dropped.
         """
         if self.derived is None:
             return
@@ -391,18 +393,18 @@ class Storage:
         self.derived = None  # with the copies that were made of the elements just now
 
     def waits_for(self, operand: object) -> bool:
-        """Return whether some deferred content of this storage is to be computed from the elements of the storage
+        """Return whether a deferred content of this storage is computed from the elements of the storage
         ``operand``.
         """
         return any(operand in part.content.operands for part in self.parts)
 
     @property
     def deferred_sources(self) -> list[npt.NDArray[Any]]:
-        """The memory in HBM from which deferred contents are to be computed, which must not change before."""
+        """The memory in HBM from which deferred contents are computed later; it must not change before."""
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:
-        """Drop the deferred contents within ``block``. A content is computed instead if an edge of the block cuts its
+        """Drop the deferred contents within ``block``; compute a content if an edge of the block cuts one of its
         elements.
         """
         for part in [*self.parts]:
@@ -429,7 +431,6 @@ class Storage:
             content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
 
     def _place_of(self, part: Part) -> int | None:
-        """Return the index of ``part`` in ``parts``; None if it is no longer there, because it was computed."""
         return next((place for place, candidate in enumerate(self.parts) if candidate is part), None)
 
     def _must_have_memory(self) -> None:
@@ -446,7 +447,7 @@ _SHARES: Callable[..., bool] = np.shares_memory
 
 
 def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two arrays share memory; also True if that cannot be ruled out quickly."""
+    """Return whether two arrays share memory; True also if the answer would take long."""
     try:
         return _SHARES(first, second, max_work=_MOST_SHARING_WORK)
     except _TooHardError:
@@ -454,7 +455,7 @@ def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 class DeferredLoads:
-    """The tiles of one core that may have deferred contents which come from HBM; see deferred.py."""
+    """The tiles of one core that may have deferred contents from HBM; see deferred.py."""
 
     def __init__(self) -> None:
         self._storages: WeakSet[Storage] = WeakSet()
@@ -464,11 +465,11 @@ class DeferredLoads:
         self._storages.add(storage)
 
     def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
-        """Compute the deferred contents of each tile that has some to be computed from ``memory``.
+        """Compute the deferred contents of the tiles that depend on ``memory``.
 
         Args:
-            memory: the memory, which is about to be overwritten.
-            but: a storage whose contents stay deferred nevertheless.
+            memory: the memory, which the caller then overwrites.
+            but: a storage whose contents stay deferred.
         """
         for storage in self._storages:
             if storage is not but and any(may_share(source, memory) for source in storage.deferred_sources):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of which elements of a storage were written (:class:`WrittenMap`).
+"""The record of the written elements of a storage (:class:`WrittenMap`).
 
-The record of a large storage consists of blocks of rows and columns (:class:`WrittenBlocks`) instead of a mask, as long
-as the writes are such blocks. It costs nothing while all elements or none were written.
+The record of a large storage holds blocks of rows and columns (:class:`WrittenBlocks`) instead of a mask, as long as
+every write is such a block. The record costs nothing while all or no elements are written. ``itemsize`` is the number
+of bytes of an element.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST_KNOWN = 256
 
 
 class _Block(NamedTuple):
-    """A block of a large matrix: a range of rows, and the bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each
+    """A block of a large matrix: a range of rows, and bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each
     row.
     """
 
@@ -32,10 +33,11 @@ class _Block(NamedTuple):
 
 
 class WrittenBlocks:
-    """The written blocks of a large matrix: for each range of columns that was written, the rows in which it was.
+    """The written blocks of a large matrix: for each range of columns that was written, the rows in which it was
+    written.
 
-    A kernel writes its large result in blocks of rows and columns. To mark every element of them takes half as long as
-    to write a bfloat16 matrix; to mark the rows of each range of columns takes almost no time.
+    A kernel writes its large result in blocks of rows and columns. Marking every element takes half as long as writing
+    a bfloat16 matrix; marking the rows of each range of columns takes almost no time.
 
     Attributes:
         unit: the size of the narrowest element that was marked, in bytes.
@@ -52,9 +54,7 @@ class WrittenBlocks:
         return not self._written
 
     def mark(self, layout: Layout, itemsize: int) -> bool:
-        """Record that the elements of ``layout`` were written, and return True; return False if they do not form a
-        block.
-        """
+        """Record that the elements of ``layout`` were written, if they form a block; return whether they do."""
         block = self._block_of(layout, itemsize)
         if block is None:
             return False
@@ -66,9 +66,7 @@ class WrittenBlocks:
         return True
 
     def is_complete(self) -> bool:
-        """Return whether the whole matrix is written: whether the ranges of columns that were written in all rows cover
-        it.
-        """
+        """Return whether the ranges of columns that were written in all rows cover the whole matrix."""
         end = 0
         for first, last in sorted(columns for columns, rows in self._written.items() if rows.all()):
             if first > end:
@@ -77,8 +75,9 @@ class WrittenBlocks:
         return end == self._row_bytes
 
     def covers(self, layout: Layout, itemsize: int) -> bool:
-        """Return whether ``layout`` is a block within one recorded range of columns, so that it is written; False may
-        also mean that this is not known.
+        """Return True if ``layout`` is a block that is certainly written, in a single recorded range of columns.
+
+        False means that this is not known.
         """
         block = self._block_of(layout, itemsize)
         return block is not None and any(
@@ -87,10 +86,9 @@ class WrittenBlocks:
         )
 
     def covers_each(self, layout: Layout, itemsize: int, indices: npt.NDArray[np.int64]) -> bool:
-        """Return whether the elements of ``layout`` at these indices of dimension 0 lie in recorded ranges of columns,
-        so that they are written.
+        """Return True if the elements of ``layout`` at ``indices`` of dimension 0 are certainly written.
 
-        The elements at one index must lie in a single range. False may also mean that this is not known.
+        The elements at one index must lie in a single recorded range of columns. False means that this is not known.
         """
         if not is_dense(layout.shape[1:], layout.strides[1:]):
             return False
@@ -102,7 +100,7 @@ class WrittenBlocks:
         return bool(is_covered.all())
 
     def mask(self, unit: int) -> npt.NDArray[np.bool_]:
-        """Return a mask with one byte for every ``unit`` bytes of the matrix: 1 where they were written."""
+        """Return a mask with one element for every ``unit`` bytes of the matrix: True where they were written."""
         mask = np.zeros((self._rows, self._row_bytes // unit), np.bool_)
         for (first, last), rows in self._written.items():
             mask[rows, first // unit : last // unit] = True
@@ -123,11 +121,11 @@ class WrittenBlocks:
 class WrittenMap:
     """The record of the written elements of a storage.
 
-    A storage starts wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
-    ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
-    writes. For a large storage, blocks of rows and columns are recorded instead, as long as the writes are such blocks.
-
-    Two cores may mark different elements at the same time; a lock guards making and refining the mask, and the blocks.
+    A storage starts wholly unwritten or wholly written; only a write of some elements makes a mask with one element for
+    every ``unit`` bytes. The unit is the width of the storage's own type, and becomes smaller when a view of a narrower
+    type writes. For a large storage, blocks of rows and columns are recorded instead, as long as every write is a
+    block. Two cores may mark different elements at the same time; a lock guards the blocks, and making and refining the
+    mask.
 
     Args:
         nbytes: the size of the storage in bytes.
@@ -136,7 +134,7 @@ class WrittenMap:
         row_bytes: the bytes of one index of dimension 0, if blocks are to be recorded; else 0.
 
     Attributes:
-        is_full: whether everything is known to be written; a plain attribute, because every operand reads it.
+        is_full: whether every element is known to be written; a plain attribute, because every operand reads it.
     """
 
     __slots__ = ("_blocks", "_known", "_lock", "_mask", "_nbytes", "_unit", "is_full")
@@ -160,9 +158,8 @@ class WrittenMap:
         self.is_full = True
 
     def mark(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None = None) -> None:
-        """Record that elements of ``layout``, of ``itemsize`` bytes each, now have a value.
-
-        These are all elements, or those whose index in dimension 0 is in ``rows``.
+        """Record that the elements of ``layout`` were written; with ``rows``, only those at these indices of dimension
+        0.
         """
         if self.is_full or (rows is None and (layout, itemsize) in self._known):
             return
@@ -181,7 +178,7 @@ class WrittenMap:
             self._remember(layout, itemsize)
 
     def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
-        """Record that those elements of ``layout`` now have a value for which the mask ``chosen`` is true."""
+        """Record that the elements of ``layout`` where the mask ``chosen`` is true were written."""
         if chosen.all():
             self.mark(layout, itemsize)
         elif not self.is_full:
@@ -198,7 +195,7 @@ class WrittenMap:
             self.mask_of(layout, itemsize)[...] = False
 
     def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
-        """Mark those elements of ``layout`` as unwritten for which the mask ``chosen`` is true."""
+        """Mark the elements of ``layout`` where the mask ``chosen`` is true as unwritten."""
         self._known.clear()
         self._make_clearable(itemsize)
         if not self.is_untouched:
@@ -207,7 +204,7 @@ class WrittenMap:
     def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
         """Return the writable mask of the elements of ``layout``; its last axis counts units within an element.
 
-        It may be asked for only while :attr:`is_full` is False.
+        Call this only while :attr:`is_full` is False.
         """
         return self._elements(self._make_mask(itemsize), layout, itemsize)
 
@@ -227,9 +224,7 @@ class WrittenMap:
         return prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides)
 
     def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
-        """Mark the elements as written if they form a block of rows and columns; return whether they are marked, by
-        this call or an earlier one.
-        """
+        """Mark the elements as written if they form a block of rows and columns; return whether they are now marked."""
         with self._lock:
             blocks = self._blocks
             if blocks is None:
@@ -242,15 +237,12 @@ class WrittenMap:
             return is_block
 
     def _remember(self, layout: Layout, itemsize: int) -> None:
-        """Remember that all elements of a view are written, so that the next :meth:`is_written` for it need not examine
-        them.
-        """
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add((layout, itemsize))
 
     def _make_clearable(self, itemsize: int) -> None:
-        """Make a mask, or blocks, if :attr:`is_full` is set, so that elements can be marked as unwritten."""
+        """If :attr:`is_full` is set, replace it by a full mask, so that elements can be marked as unwritten."""
         if self.is_full:
             self._make_mask(itemsize)[...] = True
             self.is_full = False

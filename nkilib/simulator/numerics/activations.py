@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The activation functions of the Scalar engine, and the mathematical functions in float64 that numpy lacks for them.
+"""The activation functions of the Scalar engine, and float64 functions for them that numpy lacks.
 
 - :data:`ACTIVATIONS`, :data:`PARAMETRIC`: the activation functions by name, without and with a parameter;
 - :func:`erf`, :func:`erfc`, :func:`softplus`, :func:`sigmoid`, :func:`normal_density`, :func:`normal_distribution`: the
   mathematical functions.
 
-Source: table "Supported Activation Functions" (``nki/api/nki.api.shared.rst``). Outside the valid input range that
-the table gives, hardware results are unspecified; here the mathematical function is evaluated all the same, except for
+Source: table "Supported Activation Functions" (``nki/api/nki.api.shared.rst``). Outside the valid input range in that
+table, the results of hardware are unspecified. The simulator evaluates the mathematical function there too, except
 ``sin``, whose extrapolation the documentation describes.
 """
 
@@ -41,10 +41,10 @@ _ERFC_TERMS = 100
 
 
 def erf(x: _Float64s) -> _Float64s:
-    """Return the error function, to a few units of float64 rounding.
+    """Return the error function, with an error of a few float64 roundings.
 
-    The series erf(x) = 2/sqrt(pi) * exp(-x^2) * sum over n of 2^n x^(2n+1) / (1 * 3 * ... * (2n+1)) has positive
-    terms only, so nothing cancels (Abramowitz and Stegun 7.1.6).
+    The series erf(x) = 2/sqrt(pi) * exp(-x^2) * sum over n of 2^n x^(2n+1) / (1 * 3 * ... * (2n+1)) has only positive
+    terms, so that nothing cancels (Abramowitz and Stegun 7.1.6).
     """
     clipped = np.clip(x, -_ERF_SATURATES_AT, _ERF_SATURATES_AT)
     square = clipped * clipped
@@ -57,10 +57,10 @@ def erf(x: _Float64s) -> _Float64s:
 
 
 def erfc(x: _Float64s) -> _Float64s:
-    """Return 1 - erf(x), with full relative precision where that difference has few digits left.
+    """Return 1 - erf(x), with full relative precision also for large x, where the difference itself would lose digits.
 
-    From ``_ERFC_FRACTION_FROM`` on, the function is computed by the continued fraction
-    exp(-x^2) / sqrt(pi) / (x + 1/2 / (x + 2/2 / (x + 3/2 / ...))) (Abramowitz and Stegun 7.1.14).
+    From ``_ERFC_FRACTION_FROM`` on, the function is computed by the continued fraction exp(-x^2) / sqrt(pi) / (x + 1/2
+    / (x + 2/2 / (x + 3/2 / ...))) (Abramowitz and Stegun 7.1.14).
     """
     far = np.maximum(x, _ERFC_FRACTION_FROM)
     fraction = far.copy()
@@ -73,7 +73,7 @@ def erfc(x: _Float64s) -> _Float64s:
 def softplus(x: _Float64s) -> _Float64s:
     """Return log(1 + exp(x)) without overflow, as max(x, 0) + log(1 + exp(-|x|)).
 
-    ``np.logaddexp(0, x)`` gives the same, and takes six times as long because it computes one number at a time.
+    ``np.logaddexp(0, x)`` gives the same result in six times the time, because it computes one number at a time.
     """
     small = np.abs(x)
     np.exp(np.negative(small, out=small), out=small)
@@ -85,7 +85,7 @@ def softplus(x: _Float64s) -> _Float64s:
 def sigmoid(x: _Float64s) -> _Float64s:
     """Return 1 / (1 + exp(-x)).
 
-    The exponential may overflow: 1 / inf is 0, and the exact value is then below the smallest float32.
+    If the exponential overflows, the result is 1 / inf = 0, and the exact value is below the smallest float32.
     """
     result = np.negative(x)
     with np.errstate(over="ignore"):
@@ -105,11 +105,10 @@ def normal_distribution(x: _Float64s) -> _Float64s:
 
 
 def _through_float64(function: Callable[[_Float64s], _Float64s]) -> Activation:
-    """Return an activation function that evaluates ``function``, a formula in float64, so that its only error is the
-    final rounding to float32.
+    """Return an activation function that evaluates ``function`` in float64 and rounds the result to float32.
 
-    The activation takes a few rows at a time, so that intermediate values stay in a cache; this is four times as fast
-    as taking a large tile as a whole.
+    The activation takes a few rows at a time, so that intermediate values stay in a cache. This is four times as fast
+    as one call for a large tile.
     """
 
     def activation(x: Float32s, out: Float32s) -> None:
@@ -122,8 +121,8 @@ def _through_float64(function: Callable[[_Float64s], _Float64s]) -> Activation:
 
 
 def _with_limits(function: Activation, below: float, above: float) -> Activation:
-    """Return an activation function that is ``function`` except at -inf and +inf, where it is ``below`` and ``above``;
-    the formula would compute inf * 0 there.
+    """Return ``function`` with the value ``below`` at -inf and ``above`` at +inf, where a formula would compute inf *
+    0.
     """
 
     def activation(x: Float32s, out: Float32s) -> None:
@@ -136,12 +135,10 @@ def _with_limits(function: Activation, below: float, above: float) -> Activation
 
 
 def _sin(x: _Float64s) -> _Float64s:
-    """Return the sine on [-pi, pi]; outside of it, the value of the cubic that continues the sine at the end of the
-    range.
+    """Return the sine on [-pi, pi], and a cubic that continues it outside this range.
 
-    The documentation gives sin(9.0) = 27.65 for the extrapolation, which is the Taylor cubic about pi:
-
-    -(x - pi) + (x - pi)^3 / 6.
+    The documentation gives sin(9.0) = 27.65, which is the value of the Taylor cubic about pi: -(x - pi) + (x - pi)^3 /
+    6.
     """
     beyond = np.abs(x) - np.pi
     continued = np.sign(x) * (-beyond + beyond**3 / 6.0)
@@ -201,7 +198,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def _prelu(x: Float32s, slope: Any, out: Float32s) -> None:
-    """Compute ``x`` where it is positive, else ``slope * x``; a slope of 0 gives relu, at -inf too."""
+    """Write x where x is positive, else slope * x; a slope of 0 gives relu, also at -inf."""
     scaled = np.multiply(x, slope)
     np.copyto(scaled, np.float32(0.0), where=(x == -np.inf) & (slope == 0))
     np.copyto(out, np.where(x > 0, x, scaled))

@@ -3,13 +3,13 @@
 
 """Casts between the types of tensors and the float32 in which engines compute.
 
-- :func:`to_float32`, :func:`copy_as_float32`: into float32;
-- :func:`store_float`, with :func:`round_to_tfloat32` and :func:`saturate_to_integer`: out of it;
-- :func:`store_integer`: out of the exact integers in which GpSimd computes.
+- To float32: :func:`to_float32`, :func:`copy_as_float32`.
+- From float32: :func:`store_float`, with :func:`round_to_tfloat32` and :func:`saturate_to_integer`.
+- From the exact integers in which GpSimd computes: :func:`store_integer`.
 
 Floats round to nearest even. A float becomes an integer by rounding to nearest even and saturating; NaN becomes 0,
-which the documentation leaves open. Source: ``nki/guides/architecture/trainium_inferentia2_arch.rst`` (engines
-compute in float32 and cast on the way in and out) and the rules of this project for what it leaves open.
+which the documentation leaves open. Source: ``nki/guides/architecture/trainium_inferentia2_arch.rst`` (engines compute
+in float32 and cast on the way in and out), and this project's readings where that page leaves a question open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def values_of_bits(count: int, numpy_type: Any) -> npt.NDArray[np.float64]:
-    """Return the values of the first ``count`` bit patterns of a type of at most 8 bits."""
+    """Return the float64 values of the bit patterns 0 to ``count`` - 1 of a numpy type of 8 bits or fewer."""
     return np.arange(count, dtype=np.uint8).view(numpy_type).astype(np.float64)
 
 
@@ -41,16 +41,13 @@ _FLOAT8_VALUES = {
 
 
 def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a dense copy of a bfloat16 array whose last dimension is not dense in memory, else ``values`` itself.
-
-    The cast of the dense copy is four times as fast.
-    """
+    # The cast of a dense copy is four times as fast.
     is_apart = values.ndim > 0 and values.strides[-1] != values.itemsize
     return values.copy() if is_apart and values.dtype == _BFLOAT16 else values
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return ``values.astype(np.float32)``, a new array, by a method that is fast for ``ml_dtypes`` types too."""
+    """Return ``values.astype(np.float32)``, a new array; fast for ``ml_dtypes`` types too."""
     table = _FLOAT8_VALUES.get(values.dtype)
     if table is not None:
         return np.take(table, values.view(np.uint8))
@@ -58,7 +55,7 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[Any]) -> None:
-    """Assign ``destination[...] = values`` by a method that is fast for ``ml_dtypes`` types too."""
+    """Assign ``destination[...] = values``; fast for ``ml_dtypes`` types too."""
     table = _FLOAT8_VALUES.get(values.dtype)
     if table is not None:
         np.take(table, values.view(np.uint8), out=destination, mode="clip")
@@ -70,7 +67,7 @@ _TF32_DROPPED_BITS = 13
 
 
 def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return ``values`` with 10 mantissa bits, rounded to nearest even; NaN and infinities stay."""
+    """Return ``values`` with 10 mantissa bits, rounded to nearest even; NaN and infinities are returned unchanged."""
     bits = values.view(np.uint32)
     half = np.uint32((1 << (_TF32_DROPPED_BITS - 1)) - 1)
     is_odd = (bits >> np.uint32(_TF32_DROPPED_BITS)) & np.uint32(1)
@@ -80,16 +77,21 @@ def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
 
 
 def saturate_to_integer(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Return float values as integers of ``dtype``: rounded to nearest even, clipped to its range, NaN as 0."""
+    """Return float values as integers of ``dtype``: rounded to nearest even, clipped to the range of ``dtype``, NaN as
+    0.
+    """
     limits = np.iinfo(dtype.numpy)
     wide = np.rint(values.astype(np.float64))
     return np.nan_to_num(np.clip(wide, limits.min, limits.max), nan=0.0).astype(dtype.numpy)
 
 
 def store_float(destination: npt.NDArray[Any], values: npt.NDArray[np.float32], dtype: DType) -> None:
-    """Write float32 ``values`` into ``destination``, whose NKI type is ``dtype``, with the engines' cast.
+    """Write float32 values into an array, with the cast of the engines.
 
-    ``values`` is reshaped to the destination: both hold the same elements in row-major order.
+    Args:
+        destination: the array to write.
+        values: an array with the elements of ``destination`` in row-major order.
+        dtype: the NKI type of ``destination``.
     """
     shaped = values if values.shape == destination.shape else values.reshape(destination.shape)
     if dtype.is_integer:
@@ -101,9 +103,13 @@ def store_float(destination: npt.NDArray[Any], values: npt.NDArray[np.float32], 
 
 
 def store_integer(destination: npt.NDArray[Any], values: npt.NDArray[Any], dtype: DType) -> None:
-    """Write exact integers (int64) into ``destination``, wrapped to 32 bits as the GpSimd arithmetic leaves them.
+    """Write exact integers into an array, wrapped to 32 bits as GpSimd arithmetic leaves them.
 
-    Integer destination types keep the bits; float types get a cast.
+    Args:
+        destination: the array to write.
+        values: an int64 array with the elements of ``destination`` in row-major order.
+        dtype: the NKI type of ``destination``. An integer type keeps the low bits; for a float type the values are
+            cast.
     """
     shaped = values.reshape(destination.shape)
     if dtype.is_integer:

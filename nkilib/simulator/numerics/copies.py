@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Copies of arrays in another order of their dimensions: :func:`copy_in_order`, and :func:`transposed` of a matrix.
+"""Copies of arrays in another order of their dimensions: :func:`copy_in_order`, and :func:`transposed` for a matrix.
 
-Reading memory out of order is several times as slow as in order; both functions read it in order.
+Reading memory out of order takes several times as long as in order; both functions read in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SMALLEST_COPIED = 1 << 10
 
 
 def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return ``matrix.T`` for reading, made from a dense copy if the rows are apart in memory.
+    """Return ``matrix.T`` for reading, of a dense copy if the rows of ``matrix`` are not adjacent in memory.
 
     Rows whose distance is a power of two share a few lines of a cache, and reading their columns takes six times as
     long as reading the columns of a copy.
@@ -28,9 +28,7 @@ def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view of the elements as unsigned integers of the same width, which numpy copies faster than the types of
-    ``ml_dtypes``.
-    """
+    # Numpy copies unsigned integers faster than the types of ml_dtypes.
     return elements.view(f"u{elements.itemsize}")
 
 
@@ -43,9 +41,9 @@ SMALLEST_TRANSPOSED_BYTES = 1 << 17
 def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     """Assign ``destination[...] = values`` for arrays of one shape and type.
 
-    Where the last dimension of ``values`` is not the dense one, as after a transpose, numpy would read every line of
-    memory once for each element in it. A few rows of the source at a time are therefore copied in their own order
-    first, and transposed from that copy, which takes a quarter of the time.
+    If the last dimension of ``values`` is not dense, as after a transpose, numpy would read every cache line once for
+    each element of the line. Therefore a few rows of the source at a time are copied in their own order and then
+    transposed, which takes a quarter of the time.
     """
     is_in_order = values.ndim < 2 or abs(values.strides[-1]) <= values.itemsize
     if is_in_order or destination.nbytes < SMALLEST_TRANSPOSED_BYTES or np.may_share_memory(destination, values):

@@ -4,9 +4,9 @@
 """The functions of the operators of instructions, by name: arithmetic in float32, and bit-wise on integers.
 
 - :data:`ARITHMETIC`, :data:`ARITHMETIC_UNARY`, :data:`BITWISE`, :data:`BITWISE_UNARY`: the operators;
-- :data:`ARITHMETIC_REDUCTIONS`, :data:`BITWISE_REDUCTIONS`: how they reduce (:class:`Reduction`);
+- :data:`ARITHMETIC_REDUCTIONS`, :data:`BITWISE_REDUCTIONS`: the :class:`Reduction`, or numpy function, of an operator;
 - :func:`row_sums`, :func:`row_maxima`: faster reductions, for long rows of float32 and for rows of bfloat16;
-- :func:`is_bitwise`, :func:`is_unary`: the kind of an operator.
+- :func:`is_bitwise`, :func:`is_unary`: whether an operator works on bits, or has one operand.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
 """
@@ -42,7 +42,7 @@ def _ufunc(function: np.ufunc) -> Binary:
 
 
 def _predicate(function: np.ufunc) -> Binary:
-    """Return the binary operator that is 1 where the comparison or logical function ``function`` holds, else 0."""
+    # 1 where the comparison or logical function holds, else 0.
     return lambda x, y, out: np.copyto(out, function(x, y), casting="unsafe")
 
 
@@ -57,18 +57,21 @@ def _power(x: Any, y: Any, out: Array) -> None:
 
 
 def _by_magnitude(wins: np.ufunc) -> Binary:
-    """Return an operator on x and y that returns the operand, with its sign, whose magnitude ``wins`` prefers, and
-    ``y`` if the magnitudes are equal.
+    """Return an operator that chooses the operand, with its sign, by magnitude.
 
-    Source: docstrings of ``nl.abs_max`` and ``nl.abs_min``.
+    ``wins(abs(x), abs(y))`` is true where x is chosen; for equal magnitudes y is chosen. Source: docstrings of
+    ``nl.abs_max`` and ``nl.abs_min``.
     """
     return lambda x, y, out: np.copyto(out, np.where(wins(np.absolute(x), np.absolute(y)), x, y), casting="unsafe")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The numpy ufunc by which an operator reduces along the free axis, and the identity, the value from which it
-    starts.
+    """How an operator reduces along the free axis.
+
+    Attributes:
+        ufunc: the numpy function whose ``reduce`` is used.
+        identity: the value from which the reduction starts.
     """
 
     ufunc: np.ufunc
@@ -105,7 +108,7 @@ ARITHMETIC_UNARY: dict[str, Unary] = {
 
 
 def _shift(function: np.ufunc) -> Binary:
-    """Return a logical shift of bit patterns; the result is 0 where the distance is at least the number of bits."""
+    """Return a logical shift of bit patterns; the result is 0 if the distance is at least the number of bits."""
 
     def shift(x: Any, y: Any, out: Array) -> None:
         unsigned = out.view(out.dtype.str.replace("i", "u"))
@@ -158,8 +161,8 @@ def is_unary(key: str) -> bool:
 def row_sums(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the sum of each row of an array (rows, elements), in float32.
 
-    A long row is added in pieces and the sums of the pieces pairwise: as exact as ``np.add.reduce``, and in half the
-    time, because numpy's pairwise sum of float32 is not vectorised.
+    A long row is summed in pieces of 256 elements, and the sums of the pieces are added pairwise. This is as exact as
+    ``np.add.reduce`` and takes half the time, because numpy's pairwise sum of float32 is not vectorised.
     """
     rows, width = values.shape
     if width < _SHORTEST:
@@ -173,12 +176,12 @@ def row_sums(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def row_maxima(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return the maximum of each row of a bfloat16 array (rows, one or more elements); NaN where a row contains one.
+    """Return the maximum of each row of a bfloat16 array (rows, one or more elements) in float32; NaN if a row has a
+    NaN.
 
-    It is found by the order of the bits: numpy compares integers, and casts nothing. Read as int16, non-negative
-    numbers are in their own order and above all negative ones, which are in the opposite order. A NaN has a larger
-    magnitude than infinity: a positive NaN is above every number, and a negative NaN shows as the largest unsigned
-    value.
+    Numpy compares the bit patterns as integers, without a cast. As int16, non-negative numbers are in their own order
+    and above all negative numbers, which are in the opposite order. The magnitude of a NaN's bits exceeds that of
+    infinity: a positive NaN is above every number, and a negative NaN gives the largest unsigned value.
     """
     signed, unsigned = values.view(np.int16), values.view(np.uint16)
     maxima = np.empty(values.shape[0], np.int16)

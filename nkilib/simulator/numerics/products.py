@@ -3,16 +3,15 @@
 
 """Products of matrices (:func:`transposed_product`) that never leave the calling thread.
 
-A BLAS library spreads a large product over its own threads, for which a product of the other core must wait. If the two
-cores of a kernel multiply at the same time, this is up to a hundred times slower than each on its own thread.
+A BLAS library spreads a large product over its own threads, and a product of the other core must wait for these
+threads. If the two cores of a kernel multiply at the same time, this is up to a hundred times slower than a product of
+each core on its own thread. While a kernel runs, OpenBLAS, which numpy ships with, uses one thread for a product of any
+size (:func:`one_thread`). Outside kernels, and with a BLAS library that has no such setting, a product is computed in
+pieces: OpenBLAS computes pieces of up to 2**18 multiplications on the calling thread.
 
-While a kernel runs, OpenBLAS, which numpy ships with, uses one thread for a product of any size (:func:`one_thread`).
-Outside kernels, and where another library has no such setting, a product is computed in pieces: OpenBLAS keeps pieces
-of up to 2**18 multiplications on the calling thread anyway.
-
-The bits of an element depend on the shapes of the two matrices and on its position, because BLAS chooses the order of
-the sum by blocks. They are the same in every run and on every core of one machine; another CPU may use a different
-order.
+BLAS chooses the order of the additions by blocks. The bits of an element therefore depend on the shapes of the two
+matrices and on the position of the element. They are the same in every run and on every core of one machine; another
+CPU may use a different order.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class _Threads(NamedTuple):
 
 @cache
 def _openblas() -> _Threads | None:
-    """Return the thread functions of the OpenBLAS that numpy computes with; None where numpy uses another library."""
+    # None where numpy uses another library.
     try:  # found through numpy's module that links to it, whatever file it is in
         library = ctypes.CDLL(str(import_module("numpy.linalg._umath_linalg").__file__))
     except (ImportError, OSError):
@@ -64,8 +63,8 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """The number of callers inside :func:`one_thread`, and the number of threads that was set before the first of
-    them.
+    """The number of callers inside :func:`one_thread`, and the number of OpenBLAS threads before the first caller
+    entered.
     """
 
     count: int = 0
@@ -78,10 +77,10 @@ _USERS = _Users()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep products on the calling thread, in the whole process, until the last caller has left the context.
+    """Compute products on the calling thread, in the whole process, until the last caller has left the ``with`` block.
 
-    This uses functions of OpenBLAS that numpy does not offer. Nothing changes where numpy uses another library;
-    :func:`has_one_thread` tells whether it took effect.
+    This uses functions of OpenBLAS that numpy does not offer. Nothing changes if numpy uses another library;
+    :func:`has_one_thread` tells whether the setting has an effect.
     """
     threads = _openblas()
     if threads is None:
@@ -102,17 +101,16 @@ def one_thread() -> Iterator[None]:
 
 
 def has_one_thread() -> bool:
-    """Return whether products of any size are computed on the calling thread, because some caller is inside
+    """Return whether products of any size are computed on the calling thread now: a caller is inside
     :func:`one_thread`.
     """
     return _USERS.count > 0
 
 
 def _part(size: int, most: int) -> int:
-    """Return the size of the parts into which ``size`` rows or columns are divided.
+    """Return the size of the parts into which ``size`` rows or columns are divided, at most ``most``.
 
-    A part has at most ``most`` rows or columns. There are as few parts as possible, as equal as multiples of ``_STEP``
-    allow.
+    There are as few parts as possible, and they are as equal as multiples of ``_STEP`` allow.
     """
     whole = max(1, most // _STEP * _STEP if most > _STEP else most)
     even = -(-size // -(-size // whole))
@@ -120,10 +118,10 @@ def _part(size: int, most: int) -> int:
 
 
 def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return the numbers of rows and of columns of the pieces into which a product of ``rows`` rows and ``columns``
-    columns is divided, if it sums over ``inner`` elements.
+    """Return the numbers of rows and columns of the pieces of a product (rows, columns) that sums over ``inner``
+    elements.
 
-    A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
+    A piece has twice as many columns as rows if the matrix is wide enough, because BLAS copies both operands.
     """
     most = _ONE_THREAD // inner
     height = _part(rows, isqrt(most // 2))
@@ -132,26 +130,28 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _stacks(size: int, part: int) -> list[slice]:
-    """Divide ``size`` rows or columns into parts of ``part``: return a slice of all whole parts and, if some rows or
-    columns are left over, a slice of the last ``part`` ones.
+    """Return a slice of all whole parts of ``size`` rows or columns, and one of the last ``part`` rows or columns.
 
-    The second slice overlaps the first one; the overlap is computed twice.
+    There is no second slice if the parts have no rest. Where the two slices overlap, the product is computed twice.
     """
     rest = size % part
     return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]
 
 
 def _stacked(matrix: Matrix, width: int) -> Matrix:
-    """Return a view of a matrix as a stack of matrices, each of ``width`` adjacent columns."""
+    """Return a matrix as a stack of matrices of ``width`` adjacent columns, without a copy."""
     rows, columns = matrix.shape
     return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)
 
 
 def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -> Matrix:
-    """Return ``left.T @ right`` of matrices (K, M) and (K, N) of the same type.
+    """Return ``left.T @ right``.
 
-    ``out``, if given, is an array (M, N) of that type whose rows are dense; it receives the product and shares no
-    memory with the operands.
+    Args:
+        left: (K, M).
+        right: (K, N), of the type of ``left``.
+        out: an array (M, N) of the same type with dense rows, which receives the product and shares no memory with the
+            operands; None: a new array.
     """
     inner, rows = left.shape
     columns = right.shape[1]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The random number generators of a core: the XORWOW generators of an engine, and the state of all engines.
+"""The random number generators of a core.
 
-A core has a :class:`RandomState`, which has the :class:`Xorwow` of each engine that draws numbers.
+A core has a :class:`RandomState`, which holds a :class:`Xorwow` for each engine that draws numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _DEPTH = 5
 
 
 def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.uint32]:
-    """Return the five shift-register words of each state as rows, followed by ``steps`` rows of new words; the counter
-    is not added to them.
+    """Return, as rows, the five shift-register words of each state and then the next ``steps`` words.
+
+    The counter is not yet added to these words.
     """
     values = np.empty((_DEPTH + steps, len(states)), np.uint32)
     values[:_DEPTH] = states.T
@@ -43,8 +44,8 @@ def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.ui
 class Xorwow:
     """The generators of one engine: every lane (partition) has ``streams`` of them, used round-robin.
 
-    An instruction starts with the first stream of a lane and advances all of them equally often, so that the words
-    alone determine the numbers that follow.
+    An instruction starts with the first stream of a lane and advances all streams equally often, so that the words
+    alone determine the next numbers.
 
     Attributes:
         words: the state, shape (128, streams * 6): for each stream x, y, z, w, v and the counter.
@@ -56,15 +57,17 @@ class Xorwow:
         self.seed(*entropy)
 
     def seed(self, *entropy: int) -> None:
-        """Set the states of all lanes from ``entropy``, by numpy's ``SeedSequence``, so that each lane gives other
-        numbers.
+        """Set the states of all lanes by numpy's ``SeedSequence`` of ``entropy``; different lanes get different
+        states.
         """
         count = PARTITIONS * self._streams * WORDS
         words: npt.NDArray[Any] = np.random.SeedSequence(entropy).generate_state(count, np.uint32)
         self.words = words.reshape(PARTITIONS, self._streams * WORDS)
 
     def draw(self, lanes: slice, count: int) -> npt.NDArray[np.uint32]:
-        """Return the next ``count`` numbers of each of ``lanes``, shape (lanes, count); other lanes stay unchanged."""
+        """Return the next ``count`` numbers of the lanes, shape (lanes, count); the states of other lanes stay
+        unchanged.
+        """
         words = self.words[lanes]
         states = words.reshape(len(words) * self._streams, WORDS)
         steps = -(-count // self._streams)
@@ -81,12 +84,13 @@ GENERATORS_PER_LANE = {Engine.gpsimd: 1, Engine.vector: 4}
 
 
 class RandomState:
-    """The random number generators of a core; unseeded ones start from its number, so that cores differ.
+    """The random number generators of a core. An unseeded generator starts from the number of the core, so that cores
+    differ.
 
     The documentation names XORWOW (Marsaglia, "Xorshift RNGs", 2003) for GpSimd and for the Vector engine of trn3, with
     its state of six 32-bit words, but gives neither the order of the words, nor how a seed fills them, nor the shift
-    register of the Vector engines of trn1 and trn2. Here all engines run XORWOW, so numbers are reproducible but are
-    not those of a device.
+    register of the Vector engines of trn1 and trn2. Here all engines run XORWOW: numbers are reproducible, but differ
+    from those of a device.
     """
 
     def __init__(self, core_number: int) -> None:
@@ -96,17 +100,14 @@ class RandomState:
 
     @property
     def is_used(self) -> bool:
-        """Whether a kernel has drawn random numbers or seeded a generator, so that a replay would have other
-        numbers.
-        """
+        """Whether a kernel has drawn random numbers or seeded a generator. A replay would then have other numbers."""
         return bool(self._generators)
 
     def of(self, engine: Engine) -> Xorwow:
-        """Return the generators of an engine, made when they are first needed.
+        """Return the generators of an engine; the first call creates them.
 
         Raises:
-            DataNeeded: if the state is unknown, because a launch with ``skip_arithmetic`` left out the drawing of
-                numbers or the values of a seed (:meth:`lose`).
+            DataNeeded: the state is unknown after :meth:`lose`.
         """
         if engine in self._lost:
             raise DataNeeded("the random number generators")
@@ -116,7 +117,8 @@ class RandomState:
         return self._generators[engine]
 
     def lose(self, engine: Engine) -> None:
-        """Record that the state of an engine's generators is unknown from now on, because this launch left out drawing
-        numbers or the values of a seed.
+        """Record that the state of an engine's generators is unknown from now on.
+
+        A launch with ``skip_arithmetic`` calls this if it skips drawing numbers or the values of a seed.
         """
         self._lost.add(engine)

@@ -3,11 +3,13 @@
 
 """Integers that only the device knows, for loops and dynamic addresses: ``VirtualRegister`` and ``NkiScalar``.
 
-- :class:`VirtualRegister`: can be written again, and Python cannot compute with it; :class:`LoadedFloat`: the content
-  of a register that was loaded with a float;
-- :class:`NkiScalar`: is immutable and has arithmetic; :func:`check_scalar_type` checks its type;
-- :func:`int32_of`: the integer that either of them (:data:`DeviceInteger`) holds; :func:`wrap_integer`: an integer
+- :class:`VirtualRegister`: can be written again, and Python cannot compute with it. :class:`LoadedFloat`: the content
+  of a register that was loaded with a float.
+- :class:`NkiScalar`: is immutable and has arithmetic. :func:`check_scalar_type` checks its type.
+- :func:`int32_of`: the integer in a register or scalar (:data:`DeviceInteger`). :func:`wrap_integer`: an integer
   wrapped to 32 bits.
+
+``what`` is the use of the value in messages, such as ``"operand 'src'"``.
 
 Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow),
 ``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops); pages of
@@ -54,7 +56,7 @@ _STEERS = (
 
 @dataclass(frozen=True)
 class LoadedFloat:
-    """The content of a register that was loaded with a float: its bits can be stored, but not computed with.
+    """The content of a register that was loaded with a float. It can be stored, but Python cannot compute with it.
 
     Attributes:
         number: the value of the element.
@@ -75,20 +77,20 @@ def _as_int32(value: int) -> int:
 class VirtualRegister(NKIObject):
     """A register of the engines' sequencers; ``nisa.register_alloc`` makes one.
 
-    It holds 32 bits: an integer, read as int32, or an element of a float type. On the device its value is not known
-    while the kernel is built, so Python can neither compute with it nor branch on it: arithmetic, comparison, ``if``,
-    ``while``, ``int()`` and ``range()`` raise ``RegisterTypeError``. With the front end of NKI 0.6
-    (``Options.frontend``) ``while reg:`` runs until the register holds 0.
+    It holds 32 bits: an integer, read as int32, or an element of a float type. The value is not known while the kernel
+    is built, so that Python can neither compute with it nor branch on it: arithmetic, comparison, ``if``, ``while``,
+    ``int()`` and ``range()`` raise ``RegisterTypeError``. With the front end of NKI 0.6 (``Options.frontend``) ``while
+    reg:`` runs until the register holds 0.
 
     Args:
         state: the first value, or None for a register that is not set yet.
-        frozen: whether ``nisa.register_move`` and ``nisa.register_load`` raise an error instead of writing it, as for
-            the loop variable of ``nl.dynamic_range``.
+        frozen: whether writing the register with ``nisa.register_move`` or ``nisa.register_load`` raises an error, as
+            for the loop variable of ``nl.dynamic_range``.
 
     Attributes:
-        loaded_by: the number of the last instruction of the core that wrote it; 0 if none did.
-        origin: the ``origin`` of the :class:`Storage` from which it was loaded, if a launch with ``skip_arithmetic``
-            has left out the value; else None.
+        loaded_by: the number of the last instruction of the core that wrote the register; 0 if none did.
+        origin: the ``origin`` of the :class:`Storage` from which the register was loaded, if a launch with
+            ``skip_arithmetic`` did not compute the value; otherwise None.
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
@@ -104,7 +106,7 @@ class VirtualRegister(NKIObject):
         return self._content is None and (self.origin is not None or is_abstract_launch())
 
     def usable_anywhere(self) -> VirtualRegister:
-        """Return a copy of the register that instructions of every launch can use. For the simulator."""
+        """Return a copy of the register that every launch can use. For the simulator only."""
         register = copy.copy(self)
         register._scope = ()
         return register
@@ -115,18 +117,18 @@ class VirtualRegister(NKIObject):
             raise NkiValidationError(f"{what}: {self} {why_apart(self._scope, here, '')}")
 
     def forget(self, origin: Hashable = None) -> None:
-        """Mark the register as holding a value that the launch does not compute; ``origin`` is the new value of the
-        attribute ``origin``.
+        """Mark the register as holding a value that the launch does not compute; ``origin`` sets the attribute
+        ``origin``.
         """
         self._check_writable()
         self._content, self.origin = None, origin
 
     def content(self, what: str) -> int | LoadedFloat:
-        """Return the integer or float that the register holds; ``what`` names the reader in messages.
+        """Return the integer or float that the register holds.
 
         Raises:
-            UninitializedReadError: if the register was never set.
-            NkiValidationError: if it belongs to another core or another launch.
+            UninitializedReadError: the register was never set.
+            NkiValidationError: the register belongs to another core or another launch.
         """
         self._check_use(what)
         if self.is_unknown:
@@ -138,11 +140,11 @@ class VirtualRegister(NKIObject):
         return self._content
 
     def value(self, what: str) -> int:
-        """Return the integer that the register holds, an int32; ``what`` names the reader in messages.
+        """Return the integer that the register holds, an int32.
 
         Raises:
-            UninitializedReadError: if the register was never set.
-            NkiValidationError: if it holds a float.
+            UninitializedReadError: the register was never set.
+            NkiValidationError: the register holds a float, or belongs to another core or another launch.
         """
         content = self.content(what)
         if isinstance(content, LoadedFloat):
@@ -150,10 +152,10 @@ class VirtualRegister(NKIObject):
         return content
 
     def write(self, value: int | LoadedFloat) -> None:
-        """Set the register to an element of a float type or to the low 32 bits of an integer.
+        """Set the register to an element of a float type, or to the low 32 bits of an integer.
 
         Raises:
-            NkiValidationError: if it is frozen, or belongs to another core or another launch.
+            NkiValidationError: the register is frozen, or belongs to another core or another launch.
         """
         self._check_writable()
         self._content, self.origin = value if isinstance(value, LoadedFloat) else _as_int32(value), None
@@ -186,7 +188,7 @@ class VirtualRegister(NKIObject):
         )
 
     def __index__(self) -> NoReturn:
-        """Raise RegisterTypeError; ``int()``, ``float()``, ``range()`` and list indexing call this."""
+        """Raise RegisterTypeError. ``int()``, ``float()``, ``range()`` and list indexing call this method."""
         self._refuse(remedy=_REGISTER_REMEDY_AS_INTEGER)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __abs__ = _refuse
@@ -196,7 +198,9 @@ class VirtualRegister(NKIObject):
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __eq__(self, other: object) -> bool:
-        """Raise RegisterTypeError for numbers and registers; anything else, such as None or a name, is not equal."""
+        """Raise RegisterTypeError for a number or a register; return False for anything else, such as None or a
+        name.
+        """
         if isinstance(other, int | float | np.generic | VirtualRegister):
             self._refuse(other)
         return False
@@ -208,7 +212,7 @@ def wrap_integer(name: str, value: Any) -> int:
     """Return the integer ``value`` as the int32 with the same 32 bits.
 
     Raises:
-        NkiValidationError: if it is no integer or has more than 32 bits; the message names ``name``.
+        NkiValidationError: ``value`` is no integer, or has more than 32 bits; ``name`` is its name in the message.
     """
     if not is_integer(value) or not _INT32_MIN <= value <= _UINT32_MAX:
         remedy = "; nisa.register_load takes it from a tensor" if hasattr(value, "buffer") else ""
@@ -218,7 +222,6 @@ def wrap_integer(name: str, value: Any) -> int:
 
 
 def _wrapped(value: int, dtype: DType) -> int:
-    """Return the lowest bits of ``value``, as many as ``dtype`` has, read as a signed integer."""
     span = 1 << (8 * dtype.itemsize)
     return (value + span // 2) % span - span // 2
 
@@ -228,11 +231,11 @@ def _is_number(value: object) -> bool:
 
 
 class NkiScalar(NKIObject):
-    """An immutable integer, read by ``nisa.scalar_load`` or counted by ``nl.fori_loop``.
+    """An immutable integer, which ``nisa.scalar_load`` reads or ``nl.fori_loop`` counts.
 
     ``+``, ``-`` and ``*`` with an integer or a scalar of the same type make a new scalar of that type, whose value
-    wraps around at its width. Python cannot read the value: a scalar in ``if``, ``while``, ``int()`` or ``range()``
-    raises a TypeError, and so do two scalars of different types. A comparison of two int32 makes an object that no
+    wraps around at its width; scalars of different types raise a TypeError. Python cannot read the value: a scalar in
+    ``if``, ``while``, ``int()`` or ``range()`` raises a TypeError. A comparison of two int32 makes an object that no
     operation accepts; int64 has no comparisons.
 
     A scalar that is made in the body of a dynamic loop belongs to that iteration: the device runs one copy of the body,
@@ -240,10 +243,10 @@ class NkiScalar(NKIObject):
 
     Attributes:
         dtype: ``nl.int32`` or ``nl.int64``.
-        loaded_by: the number of the core's last instruction that loaded a value from which it was computed; 0 if none
-            did.
-        origin: the ``origin`` of the :class:`Storage` of a value from which it was computed, if a launch with
-            ``skip_arithmetic`` has left out that value; else None.
+        loaded_by: the number of the core's last instruction that loaded a value from which the scalar was computed; 0
+            if none did.
+        origin: the ``origin`` of the :class:`Storage` of a value from which the scalar was computed, if a launch with
+            ``skip_arithmetic`` did not compute that value; otherwise None.
     """
 
     __slots__ = ("_is_comparison", "_scope", "_value", "dtype", "loaded_by", "origin")
@@ -272,7 +275,7 @@ class NkiScalar(NKIObject):
         loaded_by: int = 0,
         origin: Hashable = None,
     ) -> NkiScalar:
-        """Return a scalar of this value; None stands for a value that the launch does not know. For the simulator."""
+        """Return a scalar of this value; None is a value that the launch does not know. For the simulator only."""
         scalar = cls.__new__(cls)
         scalar._set(value, dtype, is_comparison, loaded_by, origin)
         return scalar
@@ -286,7 +289,7 @@ class NkiScalar(NKIObject):
         self._scope = current_scope()
 
     def usable_anywhere(self) -> NkiScalar:
-        """Return the same integer as a scalar that every launch can use. For the simulator."""
+        """Return a scalar with the same value that every launch can use. For the simulator only."""
         scalar = self.holding(self._value, self.dtype, is_comparison=self._is_comparison, loaded_by=self.loaded_by)
         scalar._scope = ()
         return scalar
@@ -297,12 +300,12 @@ class NkiScalar(NKIObject):
         return self._value is None
 
     def value(self, what: str) -> int:
-        """Return the integer; ``what`` names the reader in messages.
+        """Return the value.
 
         Raises:
-            RegisterTypeError: if the scalar is the result of a comparison.
-            NkiValidationError: on another core, in another launch, in a different iteration of a loop from the one in
-                which it was made, or after the loop.
+            RegisterTypeError: the scalar is the result of a comparison.
+            NkiValidationError: the scalar was made on another core, in another launch, or in a loop iteration that has
+                ended.
         """
         self._check_use(what)
         if self._value is None:
@@ -326,8 +329,10 @@ class NkiScalar(NKIObject):
         return NkiScalar.holding(function(left, right), self.dtype, loaded_by=loaded_by)
 
     def _operands(self, symbol: str, other: Any) -> tuple[int, int] | None:
-        """Return the values of this scalar and of ``other``, the second operand of the operator ``symbol``, after
-        checking that they fit; None if one of the values is not known.
+        """Return the values of this scalar and of ``other`` for the operator ``symbol``, after checking that the types
+        fit.
+
+        The result is None if one of the values is not known.
         """
         self._check_use(f"operator {symbol}")
         second: int | None
@@ -404,7 +409,7 @@ class NkiScalar(NKIObject):
         return self._compared(">=", other)
 
     def __eq__(self, other: object) -> Any:
-        """Compare with a number or scalar like the other operators; anything else, such as None, is not equal."""
+        """Compare with a number or scalar like the other comparisons; return False for anything else, such as None."""
         return self._compared("==", other) if _is_number(other) else False
 
     def __ne__(self, other: object) -> Any:
@@ -435,11 +440,11 @@ DeviceInteger = VirtualRegister | NkiScalar
 
 
 def int32_of(name: str, holder: DeviceInteger) -> int:
-    """Return the int32 that a register or a scalar holds, for the parameter or index ``name``.
+    """Return the int32 that a register or a scalar holds; ``name`` is the parameter or index that it is used for.
 
     Raises:
-        NkiValidationError: if it has 64 bits, or is no integer.
-        UninitializedReadError: if it is a register that was never set.
+        NkiValidationError: the value has 64 bits, or is no integer.
+        UninitializedReadError: a register was never set.
     """
     if isinstance(holder, NkiScalar) and holder.dtype != int32:
         raise NkiValidationError(f"{name} must be an int32, got {holder}; nisa.scalar_load it from a tensor of int32")
@@ -451,11 +456,10 @@ _SCALAR_TYPES = frozenset({int32, int64})
 
 
 def check_scalar_type(name: str, dtype: DType) -> None:
-    """Check the type of a tensor from which a scalar is loaded or into which it is stored: int32 or int64.
+    """Check that the type of a tensor from which a scalar is loaded, or in which it is stored, is int32 or int64.
 
     Raises:
-        NkiValidationError: for another type; the message names the operand ``name``, and says whether to view the
-            tensor as a signed type or to cast it.
+        NkiValidationError: the type is another one; the message names the operand ``name`` and the remedy.
     """
     if dtype not in _SCALAR_TYPES:
         signed = "int64" if dtype.itemsize == int64.itemsize else "int32"

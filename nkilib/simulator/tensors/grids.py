@@ -3,11 +3,12 @@
 
 """``NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``: a tensor divided into tiles, or into blocks of tiles.
 
-:func:`tile_grid_of` divides a tensor. A grid has an :class:`Axis` for each dimension: :func:`dense_axes` of a tensor,
-:func:`packed_axes` of memory on chip in which whole tiles lie side by side (:func:`packed_shape`).
+:func:`tile_grid_of` divides a tensor. A grid has an :class:`Axis` for each dimension: :func:`dense_axes` for a tensor,
+:func:`packed_axes` for memory on chip in which whole tiles lie side by side (:func:`packed_shape`). A *cell* is what an
+index of the grid counts: a tile, or a block of tiles.
 
-A grid is a view: making or indexing one takes no memory, copies nothing and issues no instruction. Only ``data``
-is a tensor, for instructions.
+A grid is a view: making or indexing one takes no memory, copies nothing and issues no instruction. Only ``data`` is a
+tensor, for instructions.
 
 Source: pages ``nki.language.NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``, ``tiles`` and ``blocks`` of the API reference
 of NKI 0.7.
@@ -49,7 +50,7 @@ class AxisSpan(NamedTuple):
 
 
 def _as_range(tiles: Sequence[int]) -> Sequence[int]:
-    """Return the tile numbers as a ``range`` if they have equal steps, so that the step can be read; else unchanged."""
+    """Return tile numbers as a ``range`` if they have equal steps, otherwise as a tuple."""
     if isinstance(tiles, range):
         return tiles
     if not tiles:
@@ -63,17 +64,17 @@ def _as_range(tiles: Sequence[int]) -> Sequence[int]:
 class Axis:
     """One dimension of a grid, divided into tiles, with the tiles that the grid selects.
 
-    The selected tiles are grouped into cells, and an index of the grid counts cells: a cell is one tile in a grid of
-    tiles, and ``group`` tiles in a grid of blocks.
+    A cell is one tile in a grid of tiles, and ``group`` tiles in a grid of blocks.
 
     Attributes:
         size: number of elements of the whole dimension.
         tile: number of elements of a tile (the last tile may have fewer); 1 if the dimension is not tiled.
         tiles: numbers of the selected tiles, ascending.
-        inner: stride from an element of a tile to the next, in elements of the storage.
-        outer: stride from the first element of a tile to the first element of the next tile, in the same unit.
+        inner: the distance from an element of a tile to the next, in elements of the storage.
+        outer: the distance from the first element of a tile to the first element of the next tile, in elements of the
+            storage.
         group: number of tiles in a cell.
-        is_tiled: whether the dimension is tiled; leading dimensions that are not are indexed element by element.
+        is_tiled: whether the dimension is tiled; a leading dimension that is not tiled is indexed element by element.
         is_consumed: whether an integer index has selected a single cell, so that the dimension cannot be indexed again.
     """
 
@@ -93,7 +94,7 @@ class Axis:
 
     @property
     def cells(self) -> int:
-        """The number of selected cells: tiles, or blocks of tiles."""
+        """The number of selected cells."""
         return -(-len(self.tiles) // self.group)
 
     @property
@@ -103,15 +104,13 @@ class Axis:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether the last cell (tile or block) has fewer elements than a whole cell; only the last one can."""
+        """Whether the last selected cell has fewer elements than a whole cell."""
         last = self.tiles[(self.cells - 1) * self.group :] if self.cells else ()
         return 0 < self._elements_of(last) < self.group * self.tile
 
     @property
     def step(self) -> int | None:
-        """The number of elements of the dimension from the start of one cell (tile or block) to that of the next; None
-        if these distances differ.
-        """
+        """The number of elements from the start of one cell to the start of the next; None if the distances differ."""
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
             return self.group * self.tile
@@ -121,30 +120,29 @@ class Axis:
         return steps.pop() * self.tile if len(steps) == 1 else None
 
     def one(self, cell: int) -> Axis:
-        """Return the axis with only cell (tile or block) number ``cell``, from 0; an integer index has selected it, so
-        that the axis cannot be indexed again.
+        """Return the axis with only cell number ``cell``, from 0, which an integer index has selected.
+
+        The result cannot be indexed again.
         """
         tiles = self.tiles[cell * self.group : (cell + 1) * self.group]
         # Without replace(), which takes three times as long: kernels ask for tiles in their innermost loops.
         return Axis(self.size, self.tile, tiles, self.inner, self.outer, self.group, self.is_tiled, True)
 
     def some(self, cells: range) -> Axis:
-        """Return the axis with only the cells (tiles or blocks) ``cells``, which are in ascending order; a slice has
-        selected them.
-        """
+        """Return the axis with only the cells ``cells``, which a slice has selected; they are in ascending order."""
         if self.group == 1:
             return replace(self, tiles=_as_range(self.tiles[cells.start : cells.stop : cells.step]))
         chosen = [self.tiles[cell * self.group : (cell + 1) * self.group] for cell in cells]
         return replace(self, tiles=_as_range([tile for group in chosen for tile in group]))
 
     def regrouped(self, group: int) -> Axis:
-        """Return the axis with the same tiles, grouped into blocks of ``group`` tiles; integers and slices can index
-        these again.
-        """
+        """Return the axis with the same tiles in blocks of ``group`` tiles; the result can be indexed again."""
         return replace(self, group=group, is_consumed=False)
 
     def follows_partitions(self) -> bool:
-        """Return whether the elements of this axis, the first axis of an on-chip grid, lie in successive partitions."""
+        """Return whether the elements of this axis, the first axis of an on-chip grid, lie in consecutive
+        partitions.
+        """
         return self.is_tiled and (len(self.tiles) < 2 or self.outer % self.inner == 0)
 
     def span(self) -> AxisSpan | None:
@@ -162,9 +160,7 @@ class Axis:
         return None
 
     def _elements_of(self, tiles: Sequence[int]) -> int:
-        """Return the number of elements in the given tiles; only the last tile of the dimension may have fewer than the
-        others.
-        """
+        """Return the number of elements in the given tiles; the last tile of the dimension may be smaller."""
         if not tiles:
             return 0
         lacking = (tiles[-1] + 1) * self.tile - self.size
@@ -172,9 +168,8 @@ class Axis:
 
 
 def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Return an axis for each dimension of a tensor of these sizes and strides.
-
-    The trailing dimensions, as many as ``tile_shape`` has, are tiled.
+    """Return an axis for each dimension of a tensor; the trailing dimensions, as many as ``tile_shape`` has, are
+    tiled.
     """
     leading = len(shape) - len(tile_shape)
     tiles = (1,) * leading + tuple(tile_shape)
@@ -185,21 +180,21 @@ def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequenc
 
 
 def _counts(element_shape: Sequence[int], tile_shape: Sequence[int]) -> list[int]:
-    """Return, for each dimension, the number of tiles, or of elements if the dimension is not tiled."""
     tiles = (1,) * (len(element_shape) - len(tile_shape)) + tuple(tile_shape)
     return [-(-size // tile) for size, tile in zip(element_shape, tiles, strict=True)]
 
 
 def packed_shape(element_shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
-    """Return the shape of on-chip memory in which whole tiles lie side by side: partitions, and elements of each."""
+    """Return the shape of on-chip memory in which whole tiles lie side by side: (partitions, elements per
+    partition).
+    """
     return tile_shape[0], prod(_counts(element_shape, tile_shape)) * prod(tile_shape[1:])
 
 
 def packed_axes(element_shape: Sequence[int], tile_shape: Sequence[int], partition_stride: int) -> tuple[Axis, ...]:
     """Return an axis for each dimension of a tensor whose tiles lie side by side in memory of :func:`packed_shape`.
 
-    The tiles are in the row-major order of the grid; each takes the memory of a whole tile, even if it has fewer
-    elements.
+    The tiles are in the row-major order of the grid; a tile with fewer elements takes the memory of a whole tile.
     """
     leading = len(element_shape) - len(tile_shape)
     slot = prod(tile_shape[1:])
@@ -216,8 +211,8 @@ class NkiGrid:
     """A tensor divided into tiles or blocks of tiles: the base of :class:`NkiTileGrid` and :class:`NkiBlockGrid`.
 
     ``nl.tiles`` and ``nl.blocks`` make grids. ``grid[i, j]`` is a grid again: an integer (a negative one counts from
-    the end) selects one tile or block and removes the coordinate, a slice keeps it. Leading dimensions of an HBM
-    tensor that are not tiled come first, and their coordinates count elements.
+    the end) selects one cell and removes the coordinate, a slice keeps it. If leading dimensions of an HBM tensor are
+    not tiled, their coordinates come first and count elements.
     """
 
     __slots__ = ("_axes", "_offset", "_tensor")
@@ -236,8 +231,12 @@ class NkiGrid:
 
     @classmethod
     def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
-        """Return a grid over the storage of ``tensor`` with the axes ``axes``; the element at index 0 of all axes is at
-        ``offset``. For the simulator.
+        """Return a grid over the storage of ``tensor``. For the simulator only.
+
+        Args:
+            tensor: the tensor that is divided.
+            axes: the axes of the grid.
+            offset: the position in the storage of the element at index 0 of all axes.
         """
         grid = cls.__new__(cls)
         grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
@@ -260,14 +259,14 @@ class NkiGrid:
 
     @property
     def shape(self) -> Shape:
-        """The number of tiles, or of blocks, along each dimension that no integer has removed."""
+        """The number of tiles, or of blocks, along each dimension that no integer index has removed."""
         return tuple(axis.cells for axis in self._axes if not axis.is_consumed)
 
     @property
     def element_shape(self) -> Shape:
         """The number of selected elements along each dimension of the tensor.
 
-        This includes dimensions that an integer has removed from :attr:`shape`.
+        Dimensions that an integer index has removed from :attr:`shape` are included.
         """
         return tuple(axis.elements for axis in self._axes)
 
@@ -276,7 +275,7 @@ class NkiGrid:
         """The number of elements from one coordinate to the next, along each dimension of :attr:`shape`.
 
         Raises:
-            NkiValidationError: if the steps of a dimension differ, for instance after blocks with a gap were regrouped.
+            NkiValidationError: the steps of a dimension differ, for instance after blocks with a gap were regrouped.
         """
         steps = [axis.step for axis in self._axes if not axis.is_consumed]
         if None in steps:
@@ -285,24 +284,24 @@ class NkiGrid:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether a selected tile or block is truncated by the edge of the tensor."""
+        """Whether the edge of the tensor truncates a selected tile or block."""
         return 0 not in self.element_shape and any(axis.is_remainder for axis in self._axes)
 
     @property
     def is_data_representable(self) -> bool:
-        """Whether :attr:`data` exists: whether one access pattern selects exactly these elements."""
+        """Whether :attr:`data` exists: a single access pattern selects exactly the elements of the grid."""
         return self._layout() is not None
 
     @property
     def data(self) -> NkiTensor:
         """The selected elements as one tensor, for an instruction.
 
-        Its shape is :attr:`element_shape`. Several rows of tiles that lie side by side on chip, in the same partitions,
-        are a tensor of two dimensions: partitions, and the elements of all tiles in row-major order.
+        The shape is :attr:`element_shape`. If several rows of tiles lie side by side in the same partitions on chip,
+        the shape is (partitions, elements of all tiles in row-major order).
 
         Raises:
-            NkiValidationError: if no access pattern selects them: tiles with gaps between them, and, for several rows
-                on chip, truncated tiles.
+            NkiValidationError: no access pattern selects exactly these elements: there are gaps between tiles, or
+                truncated tiles in several rows on chip.
         """
         layout = self._layout()
         if layout is None:
@@ -321,12 +320,12 @@ class NkiGrid:
         return data
 
     def __getitem__(self, key: Any) -> Self:
-        """Return the tiles or blocks at integers and slices, as a grid of the same class.
+        """Return the cells at integers and slices, as a grid of the same class.
 
         Raises:
-            OutOfRangeError: if an index or a slice leaves the grid.
-            GridTypeError: if an index is no integer and no slice, for instance a register.
-            GridValueError: if there are too many indices, or a slice is not ascending.
+            OutOfRangeError: an index or a slice leaves the grid.
+            GridTypeError: an index is neither an integer nor a slice, for instance a register.
+            GridValueError: there are too many indices, or a slice is not ascending.
         """
         keys = self._keys(key)
         axes, offset = [], self._offset
@@ -351,14 +350,18 @@ class NkiGrid:
         return NkiTileGrid.of(self._tensor, [axis.regrouped(1) for axis in self._axes], self._offset)
 
     def block_grid(self, block_shape: Sequence[int]) -> NkiBlockGrid:
-        """Return the selected tiles as a grid of blocks, of ``block_shape`` tiles each along the tiled dimensions."""
+        """Return the selected tiles as a grid of blocks.
+
+        Args:
+            block_shape: the number of tiles of a block along each tiled dimension.
+        """
         leading = len(self._axes) - len(block_shape)
         groups = (1,) * leading + tuple(block_shape)
         axes = [axis.regrouped(group) for axis, group in zip(self._axes, groups, strict=True)]
         return NkiBlockGrid.of(self._tensor, axes, self._offset)
 
     def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
-        """Return this grid without those coordinates that integer indices have removed from the grid ``other``.
+        """Return this grid without the coordinates that integer indices have removed from the grid ``other``.
 
         Args:
             other: the grid from which coordinates were removed.
@@ -377,9 +380,7 @@ class NkiGrid:
         return str(self.tile_shape)
 
     def _layout(self) -> Layout | None:
-        """Return the layout of all selected elements; None if no single access pattern selects exactly them (see
-        :attr:`data`).
-        """
+        """Return the layout of all selected elements; None if no single access pattern selects exactly them."""
         if self._is_packed():
             return self._packed_layout()
         spans = [axis.span() for axis in self._axes]
@@ -394,9 +395,7 @@ class NkiGrid:
         return self._tensor.buffer in ON_CHIP and not self._axes[0].follows_partitions()
 
     def _packed_layout(self) -> Layout | None:
-        """Return the layout of the selected tiles if they are whole and lie side by side in the same partitions; else
-        None.
-        """
+        """Return the layout of whole tiles that lie side by side in the same partitions; None for other selections."""
         rows = self._tiled[0]
         offset, size = self._offset, prod(self.tile_shape[1:])
         for axis in reversed(self._axes):
@@ -409,8 +408,8 @@ class NkiGrid:
         return Layout((rows.tile, size), (rows.inner, 1), offset)
 
     def _keys(self, key: Any) -> list[Any]:
-        """Return one index for each coordinate of the grid, with a slice of everything for coordinates that ``key``
-        omits.
+        """Return one index for each coordinate of the grid; a coordinate that ``key`` omits gets a slice of all
+        cells.
         """
         keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
         missing = sum(not axis.is_consumed for axis in self._axes) - len(keys)
@@ -430,9 +429,7 @@ class NkiGrid:
         return axis.one(number % axis.cells)
 
     def _range(self, axis: Axis, item: builtins.slice) -> range:
-        """Return the numbers of the tiles or blocks that the slice ``item`` selects. A slice that leaves the grid is an
-        error, as with tensors.
-        """
+        """Return the numbers of the cells that the slice ``item`` selects; a slice that leaves the grid is an error."""
         count = axis.cells
         step = 1 if item.step is None else self._integer(item.step, item)
         if step < 1:
@@ -459,14 +456,16 @@ class NkiGrid:
 
 @final
 class NkiTileGrid(NkiGrid):
-    """A tensor divided into tiles: ``shape`` counts tiles, and an index chooses some of them."""
+    """A tensor divided into tiles: ``shape`` counts tiles, and an index selects tiles."""
 
     __slots__ = ()
 
 
 @final
 class NkiBlockGrid(NkiGrid):
-    """A tensor divided into blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` are the tiles of one."""
+    """A tensor divided into blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` are the tiles of one
+    block.
+    """
 
     __slots__ = ()
 
@@ -485,12 +484,12 @@ def tile_grid_of(tensor: NkiTensor, tile_shape: Sequence[int]) -> NkiTileGrid:
     """Return a tensor divided into tiles; the last tile along a dimension may have fewer elements.
 
     Args:
-        tensor: the tensor, which is not indirect; on chip it has as many dimensions as ``tile_shape``, the first of
-            which counts partitions.
+        tensor: a tensor with a static address; on chip it has as many dimensions as ``tile_shape``, and the first one
+            counts partitions.
         tile_shape: the shape of a tile, for the trailing dimensions.
 
     Raises:
-        GridValueError: if the tensor cannot be tiled in this way.
+        GridValueError: the tensor does not meet these requirements.
     """
     if tensor.is_indirect():
         raise GridValueError(f"{tensor} is indirect: its address is known at run time only, and it has no tiles")

@@ -3,7 +3,7 @@
 
 """Views of a part of a tensor: ``t[...]``, ``slice``, ``select``, and the dynamic ``vector_select`` and ``indirect``.
 
-- :class:`IndexedViews`: these methods of ``NkiTensor``;
+- :class:`IndexedViews`: these methods of ``NkiTensor``.
 - :class:`DynamicSlice`: ``nl.ds``; :func:`checked_scalar_index`: an index that is read at run time.
 
 Sources: docstrings of the methods; ``nki/get-started/nki-language-guide.rst`` (Tensor Indexing) and
@@ -38,7 +38,7 @@ _INDEX_TYPES = frozenset(dtype for dtype in COMPUTABLE if dtype.is_integer)
 
 
 class DynamicSlice(NamedTuple):
-    """``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive).
+    """The result of ``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive).
 
     ``start`` may be a register or an ``NkiScalar``.
     """
@@ -48,8 +48,8 @@ class DynamicSlice(NamedTuple):
 
 
 class _Picked(NamedTuple):
-    """The part of one dimension that an index selects; the value of a register or a scalar, if there is one, is added
-    to ``start``.
+    """The elements of one dimension that an index selects; the run-time value of ``register``, if any, is added to
+    ``start``.
     """
 
     start: int
@@ -66,7 +66,7 @@ def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: in
 
 
 def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
-    """Return ``value``, a part of the index ``item`` of dimension ``dim``, as an int.
+    """Return ``value`` as an int; ``item`` is the whole index of dimension ``dim``, for the message.
 
     A boolean is an error, because numpy would take it for a mask.
     """
@@ -85,7 +85,7 @@ def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
 
 
 def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> _Picked:
-    """Return the part of a dimension that a slice selects.
+    """Return the elements of a dimension that a slice selects.
 
     Unlike in Python, a slice that leaves the tensor is an error: the device would access neighbouring memory.
     """
@@ -124,11 +124,11 @@ def _pick(tensor: View, dim: int, item: Any) -> _Picked:
 
 
 def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
-    """Return the part of each dimension of ``tensor`` that ``tensor[key]`` selects.
+    """Return the elements of each dimension of ``tensor`` that ``tensor[key]`` selects.
 
     Raises:
-        OutOfRangeError: if an index leaves its dimension.
-        NkiValidationError: if there are too many indices or one has a type that NKI does not document.
+        OutOfRangeError: an index leaves its dimension.
+        NkiValidationError: there are too many indices, or NKI does not document the type of an index.
     """
     keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
     ellipses = sum(item is Ellipsis for item in keys)
@@ -142,8 +142,8 @@ def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
 
 
 def _in_two_dimensions(index: View) -> View:
-    """Return an index tensor in two dimensions: free dimensions of size 1 are removed, except the last if all are of
-    size 1.
+    """Return an index tensor in two dimensions, without free dimensions of size 1; one of them is kept if all have size
+    1.
     """
     if len(index.shape) <= 2:
         return index
@@ -173,16 +173,16 @@ def _violation(index: Any, kind: str, columns: int | None) -> str:
 def _checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
     """Check that an index is an integer SBUF tensor of the documented shape, and return it in two dimensions.
 
-    Further dimensions of size 1 are removed: the patterns of published kernels keep them.
+    Further dimensions of size 1 are removed: the patterns of published kernels have them.
 
     Args:
-        method, view: the method and the view that use the index, for messages.
+        method, view: the name of the method and the view that use the index, for messages.
         index: the kernel's argument.
         kind: ``"scalar"`` or ``"vector"``.
         columns: the number of elements per partition; None for any number.
 
     Raises:
-        NkiValidationError: if the index is none; the message names the method and the requirement.
+        NkiValidationError: the index is anything else; the message names the method and the requirement.
     """
     wrong = _violation(index, kind, columns)
     if wrong:
@@ -193,10 +193,10 @@ def _checked_index_tensor(method: str, view: View, index: Any, kind: str, column
 def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceInteger:
     """Check that an index is a register, a scalar or an integer SBUF tensor of shape (1, 1), and return it.
 
-    The tensor is returned in two dimensions.
+    A tensor is returned in two dimensions.
 
     Raises:
-        NkiValidationError: if it is not; the message names the method and the requirement.
+        NkiValidationError: the index is anything else; the message names the method and the requirement.
     """
     if isinstance(index, VirtualRegister):
         return index
@@ -214,7 +214,7 @@ def _check_offsets(owner: str, index: Any, partitions: int) -> None:
     """Check that the index of ``NkiTensor.indirect`` is an integer SBUF tensor of shape (``partitions``, K).
 
     Raises:
-        NkiValidationError: if it is not; the message names ``owner`` and the requirement.
+        NkiValidationError: the index is anything else; the message begins with ``owner`` and names the requirement.
     """
     is_in_sbuf = hasattr(index, "buffer") and str(index.buffer) == "sbuf"
     if not is_in_sbuf or index.dtype not in _INDEX_TYPES or index.is_indirect():
@@ -224,7 +224,7 @@ def _check_offsets(owner: str, index: Any, partitions: int) -> None:
 
 
 class IndexedViews(View):
-    """The methods of ``NkiTensor`` that select a part by an index that is static or read at run time."""
+    """The methods of ``NkiTensor`` that select elements by an index, which is static or read at run time."""
 
     __slots__ = ()
 
@@ -236,8 +236,9 @@ class IndexedViews(View):
         start in ``nl.ds``; see :meth:`select`.
 
         Raises:
-            OutOfRangeError: if an index leaves the tensor.
-            NkiValidationError: if the key has another type or indexes the dimension of an indirect access.
+            OutOfRangeError: an index leaves the tensor.
+            NkiValidationError: the key has another type, or indexes the dimension that a dynamic address already
+                indexes.
         """
         if self.indirect_access is None:
             view = self._of_plain_key(key if type(key) is tuple else (key,))
@@ -255,7 +256,8 @@ class IndexedViews(View):
         return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
 
     def _of_plain_key(self, key: tuple[Any, ...]) -> Self | None:
-        """Return ``self[key]`` if the key has slices and non-negative integers only, and all are inside; else None.
+        """Return ``self[key]`` if the key has only slices and non-negative integers, all inside the tensor; otherwise
+        None.
 
         Most keys are of this form; :meth:`__getitem__` handles the others, and errors, on a slower path.
         """
@@ -296,8 +298,8 @@ class IndexedViews(View):
         return self._with(shape, strides, offset)
 
     def _check_direct(self, picked: list[_Picked], indirect: Indirect) -> None:
-        """Check that an index selects everything along the dimensions that the tensor's indirect access indexes
-        already.
+        """Check that an index selects all elements along the dimensions that the tensor's dynamic address already
+        indexes.
         """
         if indirect.kind == "tensor":
             taking_part: Sequence[int] = range(self.ndim)
@@ -308,7 +310,7 @@ class IndexedViews(View):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
     def _dynamic_part(self, picked: list[_Picked]) -> Indirect | None:
-        """Return the run-time part of an index as an :class:`Indirect`: its register or scalar; None if it has none."""
+        """Return the register or scalar of an index as an :class:`Indirect`; None if the index has none."""
         indirect = None
         for dim, pick in enumerate(picked):
             if pick.register is not None:
@@ -336,7 +338,6 @@ class IndexedViews(View):
         return sorted(kept + missing[: max(0, min(least, self.ndim) - len(kept))])
 
     def _slice(self, dim: int, start: int, end: int, step: int = 1) -> Self:
-        """See :meth:`NkiTensor.slice`."""
         dim = self._check_dim("slice", dim)
         if not type(start) is type(end) is type(step) is int:
             start, end, step = as_integers(f"NkiTensor.slice of {self}: start, end and step", (start, end, step))
@@ -356,7 +357,6 @@ class IndexedViews(View):
         return self[tuple(key)]
 
     def _select(self, dim: int, index: int | View | DeviceInteger) -> Self:
-        """See :meth:`NkiTensor.select`."""
         dim = self._check_dim("select", dim)
         if not isinstance(index, View | DeviceInteger):
             if isinstance(index, int | np.integer) and not 0 <= index < self.shape[dim]:
@@ -376,7 +376,6 @@ class IndexedViews(View):
         return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
 
     def _vector_select(self, dim: int, vector_offset: View) -> Self:
-        """See :meth:`NkiTensor.vector_select`."""
         if dim != 0:
             raise NkiValidationError(f"NkiTensor.vector_select: dim must be 0, got {dim!r}")
         vector_offset = _checked_index_tensor("vector_select", self, vector_offset, "vector")
@@ -416,7 +415,6 @@ class IndexedViews(View):
         return step // dtype.itemsize
 
     def _gathered(self, index: View, num_elem: int | None = None) -> Self:
-        """See :meth:`NkiTensor.indirect`."""
         where = f"NkiTensor.indirect on {self}"
         generation = current_generation()
         if generation.version.value < nc_version.gen4.value:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
-    """Return every item of a ``rearrange`` pattern as a tuple of names.
+    """Return the items of a ``rearrange`` pattern as tuples of names.
 
     Raises:
-        NkiValidationError: if an item is neither a name nor a tuple of names, or a name is repeated.
+        NkiValidationError: an item is neither a name nor a tuple of names, or a name is repeated.
     """
     if not isinstance(pattern, tuple | list):
         raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got {pattern!r}")
@@ -48,11 +48,10 @@ def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
-    """Return the sizes ``parts``, whose product must be ``size``; a -1 among them (at most one) is replaced by the size
-    that is missing.
+    """Return the sizes ``parts``, whose product must be ``size``; a -1 (at most one) is replaced by the missing size.
 
     Raises:
-        NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
+        NkiValidationError: the product cannot be ``size``; the message begins with ``what``.
     """
     sizes = list(as_integers(f"{what}: sizes", parts))
     stated = list(sizes)
@@ -67,7 +66,7 @@ def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Rearrangement:
-    """The splits, permutation and merges by which ``NkiTensor.rearrange`` gets from one pattern to the other.
+    """The splits, the permutation and the merges of dimensions that ``NkiTensor.rearrange`` makes.
 
     Attributes:
         splits: the dimensions to split, ascending, and the sizes into which they are split.
@@ -75,7 +74,7 @@ class _Rearrangement:
         merges: the first and last dimension of each group to merge, ascending, numbered before any merge.
 
     Raises:
-        NkiValidationError: if the patterns do not fit each other, the shape or ``fixed_sizes``.
+        NkiValidationError: the patterns do not fit each other, the shape or ``fixed_sizes``.
     """
 
     def __init__(
@@ -114,7 +113,6 @@ class ReshapedViews(View):
     __slots__ = ()
 
     def _reshape(self, shape: Sequence[int]) -> Self:
-        """See :meth:`NkiTensor.reshape`."""
         new_shape = as_integers("NkiTensor.reshape: shape", shape)
         if min(new_shape, default=0) < 0:
             raise NkiValidationError(
@@ -145,7 +143,6 @@ class ReshapedViews(View):
         return self._with(new_shape, (*self.strides[:first], *strides))
 
     def _permute(self, dims: Sequence[int]) -> Self:
-        """See :meth:`NkiTensor.permute`."""
         order = as_integers("NkiTensor.permute: dims", dims)
         if sorted(order) != list(range(self.ndim)):
             raise NkiValidationError(
@@ -156,7 +153,6 @@ class ReshapedViews(View):
         return self._with([self.shape[dim] for dim in order], [self.strides[dim] for dim in order])
 
     def _broadcast(self, dim: int, size: int) -> Self:
-        """See :meth:`NkiTensor.broadcast`."""
         dim = self._check_dim("broadcast", dim)
         if self.indirect_access is not None and self.indirect_access.dim == dim:
             raise NkiValidationError(f"NkiTensor.broadcast: dimension {dim} of {self} is indirect")
@@ -172,7 +168,6 @@ class ReshapedViews(View):
         return self._with(shape, strides)
 
     def _expand_dim(self, dim: int) -> Self:
-        """See :meth:`NkiTensor.expand_dim`."""
         if not isinstance(dim, int | np.integer) or not -self.ndim - 1 <= dim <= self.ndim:
             raise OutOfRangeError(f"NkiTensor.expand_dim: dim must be in [0, {self.ndim}] of {self}, got {dim!r}")
         at = int(dim) % (self.ndim + 1)
@@ -182,7 +177,6 @@ class ReshapedViews(View):
         return self._with((*self.shape[:at], 1, *self.shape[at:]), (*self.strides[:at], stride, *self.strides[at:]))
 
     def _squeeze_dim(self, dim: int) -> Self:
-        """See :meth:`NkiTensor.squeeze_dim`."""
         dim = self._check_dim("squeeze_dim", dim)
         self._check_not_first("squeeze_dim", dim)
         if self.shape[dim] != 1:
@@ -192,7 +186,6 @@ class ReshapedViews(View):
         return self._with((*self.shape[:dim], *self.shape[dim + 1 :]), (*self.strides[:dim], *self.strides[dim + 1 :]))
 
     def _reshape_dim(self, dim: int, shape: Sequence[int]) -> Self:
-        """See :meth:`NkiTensor.reshape_dim`."""
         dim = self._check_dim("reshape_dim", dim)
         sizes = _completed(f"NkiTensor.reshape_dim of dimension {dim} of {self}", self.shape[dim], shape)
         if len(sizes) != 1 or not self.is_on_chip():
@@ -204,7 +197,6 @@ class ReshapedViews(View):
         )
 
     def _flatten_dims(self, start_dim: int, end_dim: int) -> Self:
-        """See :meth:`NkiTensor.flatten_dims`."""
         first, last = self._check_dim("flatten_dims", start_dim), self._check_dim("flatten_dims", end_dim)
         if first > last:
             raise NkiValidationError(
@@ -227,7 +219,6 @@ class ReshapedViews(View):
     def _rearrange(
         self, src_pattern: Sequence[Any], dst_pattern: Sequence[Any], fixed_sizes: dict[str, int] | None = None
     ) -> Self:
-        """See :meth:`NkiTensor.rearrange`."""
         try:
             plan = _Rearrangement(src_pattern, dst_pattern, fixed_sizes or {}, self.shape)
             view = self._with(self.shape, self.strides)
@@ -261,7 +252,6 @@ class ReshapedViews(View):
         return dtype
 
     def _view(self, dtype: Any) -> Self:
-        """See :meth:`NkiTensor.view`."""
         new = as_dtype(dtype)
         if self.indirect_access is not None:
             raise NkiValidationError(f"NkiTensor.view: {self} is indirect")
@@ -287,7 +277,7 @@ class ReshapedViews(View):
 class AccessPatterns(IndexedViews, ReshapedViews):
     """The method ``ap`` of ``NkiTensor``: a view defined directly by an access pattern ``[[stride, count], ...]``.
 
-    On the hardware all other views are access patterns too.
+    On the hardware every other view is an access pattern too.
     """
 
     __slots__ = ()
@@ -301,7 +291,6 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> Self:
-        """See :meth:`NkiTensor.ap`."""
         self._refuse_second_indirection("ap")
         new_dtype = self.dtype if dtype is None else self._reinterpreted(as_dtype(dtype), "ap")
         added = 0 if offset is None else as_integer(f"NkiTensor.ap on {self}: offset", offset)
@@ -331,8 +320,8 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         """Return a view for a pattern that leaves the tensor; using the view raises an error with ``message``."""
 
     def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
-        """Return text that says how a static pattern leaves the storage or, on chip, a partition; empty if it does
-        not.
+        """Return text that says how a static pattern leaves the storage or, on chip, a partition; empty if it stays
+        inside.
         """
         low, high = extent(Layout(tuple(shape), tuple(strides), start))
         elements = self.storage.elements_of(dtype)
@@ -371,10 +360,10 @@ class AccessPatterns(IndexedViews, ReshapedViews):
     def _checked_pattern(
         self, pattern: Sequence[Sequence[int]], offset: int, dtype: DType
     ) -> tuple[list[int], list[int], int]:
-        """Return the strides, counts and offset of a pattern after checks, in elements of ``dtype`` over the storage.
+        """Check a pattern, and return its strides, counts and offset in elements of ``dtype`` over the storage.
 
-        An on-chip pattern whose first stride and offset count partitions of a view is converted to those of the
-        storage.
+        If the first stride and the offset of an on-chip pattern count partitions of a view, they are converted to
+        partitions of the storage.
         """
         try:
             strides = [as_int(stride) for stride, _ in pattern]

@@ -3,9 +3,9 @@
 
 """``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI, without Python operators.
 
-- :class:`NkiTensor`: the tensor, with its text as numpy prints it. Only assignment moves data;
-- :class:`PythonOperators`: its base, whose operators raise errors that name the instruction to use;
-- :class:`OutsideTensor`: a view whose pattern leaves its tensor: it may be made, but not used.
+- :class:`NkiTensor`: the tensor, with its text as numpy prints it. Only assignment moves data.
+- :class:`PythonOperators`: its base class, whose operators raise errors that name the instruction to use.
+- :class:`OutsideTensor`: a view whose pattern leaves its tensor; every use of the view raises an error.
 
 Source: ``nki/api/nki/language/__init__.py`` (class NkiTensor), ``nki/get-started/nki-language-guide.rst`` (Tensor
 Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documentation.
@@ -83,16 +83,18 @@ def _refusal(symbol: str, function: str) -> Callable[..., NoReturn]:
 
 
 class PythonOperators(NKIObject):
-    """The base of ``NkiTensor``: arithmetic raises TensorTypeError, and ``==`` compares identity, so tensors are
+    """The base of ``NkiTensor``: arithmetic raises TensorTypeError; ``==`` compares identity, so that tensors are
     hashable.
     """
 
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> bool:
-        """Raise TensorTypeError, unless a number or an array of numpy is compared with the tensor: they are not equal.
+        """Raise TensorTypeError, except for ``==`` and ``!=`` with a number or array of numpy on the left, which is not
+        equal.
 
-        numpy calls this for its elementwise functions, and for an operator with such a number or array on its left.
+        numpy calls this method for its elementwise functions, and for an operator with a numpy number or array on its
+        left.
         """
         is_call = method == "__call__"
         if is_call and ufunc in _EQUALITY and isinstance(inputs[0], np.generic | np.ndarray):
@@ -109,7 +111,7 @@ class PythonOperators(NKIObject):
         """Return the result of a numpy function that computes nothing, such as ``np.shape``.
 
         Raises:
-            TensorTypeError: for any other function, naming it and what to use instead.
+            TensorTypeError: for any other function; the message names the function and the replacement.
         """
         try:
             return function._implementation(*args, **kwargs)
@@ -119,22 +121,23 @@ class PythonOperators(NKIObject):
     if not TYPE_CHECKING:  # else every attribute would exist for type checkers
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError; that of a method of numpy's or PyTorch's, such as ``sum``, says what to use."""
+            """Raise AttributeError; for a method of numpy or PyTorch, such as ``sum``, the message names the
+            replacement.
+            """
             advice = "" if name.startswith("_") else f"; to compute, use {NUMPY_NAMES.get(name, _ELSE)}"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def _no_operation(self, name: str) -> TensorTypeError:
-        """Return the error that says that numpy's function ``name`` does not work on tensors."""
         return TensorTypeError(
             f"{self}: numpy's {name} is no operation of NKI on tensors; use {NUMPY_NAMES.get(name, _ELSE)}"
         )
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise TensorTypeError: numpy would treat a tensor as one object, and its sum as the tensor itself."""
+        """Raise TensorTypeError: numpy would treat a tensor as a single object."""
         raise TensorTypeError(f"{self}: numpy cannot compute with a tensor; use {_ELSE}")
 
     def __index__(self) -> NoReturn:
-        """Raise TensorTypeError; ``int()``, ``float()`` and ``range()`` call this too."""
+        """Raise TensorTypeError. ``int()``, ``float()`` and ``range()`` call this method too."""
         raise TensorTypeError(
             f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
             f"one into a register"
@@ -162,8 +165,8 @@ for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, 
 
 
 def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a dimension that are printed: all of them, or of a long dimension the first and last
-    ``edge``.
+    """Return the indices of a dimension that are printed: all, or the first and last ``edge`` indices of a long
+    dimension.
     """
     if size <= 2 * edge:
         return np.arange(size)
@@ -194,10 +197,9 @@ def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_pr
 
 def _values_text(tensor: View) -> str:
     """Return the elements of a tensor as text, as numpy prints an array, shortened as ``np.set_printoptions`` says.
-    This never raises an error.
 
-    Unwritten elements are ``--``. Only the elements that are shown are read. For an indirect view the index is shown,
-    since only an instruction follows it.
+    Unwritten elements are ``--``. Only the elements that are shown are read. For a view with a dynamic address, the
+    text names the index, because only an instruction reads it. This function never raises an error.
     """
     indirect = tensor.indirect_access
     if indirect is not None:
@@ -229,12 +231,12 @@ def _values_text(tensor: View) -> str:
 class NkiTensor(AccessPatterns, PythonOperators):
     """A tensor in SBUF, PSUM or HBM; create one with ``nl.ndarray``.
 
-    ``print`` shows its values, ``repr`` and f-strings one line; in a debugger ``t.array`` is a numpy view of the
-    values.
+    ``print`` shows the values of a tensor, ``repr`` and f-strings one line; in a debugger ``t.array`` is a numpy view
+    of the values.
 
     Attributes:
         shape: the size of each dimension; on chip, dimension 0 counts partitions.
-        strides: the number of elements from one index to the next, for each dimension.
+        strides: for each dimension, the number of elements from one index to the next.
         offset: the position of the first element, counted from the start of the storage.
         dtype: the type of an element.
         buffer: the memory region.
@@ -260,10 +262,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         name: str = "",
         address: tuple[int, ...] | None = None,
     ) -> None:
-        """Make a dense tensor of a storage; kernels use ``nl.ndarray`` instead.
+        """Make a dense tensor in a storage; kernels use ``nl.ndarray`` instead.
 
         Raises:
-            NkiValidationError: if ``address`` is given and differs from the address of the storage.
+            NkiValidationError: ``address`` is given and differs from the address of the storage.
         """
         try:
             sizes = tuple(int(size) for size in shape)
@@ -281,12 +283,12 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     @property
     def data(self) -> NkiTensor:
-        """The tensor itself, like :attr:`NkiGrid.data` of a grid, so that code may take either."""
+        """The tensor itself. Grids have the property too (:attr:`NkiGrid.data`), so that code may accept either."""
         return self
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:
-        """Return a tensor of all elements of a storage, in its shape and type. For the simulator."""
+        """Return a tensor of all elements of a storage, in the storage's shape and type. For the simulator only."""
         tensor = cls.__new__(cls)
         tensor._set(storage.layout, storage.dtype, storage, storage.region, storage.name, None)
         tensor.is_whole = True
@@ -296,19 +298,19 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """Return elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
 
         Raises:
-            OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
+            OutOfRangeError: ``0 <= start <= end <= shape[dim]`` or ``step >= 1`` does not hold.
         """
         return self._slice(dim, start, end, step)
 
     def select(self, dim: int, index: int | NkiTensor | DeviceInteger) -> NkiTensor:
         """Return one element of dimension ``dim``, at an integer or a run-time index.
 
-        A run-time index is the value of a register, an ``NkiScalar`` or an SBUF tensor (1, 1) when an instruction uses
-        the view. On chip a scalar has 32 bits.
+        A run-time index is a register, an ``NkiScalar`` (on chip of 32 bits) or an SBUF tensor (1, 1). Its value is
+        read when an instruction uses the view.
 
         Raises:
-            OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
-            NkiValidationError: for a second dynamic index, or a dynamic one on the partition dimension.
+            OutOfRangeError: an integer leaves the dimension; a run-time index is checked when the view is used.
+            NkiValidationError: the view would have two run-time indices, or one on the partition dimension.
         """
         return self._select(dim, index)
 
@@ -316,22 +318,23 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """Return row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
 
         Raises:
-            NkiValidationError: unless ``dim`` is 0, this is an HBM tensor and not indirect, and ``vector_offset`` is
-                an integer SBUF tensor of shape (P, 1).
+            NkiValidationError: ``dim`` is not 0, this tensor is not in HBM or already has a dynamic address, or
+                ``vector_offset`` is not an integer SBUF tensor of shape (P, 1).
         """
         return self._vector_select(dim, vector_offset)
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Return free elements chosen by ``index``, on trn3: the view of an on-chip gather or, as an output, scatter.
+        """Return the free elements that ``index`` selects, on trn3: as an input a gather, as an output a scatter.
 
-        Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p, where G partitions share
-        their offsets and g is the first one of p's group. G is 32 for the Tensor engine and 16 for the others. The
-        view has the shape (P, ``num_elem``); it can be reshaped but not indexed. Instructions that document tensor
-        indirection accept it (see ``isa/indirection.py``).
+        Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p. Groups of G partitions share
+        their offsets; g is the first partition in the group of p. G is 32 for the Tensor engine and 16 for other
+        engines. The view has the shape (P, ``num_elem``); it can be reshaped but not indexed. Instructions that
+        document tensor indirection accept it (see ``isa/indirection.py``).
 
         Raises:
-            NkiValidationError: on an older target, in HBM, on a view that is indirect or not dense in a partition;
-                if ``index`` is no integer SBUF tensor (P, K), or holds fewer than ``num_elem`` offsets.
+            NkiValidationError: the target is older than trn3; this tensor is in HBM, already has a dynamic address or
+                is not dense in a partition; ``index`` is not an integer SBUF tensor (P, K), or has fewer than
+                ``num_elem`` elements.
         """
         return self._gathered(index, num_elem)
 
@@ -339,8 +342,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """Return the same elements in another shape, without moving them.
 
         Raises:
-            NkiValidationError: if the number of elements differs, the partition dimension (or the dimension of a vector
-                offset) would change, or the layout does not allow it.
+            NkiValidationError: the number of elements differs, the partition dimension (or the dimension of a vector
+                offset) would change, or the new shape would need a copy.
         """
         return self._reshape(shape)
 
@@ -348,55 +351,58 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """Return the dimensions in the order ``dims``; dimension 0 stays first on chip and after ``vector_select``.
 
         Raises:
-            NkiValidationError: if ``dims`` is no permutation, or moves a dimension 0 that must stay.
+            NkiValidationError: ``dims`` is no permutation, or moves a dimension 0 that must stay first.
         """
         return self._permute(dims)
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
-        """Repeat dimension ``dim``, of size 1, ``size`` times by a stride of 0.
+        """Return the tensor with dimension ``dim``, of size 1, repeated ``size`` times by a stride of 0.
 
         Raises:
-            NkiValidationError: if the dimension is not of size 1, if it is the partition dimension or the dimension of
-                a vector offset, or if ``size`` is not positive.
+            NkiValidationError: the dimension does not have size 1, or is the partition dimension or the dimension of a
+                vector offset; or ``size`` is not positive.
         """
         return self._broadcast(dim, size)
 
     def expand_dim(self, dim: int) -> NkiTensor:
-        """Insert a dimension of size 1 at position ``dim``; a negative one counts from the end of the new shape.
+        """Return the tensor with a new dimension of size 1 at position ``dim``; a negative ``dim`` counts from the end
+        of the new shape.
 
         Raises:
-            OutOfRangeError: if ``dim`` is not in [0, ndim].
-            NkiValidationError: if it would come before the partition dimension or the dimension of a vector offset.
+            OutOfRangeError: ``dim`` is not in [0, ndim].
+            NkiValidationError: the new dimension would come before the partition dimension or the dimension of a vector
+                offset.
         """
         return self._expand_dim(dim)
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
-        """Remove dimension ``dim``, which has size 1.
+        """Return the tensor without dimension ``dim``, which has size 1.
 
         Raises:
-            OutOfRangeError: if there is no such dimension.
-            NkiValidationError: if its size is not 1, if it is the partition dimension or the dimension of a vector
-                offset, or if the tensor has no other (on chip, no other free) dimension.
+            OutOfRangeError: the dimension does not exist.
+            NkiValidationError: the dimension does not have size 1, is the partition dimension or the dimension of a
+                vector offset, or is the only dimension (on chip, the only free one).
         """
         return self._squeeze_dim(dim)
 
     def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
-        """Split dimension ``dim`` into dimensions of ``shape``; one size may be -1 and is then inferred.
+        """Return the tensor with dimension ``dim`` split into dimensions of ``shape``; one size may be -1 and is then
+        inferred.
 
         Raises:
-            OutOfRangeError: if there is no such dimension.
-            NkiValidationError: if the product of the sizes is not the dimension's size, or if it is the partition
-                dimension (which may stay as it is) or the dimension of a vector offset.
+            OutOfRangeError: the dimension does not exist.
+            NkiValidationError: the product of the sizes is not the size of the dimension; or the dimension is the
+                partition dimension (unless it stays unchanged) or the dimension of a vector offset.
         """
         return self._reshape_dim(dim, shape)
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
-        """Merge dimensions ``start_dim`` to ``end_dim`` (inclusive) into one.
+        """Return the tensor with dimensions ``start_dim`` to ``end_dim`` (inclusive) merged into one.
 
         Raises:
-            OutOfRangeError: if there are no such dimensions.
-            NkiValidationError: if they do not follow each other in memory without a gap, or include the partition
-                dimension or the dimension of a vector offset.
+            OutOfRangeError: a dimension does not exist.
+            NkiValidationError: the dimensions are not contiguous in memory, or include the partition dimension or the
+                dimension of a vector offset.
         """
         return self._flatten_dims(start_dim, end_dim)
 
@@ -405,22 +411,23 @@ class NkiTensor(AccessPatterns, PythonOperators):
     ) -> NkiTensor:
         """Split, reorder and merge dimensions by name: ``t.rearrange(("b", ("h", "w")), ("b", "w", "h"), {"h": 4})``.
 
-        An item of a pattern is the name of a dimension, or a tuple of names: in ``src_pattern`` a dimension that is
-        split into them, in ``dst_pattern`` one into which they are merged. ``fixed_sizes`` gives the sizes of names;
-        one size in each tuple may be omitted and is then inferred.
+        An item of a pattern is the name of a dimension, or a tuple of names. In ``src_pattern`` a tuple is a dimension
+        that is split into the named ones; in ``dst_pattern`` the named dimensions are merged into one. ``fixed_sizes``
+        gives the sizes of names; one size in each tuple may be omitted and is then inferred.
 
         Raises:
-            NkiValidationError: if the patterns do not fit each other or the shape, or if :meth:`reshape_dim`,
-                :meth:`permute` or :meth:`flatten_dims` raises it.
+            NkiValidationError: the patterns do not fit each other or the shape, or :meth:`reshape_dim`, :meth:`permute`
+                or :meth:`flatten_dims` raises the error.
         """
         return self._rearrange(src_pattern, dst_pattern, fixed_sizes)
 
     def view(self, dtype: Any) -> NkiTensor:
-        """Reinterpret the bits as ``dtype``; the last dimension's size changes by the ratio of the widths.
+        """Return the tensor with its bits read as ``dtype``; the size of the last dimension changes by the ratio of the
+        widths.
 
         Raises:
-            NkiValidationError: on an indirect view, if the last dimension is not dense, or if its bytes are no
-                multiple of the new width.
+            NkiValidationError: this view has a dynamic address, or its last dimension is not dense, or has a number of
+                bytes that is no multiple of the new width.
         """
         return self._view(dtype)
 
@@ -435,22 +442,22 @@ class NkiTensor(AccessPatterns, PythonOperators):
     ) -> NkiTensor:
         """Return a view over the storage by an access pattern ``[[stride, count], ...]``, in elements of ``dtype``.
 
-        The pattern replaces this view's shape and strides. ``offset`` is added to the view's own offset (the API's
-        docstring says so; the deep dive on access patterns lets it replace the view's offset: the two agree on every
-        tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps of dimension
-        ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says. A scalar offset is a
-        register, an ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
+        The pattern replaces this view's shape and strides. ``offset`` is added to the view's own offset, as the API's
+        docstring says. (In the deep dive on access patterns it replaces the view's offset; both agree if the tensor
+        starts at the beginning of its storage.) A scalar or vector offset counts in steps of dimension ``indirect_dim``
+        of the tensor on which ``ap`` is called, whatever the pattern says. A scalar offset is a register, an
+        ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
 
         On chip the first stride is one partition: the number of elements in a partition of the storage, or, on a view
-        that is dense in a partition, the number of elements of the view there. Published kernels use the latter, which
-        treats a slice as a tensor of its own; the offset is then counted in the same way.
+        that is dense in a partition, the number of elements per partition of the view. Published kernels use the second
+        form, which treats a slice as a tensor of its own; the offset then counts in the same way.
 
         A static pattern that leaves the storage, or a partition, makes a view that raises OutOfRangeError when it is
         used.
 
         Raises:
-            NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not step
-                partition by partition, or ``indirect_dim`` is not 0 with a vector offset.
+            NkiValidationError: a scalar and a vector offset are given, the pattern is malformed, the first stride of an
+                on-chip pattern is not one partition, or ``indirect_dim`` is not 0 with a vector offset.
         """
         return self._ap(pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype)
 
@@ -458,25 +465,23 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     @classmethod
     def assign_by(cls, copy_tile: Callable[[NkiTensor, NkiTensor], object]) -> None:
-        """Make ``t[key] = tile`` call ``copy_tile(t[key], tile)``; the layer of instructions sets this."""
+        """Make ``t[key] = tile`` call ``copy_tile(t[key], tile)``. The module of ``nisa.tensor_copy`` calls this
+        method.
+        """
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
-        """Record that a function of ``nki.language`` computed this tensor. ``if tensor:`` is then an error, because it
-        would test the values.
-        """
+        """Record that a function of ``nki.language`` computed this tensor. ``if tensor:`` then raises an error."""
         self.is_computed = True
 
     def mark_comparison(self) -> None:
-        """Record that this tensor holds results of a comparison. ``assert tensor`` then checks that the comparison
+        """Record that this tensor is the result of a comparison. ``assert tensor`` then checks that the comparison
         holds everywhere.
         """
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Record that this tensor holds ``rows`` rows of a grid of tiles side by side in the same partitions, instead
-        of one below the other.
-        """
+        """Record that this tensor holds ``rows`` rows of a grid of tiles, side by side in the same partitions."""
         self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
@@ -489,9 +494,9 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def __bool__(self) -> bool:
         """Return True for a tensor in HBM or a whole tile, as published kernels test whether an optional tensor exists.
 
-        On the device every tensor is true. For a computed tile, or a part of any tile such as ``t[0, 0]``, the test can
-        only mean the values, which is an error. The result of a comparison is True if the comparison holds everywhere,
-        and else an error.
+        On the device every tensor is true. For a computed tile, or a view such as ``t[0, 0]``, the test can only mean
+        the values, which is an error. The result of a comparison is True if the comparison holds everywhere; otherwise
+        this is an error.
         """
         if self.is_comparison:
             return self._holds_everywhere()
@@ -503,11 +508,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         )
 
     def _holds_everywhere(self) -> bool:
-        """Return True if the comparison whose result this tensor is holds everywhere; else raise an error. Examples of
-        ``nki.language`` assert comparisons.
+        """Return True if the comparison whose result this tensor is holds everywhere; else raise an error.
 
-        On the device every tensor is true; a kernel that continued with False would behave differently there.
-        Without values, the result is True.
+        Examples of ``nki.language`` assert comparisons. On the device every tensor is true; a kernel that continued
+        with False would behave differently there. In a launch on shapes the result is True.
         """
         if self.storage.is_shape_only:
             return True
@@ -521,9 +525,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Copy the tile ``value`` to ``self[key]``, of the same shape on chip, with one ``nisa.tensor_copy``.
+        """Copy the tile ``value`` to ``self[key]``, which is on chip and has the same shape, with one
+        ``nisa.tensor_copy``.
 
-        The documentation lists the method without a description; its migration guide fills a part of a tile in this
+        The documentation lists the method without a description; the migration guide fills a slice of a tile in this
         way.
         """
         view = self[key]
@@ -541,7 +546,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
 
 class OutsideTensor(NkiTensor):
-    """A view whose pattern leaves its tensor: it may be made, but every use raises an error.
+    """A view whose pattern leaves its tensor; every use of the view raises an error.
 
     Published kernels make the views of all iterations of a loop and use only those that a later condition selects.
     """
@@ -559,6 +564,6 @@ class OutsideTensor(NkiTensor):
 
     @indirect_access.setter
     def indirect_access(self, indirect: Indirect | None) -> None:
-        """Accept the None that ``View._set`` assigns to the attribute, and store nothing: reading the attribute always
-        raises.
+        """Accept the None that ``View._set`` assigns, and store nothing, because reading this attribute always raises
+        an error.
         """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``View``, the base of every tensor: a layout (shape, strides, offset) of a storage, a type, and questions about both.
+"""``View``, the base of every tensor: a layout (shape, strides, offset) of a storage, and a type.
 
-- :class:`View`: ``NkiTensor`` in ``tensor.py`` adds the views that kernels make, by indexing (``indexed_views.py``), by
-  reshaping and by an access pattern (``reshaped_views.py``);
-- :class:`Indirect`: the part of an address that is read at run time;
+- :class:`View`: the base class. ``NkiTensor`` in ``tensor.py`` adds the views that kernels make, by indexing
+  (``indexed_views.py``), by reshaping and by an access pattern (``reshaped_views.py``).
+- :class:`Indirect`: the *dynamic address* of a view, which is read at run time.
 - :func:`partition_in_storage`, :func:`placed_partition`, :func:`assumed_partition`: the partition in which a view on
-  chip starts; :func:`allowed_starts`, :func:`possible_starts`: the partitions in which it may start.
+  chip starts. :func:`allowed_starts`, :func:`possible_starts`: the partitions in which it may start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PSUM = MemoryRegion.psum
 
 
 class View(NKIObject):
-    """The base of ``NkiTensor``: its state, the derivation of views from views, and questions about the layout.
+    """The base of ``NkiTensor``: its attributes, and methods that return other views or properties of the layout.
 
     Attributes:
         shape: the sizes of the dimensions; dimension 0 of a view on chip counts partitions.
@@ -47,12 +47,12 @@ class View(NKIObject):
         offset: the position of the first element in the storage, in elements of ``dtype``.
         layout: the shape, strides and offset together.
         dtype: the type by which the bytes of the storage are read; it may differ from the type of the storage.
-        storage: the memory that the view lies in.
+        storage: the memory of the view.
         buffer: the memory region of the storage.
         name: the name of the tensor in messages; empty if it has none.
-        is_whole: True if it is known to be all of the storage.
-        indirect_access: the dynamic part of this view's address, if it has one.
-        may_be_accessed: True if it is known that a compute engine can access it; see isa/checks.py.
+        is_whole: True if it is known that the view is all of the storage.
+        indirect_access: the dynamic address of the view, or None.
+        may_be_accessed: True if it is known that a compute engine can access the view; see isa/checks.py.
         size: the number of elements.
         free_size: the number of elements for each index of dimension 0; on chip, elements per partition.
     """
@@ -109,22 +109,20 @@ class View(NKIObject):
         dtype: DType | None = None,
         indirect: Indirect | None = None,
     ) -> Self:
-        """Return another view of the same storage; properties that are not passed are those of this view."""
+        """Return another view of the same storage; an argument that is None keeps the property of this view."""
         view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
         view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self.indirect_access)
         return view
 
     def with_layout(self, layout: Layout) -> Self:
-        """Return a view of the same storage with the layout ``layout``, and without a dynamic part of its address. For
-        the simulator, not for kernels.
-        """
+        """Return a view of the same storage with another layout and a static address. For the simulator only."""
         view = self.__class__.__new__(self.__class__)
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
 
     def with_indirect(self, indirect: Indirect) -> Self:
-        """Return this view with a dynamic part of its address. For the simulator; kernels use ``ap`` and ``ds``."""
+        """Return this view with a dynamic address. For the simulator only; kernels use ``ap`` and ``ds``."""
         return self._with(self.shape, self.strides, indirect=indirect)
 
     @property
@@ -133,10 +131,10 @@ class View(NKIObject):
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The elements as a numpy view of the storage. For the simulator, tests and debuggers, not for kernels.
+        """The elements as a numpy view of the storage, for the simulator, tests and debuggers.
 
         Raises:
-            NkiValidationError: on an indirect view, whose address is known only to the instruction that uses it.
+            NkiValidationError: the view has a dynamic address, which only an instruction reads.
         """
         if self.indirect_access is not None:
             raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
@@ -153,14 +151,12 @@ class View(NKIObject):
         return array
 
     def forget_array(self) -> None:
-        """Drop the cached numpy view, because the storage has other memory from now on."""
+        """Drop the cached numpy view, because the storage now has other memory."""
         self._array = self._flat_rows = None
 
     @property
     def flat_rows(self) -> npt.NDArray[Any] | None:
-        """The elements as a numpy view (partitions, elements per partition); None if the elements of a partition are
-        not contiguous.
-        """
+        """The elements as a numpy view (partitions, elements per partition); None if a partition is not contiguous."""
         storage = self.storage
         if storage.parts:
             storage.settle(storage.block_of(self.layout, self.dtype))
@@ -173,10 +169,10 @@ class View(NKIObject):
 
     @property
     def rows_to_read(self) -> npt.NDArray[Any] | None:
-        """The rows of :attr:`flat_rows`, for reading only.
+        """The elements as in :attr:`flat_rows`, for reading only.
 
-        If the tile is the destination of a deferred load (see memory/deferred.py), these are rows of the source's
-        memory, and the load stays deferred.
+        If the tile is the destination of a deferred load (see memory/deferred.py), the result is the memory of the
+        load's source, and the load stays deferred.
         """
         storage = self.storage
         if storage.parts and self.indirect_access is None:
@@ -187,13 +183,14 @@ class View(NKIObject):
         return self.flat_rows
 
     def allow_access(self) -> None:
-        """Record that a compute engine can access this view, so that the check need not be repeated; see
-        ``may_be_accessed``.
-        """
+        """Record that a compute engine can access this view, so that the check is not repeated."""
         self.may_be_accessed = True
 
     def mark_written(self, is_matmul: bool = False) -> None:
-        """Record that an instruction has written all elements; with ``is_matmul`` a later matmul may add to them."""
+        """Record that an instruction has written all elements.
+
+        In PSUM, ``is_matmul`` tells whether a later matmul may add to them.
+        """
         storage = self.storage
         written = storage.written
         if not written.is_full:
@@ -227,20 +224,20 @@ class View(NKIObject):
         return self.indirect_access is not None
 
     def get_pattern(self) -> list[list[int]]:
-        """Return ``[[stride, count], ...]``, in the form that :meth:`NkiTensor.ap` takes."""
+        """Return the access pattern ``[[stride, count], ...]``, in the form that :meth:`NkiTensor.ap` takes."""
         return [[stride, size] for stride, size in zip(self.strides, self.shape, strict=True)]
 
     def __repr__(self) -> str:
-        """Return one line without values, for messages, for containers of tensors and for a debugger's variables."""
+        """Return one line with name, shape, type and memory, without values."""
         return describe_tensor(self.name, self.shape, self.dtype, self.buffer)
 
     def __format__(self, spec: str) -> str:
-        """Return the line of ``repr``: an f-string puts a tensor into a sentence, usually of an error message."""
+        """Return the line of ``repr``: f-strings with tensors are mostly error messages."""
         return format(repr(self), spec)
 
     def _check_dim(self, method: str, dim: int) -> int:
-        """Return the dimension ``dim``, which may be negative to count from the end, as a number from 0; ``method``
-        names the caller in errors.
+        """Return the dimension ``dim``, which may be negative, as a number from 0; ``method`` is the caller's name in
+        errors.
         """
         if type(dim) is int and 0 <= dim < len(self.shape):  # most are
             return dim
@@ -253,28 +250,28 @@ class View(NKIObject):
             raise NkiValidationError(f"NkiTensor.{method}: {self} is indirect already; a view has one dynamic index")
 
     def _keeps_first_dimension(self) -> bool:
-        """Return whether dimension 0 has to stay first and unchanged, because it counts partitions or the rows of a
-        vector offset.
+        """Return whether dimension 0 must stay first and unchanged, because it counts partitions or rows of a vector
+        offset.
         """
         return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)
 
 
 @dataclass(frozen=True)
 class Indirect:
-    """The dynamic part of an address. The index is read when an instruction uses the view, as on the device.
+    """The dynamic address of a view. The index is read when an instruction uses the view, as on the device.
 
     Attributes:
         kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index for each row (index of dimension 0) of
             the view; ``"tensor"``: indices of single free elements, from ``NkiTensor.indirect``.
-        index: the SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
-            scalar.
+        index: the SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); for a scalar also a register or an
+            NkiScalar.
         stride: the number of elements by which the address moves if the index grows by 1.
         limit: the exclusive upper limit of the index, which must lie in [0, limit).
         source: the tensor that is indexed, for messages.
         dim: the dimension of the view that a vector indexes, which is 0; None for the other kinds.
-        base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
-            the elements gathered into a dense tensor.
-        count: with ``"tensor"``, the number of elements that are chosen in each partition.
+        base: for ``"tensor"``, the view whose free elements are selected; the layout of the view itself is that of the
+            selected elements in a dense tensor.
+        count: for ``"tensor"``, the number of elements that are selected in each partition.
     """
 
     kind: Literal["scalar", "vector", "tensor"]
@@ -290,7 +287,8 @@ class Indirect:
         """Return the index values in row-major order as int64; unsigned types keep their value.
 
         Raises:
-            UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
+            UninitializedReadError: an index was never written; this is an error with every value of the option
+                ``uninitialized``, because a sentinel is no address.
         """
         if not isinstance(self.index, View):
             return np.array([self.index.value(f"the index of {self.source}")], np.int64)
@@ -302,13 +300,12 @@ class Indirect:
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
-        """Return the error for an index of this value.
+        """Return the error for an index that is out of range.
 
         Args:
-            row: the position of the wrong index in the index tensor, counted down the partitions and then along the
-                columns.
+            row: the position of the index in the index tensor, counted down the partitions and then along the columns.
             value: the value of the index.
-            limit: the exclusive upper limit, if the view's offset leaves fewer rows than :attr:`limit`.
+            limit: the exclusive upper limit; None: :attr:`limit`.
         """
         limit = self.limit if limit is None else limit
         if not isinstance(self.index, View):
@@ -322,7 +319,7 @@ class Indirect:
 
 
 def partition_elements(tensor: View) -> int:
-    """Return how many elements of the view's type one partition of the storage holds: the distance between
+    """Return the number of elements of the view's type in one partition of the storage: the stride between
     partitions.
     """
     storage = tensor.storage
@@ -332,20 +329,18 @@ def partition_elements(tensor: View) -> int:
 
 
 def partition_in_storage(tensor: View) -> int:
-    """Return the partition, counted from the first one of the tensor's storage, in which an on-chip view starts."""
+    """Return the partition in which an on-chip view starts, counted from the first partition of its storage."""
     return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 
 def placed_partition(tensor: View) -> int | None:
-    """Return the partition in which an on-chip view starts, or None if the kernel leaves this to the compiler."""
+    """Return the partition in which an on-chip view starts; None if the kernel leaves this to the compiler."""
     address = tensor.storage.address
     return None if address is None else address[0] + partition_in_storage(tensor)
 
 
 def assumed_partition(tensor: View) -> int:
-    """Return the partition in which an on-chip view starts, as if storages that the kernel does not place started at
-    partition 0.
-    """
+    """Return the partition in which an on-chip view starts; a storage that the kernel does not place starts at 0."""
     placed = placed_partition(tensor)
     return partition_in_storage(tensor) if placed is None else placed
 
@@ -356,8 +351,8 @@ def allowed_starts(partitions: int) -> tuple[int, ...]:
 
 
 def possible_starts(tensor: View) -> tuple[int, ...]:
-    """Return the partitions at which an on-chip view may start: where the kernel placed it, else where a compiler may
-    place it.
+    """Return the partitions at which an on-chip view may start: the one that the kernel chose, or all that a compiler
+    may.
     """
     placed = placed_partition(tensor)
     if placed is not None:

@@ -3,17 +3,16 @@
 
 """The steps of every collective operation: checks of its tensors, the exchange of data among ranks, and reductions.
 
-- :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`, such as :func:`check_memory`,
-  :func:`check_same_types` and :func:`check_dimension`: the arguments;
-- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of the ranks' data;
-- :func:`contents`: the data of a rank; :func:`shape_terms`: the values on which all ranks must agree;
-- :class:`Operation`: one operation as a core reaches it; :func:`perform` runs it: each core brings its data, receives
-  the data of all, and stores its share.
+- :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`: the arguments.
+- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of the ranks' data.
+- :func:`contents`: the data of a rank; :func:`shape_terms`: the values on which all ranks must agree.
+- :class:`Operation`: one operation as a core reaches it. :func:`perform` runs it: a core brings its data, receives the
+  data of all ranks, and stores its *share* of the result.
 
-Tensors in SBUF and in private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among
-themselves, and so do the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both
-its cores reach it, core 0 performs it for both, and it orders the accesses to its tensors like a ``core_barrier`` on
-each of them.
+Tensors in SBUF and in private HBM belong to a core: if a rank has two cores, the cores 0 of all ranks exchange data
+among themselves, and so do the cores 1. If all tensors are in shared HBM, the operation belongs to the whole rank: both
+cores reach the operation, core 0 performs it for both, and it orders accesses to its tensors like a ``core_barrier`` on
+each tensor.
 
 Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 pages of ``all_reduce``, ``all_gather`` and ``all_to_all``.
 """
@@ -81,11 +80,18 @@ def checked_tensors(
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """Return the tensors of the list ``values``, after checking that the instruction may read each of them, or write it
-    if ``is_output``.
+    """Return the tensors of a list argument, after checking that the instruction may access them.
+
+    Args:
+        call: the running instruction.
+        name: the name of the argument.
+        values: the value of the argument.
+        regions: the memory regions in which the tensors may be.
+        dtypes: the types that the tensors may have.
+        is_output: whether the instruction writes the tensors instead of reading them.
 
     Raises:
-        NkiValidationError: naming the tensor that it may not, and why.
+        NkiValidationError: the argument is no list of tensors, or a tensor may not be accessed.
     """
     if not isinstance(values, list | tuple) or not values:
         raise NkiValidationError(f"{name} must be a list of tensors, got {values!r}")
@@ -101,10 +107,10 @@ def checked_tensors(
 def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
     """Check that there are as many sources as results, and that all are in HBM or all in SBUF.
 
-    Only HBM allows several sources, and tensors of more than two dimensions.
+    In SBUF there is only one source, and tensors have two dimensions.
 
     Raises:
-        NkiValidationError: if they do not; the message names the list or the tensor.
+        NkiValidationError: a rule is broken; the message names the list or the tensor.
     """
     if len(srcs) != len(dsts):
         raise NkiValidationError(f"srcs and dsts must be lists of one length, got {len(srcs)} and {len(dsts)} tensors")
@@ -126,7 +132,7 @@ def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor
     """Check the rules of NKI 0.7 on private and shared HBM for the tensors of ``all_reduce`` and ``all_gather``.
 
     Raises:
-        NkiValidationError: if one is broken; the message names the tensor and the rule.
+        NkiValidationError: a rule is broken; the message names the tensor and the rule.
     """
     for name, group in (("srcs", srcs), ("dsts", dsts)):
         if len({tensor.buffer for tensor in group}) > 1:
@@ -149,7 +155,7 @@ def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor
 
 
 def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Check that each source has the type of its result, so that nothing is cast.
+    """Check that each source has the type of its result, because collective operations cast nothing.
 
     Raises:
         NkiValidationError: if the types differ; the message names both tensors.
@@ -163,10 +169,10 @@ def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> No
 
 
 def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> int:
-    """Return the dimension along which tensors are split or concatenated, after checking that it is allowed.
+    """Return ``collective_dim``, along which tensors are split or concatenated, after checking that it is allowed.
 
     Raises:
-        NkiValidationError: if it is not; the message names the allowed dimensions.
+        NkiValidationError: the dimension is not allowed; the message names the allowed dimensions.
     """
     if not is_integer(collective_dim) or collective_dim not in allowed:
         raise NkiValidationError(
@@ -179,18 +185,18 @@ def check_shape(what: str, tensor: NkiTensor, expected: tuple[int, ...], why: st
     """Check that a tensor has the expected shape.
 
     Raises:
-        NkiValidationError: if it has not; the message names the tensor, the expected shape, and with ``why`` the reason
-            for it.
+        NkiValidationError: the shape is different; the message has ``what``, the name of the tensor, the expected
+            shape, and ``why``, the reason for this shape.
     """
     if tensor.shape != expected:
         raise NkiValidationError(f"{what} must have shape {list(expected)}, {why}; got {tensor}")
 
 
 def reduction_key(op: Any) -> str:
-    """Return the name of a reduction that ranks can perform.
+    """Return the name of the reduction operator ``op``, which must be add, minimum or maximum.
 
     Raises:
-        NkiValidationError: for any other operator.
+        NkiValidationError: ``op`` is anything else.
     """
     for key in _REDUCTIONS:
         if op is OPERATORS[key]:
@@ -204,8 +210,12 @@ def computed_in(dtype: DType) -> DType:
 
 
 def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the element-wise reduction, by the operator ``key``, of the arrays ``parts``, from first to last and not
-    yet rounded to ``dtype``.
+    """Return the element-wise reduction of arrays, from the first to the last, not yet rounded to ``dtype``.
+
+    Args:
+        key: the name of the operator.
+        dtype: the type of the result.
+        parts: the arrays.
     """
     kind = computed_in(dtype).numpy
     total = np.array(parts[0], kind)
@@ -218,10 +228,10 @@ def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDAr
     """Reduce the arrays ``parts`` from the first to the last, and store the result in ``dst``, rounded once.
 
     Args:
-        core: the core that stores it.
+        core: the core that stores the result.
         dst: the tensor to write.
         key: the name of the operator, from :func:`reduction_key`.
-        parts: one array per rank, each of the shape of ``dst``.
+        parts: one array per rank, of the shape of ``dst``.
     """
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
@@ -230,13 +240,13 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
     """Return copies of the contents of tensors; other ranks may read the copies after this rank has gone on.
 
     Raises:
-        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
+        UninitializedReadError: an element was never written, with ``uninitialized="error"``.
     """
     return [np.array(read(core, f"{name}[{number}]", tensor)) for number, tensor in enumerate(tensors)]
 
 
 def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    """Return the shapes and types of tensors as properties on which all ranks must agree; ``name`` names the tensors in
+    """Return the shapes and types of tensors as properties on which all ranks must agree; ``name`` is their name in
     errors.
     """
     return tuple(
@@ -251,14 +261,14 @@ class Operation:
 
     Attributes:
         what: the name of the operation, on which the ranks must agree.
-        members: the ranks among which it runs.
+        members: the ranks that take part.
         srcs, dsts: the tensors that are read, and the tensors that are written.
-        terms: the other values on which the ranks must agree.
-        bring: the function that returns the data of this rank for the others; not called where tensors have no data.
-        store: the function that gets the data of all, by rank, and stores this rank's share in the results; not called
-            where tensors have no data either.
+        terms: further values on which the ranks must agree.
+        bring: the function that returns the data of this rank for the other ranks; not called in a launch without data.
+        store: the function that takes the data of all ranks, by rank, and stores this rank's share; not called in a
+            launch without data.
         other_tensors: further tensors in shared HBM that the operation reads or writes.
-        core_terms: the values besides the terms on which the two cores of a rank must agree.
+        core_terms: values besides ``terms`` on which the two cores of a rank must agree.
     """
 
     what: str
@@ -277,9 +287,7 @@ class Operation:
 
 
 def belongs_to_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
-    """Return whether an operation on ``tensors`` belongs to a whole rank, whose two cores then perform it together;
-    else each core performs its own.
-    """
+    """Return whether an operation on ``tensors`` belongs to a whole rank of two cores, not to a single core."""
     return core.launch.cores > 1 and all(tensor.buffer is MemoryRegion.shared_hbm for tensor in tensors)
 
 
@@ -312,7 +320,7 @@ def _agree(core: Core, operation: Operation) -> None:
     """Check that both cores of a rank reach the same operation.
 
     Raises:
-        BarrierError: naming the operation that each core reaches.
+        BarrierError: the cores reach different operations; the message names both.
     """
     own = [*(term.value for term in operation.terms), *operation.core_terms]
     (others,) = core.launch.barrier.meet(operation.what, own)
@@ -330,10 +338,10 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
 
 
 def perform(call: Call, operation: Operation) -> None:
-    """Run a collective operation on this core: exchange data with the other ranks, and store this rank's share.
+    """Run a collective operation on this core: exchange data with the other ranks, and store the share of this rank.
 
     Raises:
-        BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
+        BarrierError: another rank, or the other core of this rank, reaches a different operation or none.
     """
     core = call.core
     others = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}

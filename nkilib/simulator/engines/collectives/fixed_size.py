@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations in which the shares of all ranks have one size.
+"""Operations in which all ranks send equal amounts of data.
 
 They are :func:`all_reduce`, :func:`all_gather`, :func:`reduce_scatter` and :func:`all_to_all`.
 
-Source: ``nki/api/nki/collectives/__init__.py``; for the destination of each share
+Source: ``nki/api/nki/collectives/__init__.py``; for the destination of the data
 ``neuron-runtime/about/collectives.rst``.
 """
 
@@ -76,11 +76,11 @@ def all_reduce(
 ) -> None:
     """Reduce the ranks' ``srcs[k]`` with ``op``, element by element, into ``dsts[k]`` on every rank, for every k.
 
-    The sources and results of one k have one shape and type. Floats are reduced in float32 in the order of the group
-    and rounded once. 32-bit integers are reduced exactly and wrap; smaller integers saturate.
+    ``srcs[k]`` and ``dsts[k]`` have one shape and type. Floats are reduced in float32 in the order of the group and
+    rounded once. 32-bit integers are reduced exactly and wrap; smaller integers saturate.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
@@ -110,10 +110,10 @@ def all_gather(
 ) -> None:
     """Concatenate the ranks' ``srcs[k]`` along ``collective_dim`` into ``dsts[k]`` on every rank.
 
-    The dimension is 0 in HBM, 0 or 1 in SBUF.
+    ``collective_dim`` is 0 in HBM, 0 or 1 in SBUF.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
@@ -136,10 +136,10 @@ def all_gather(
 
 
 def _part(name: str, tensor: NkiTensor, place: RankPosition) -> int:
-    """Return the number of rows (indices of dimension 0) of a tensor that belong to each rank.
+    """Return the number of rows (indices of dimension 0) of a tensor that each rank gets.
 
     Raises:
-        NkiValidationError: if the ranks cannot share the tensor evenly.
+        NkiValidationError: the number of ranks does not divide the number of rows.
     """
     rows, rest = divmod(tensor.shape[0], place.size)
     if rest:
@@ -166,11 +166,11 @@ def reduce_scatter(
 ) -> None:
     """Reduce the ranks' ``srcs[k]`` with ``op``, and store one part of the result in each rank's ``dsts[k]``.
 
-    There are as many equal parts, along dimension 0, as ranks: the p-th rank gets the p-th one. The arithmetic is that
-    of :func:`all_reduce`.
+    Dimension 0 of the result is divided into as many equal parts as there are ranks; the p-th rank gets the p-th part.
+    The arithmetic is that of :func:`all_reduce`.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
@@ -202,10 +202,10 @@ def all_to_all(
 ) -> None:
     """Copy part p of ``srcs[k]`` on the q-th rank to part q of ``dsts[k]`` on the p-th rank, for all p, q and k.
 
-    There are as many parts as ranks, along dimension 0; all tensors are in HBM.
+    Dimension 0 of every tensor is divided into as many equal parts as there are ranks. All tensors are in HBM.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)

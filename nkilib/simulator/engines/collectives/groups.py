@@ -4,8 +4,10 @@
 """Replica groups, the lists of ranks within which collective operations run, and the position of a rank in them.
 
 - :class:`ReplicaGroup`, with :class:`rg_partition_op`: the lists of ranks;
-- :func:`place_in`: the :class:`RankPosition` of a rank in a group; :func:`rank_of`, :func:`rank_id`: its number;
-- :func:`check_ranks`, :func:`group_term`: what all ranks must have and agree on.
+- :func:`place_in`: the :class:`RankPosition` of a rank in a group; :func:`rank_of`, :func:`rank_id`: the number of a
+  rank;
+- :func:`check_ranks`: whether ranks run in this launch; :func:`group_term`: the group as a value on which ranks must
+  agree.
 
 Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 page of ``ReplicaGroup``.
 """
@@ -26,9 +28,7 @@ from ...terms.nki_object import NKIObject
 
 
 class rg_partition_op(Enum):
-    """The operator of :meth:`ReplicaGroup.from_partition_op`. Ranks for which it has the same result belong to one
-    list.
-    """
+    """The operator of :meth:`ReplicaGroup.from_partition_op`; ranks with equal results of the operator share a list."""
 
     bitwise_and = "bitwise_and"
     div = "div"
@@ -46,10 +46,10 @@ def _is_rank(value: Any) -> bool:
 
 
 def _checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
-    """Return ``groups``, the lists of ranks of a replica group, as tuples.
+    """Return the lists of ranks of a replica group as tuples.
 
     Raises:
-        NkiValidationError: if they are not lists of ranks, or a rank is in two of them.
+        NkiValidationError: ``groups`` is no list of lists of ranks, or a rank is in two lists.
     """
     is_nested = isinstance(groups, list | tuple) and all(isinstance(ranks, list | tuple) for ranks in groups)
     if not is_nested or not groups or not all(ranks and all(map(_is_rank, ranks)) for ranks in groups):
@@ -68,7 +68,7 @@ class ReplicaGroup(NKIObject):
     """A replica group: lists of ranks. A collective operation runs within each list separately.
 
     Attributes:
-        groups: the lists. No rank is in two of them; the order within a list is the order of the ranks' shares.
+        groups: the lists. No rank is in two lists; the order of ranks in a list is the order of their data in results.
     """
 
     groups: Sequence[Sequence[int]]
@@ -81,7 +81,7 @@ class ReplicaGroup(NKIObject):
         """Divide the ranks 0 to ``world_size`` - 1 into lists: ranks with equal ``op(rank, operand)`` share a list.
 
         Raises:
-            NkiValidationError: if an argument has the wrong type, or is 0 where a rank would be divided by it.
+            NkiValidationError: an argument has the wrong type, or ``operand`` is 0 with an operator that divides by it.
         """
         if not _is_rank(world_size) or world_size < 1:
             raise NkiValidationError(f"ReplicaGroup: world_size must be a positive integer, got {world_size!r}")
@@ -106,7 +106,7 @@ class RankPosition:
     """The position of a rank in its list of a replica group.
 
     Attributes:
-        members: the ranks of the list, in the order of their shares.
+        members: the ranks of the list, in order.
         position: the index of this rank among the members.
         lists: all lists of the group.
     """
@@ -121,15 +121,20 @@ class RankPosition:
 
 
 def rank_of(core: Core) -> int:
-    """Return the rank of the launch that a core belongs to; 0 if the launch runs by itself."""
+    """Return the rank of the launch that a core belongs to; 0 for a launch without other ranks."""
     return 0 if core.launch.seat is None else core.launch.seat.rank
 
 
 def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
-    """Check that all of ``ranks`` run in this launch; ``what`` names them in the message.
+    """Check that all of ``ranks`` run in this launch.
+
+    Args:
+        core: a core of the launch.
+        ranks: the numbers of the ranks.
+        what: the name of the argument that holds the ranks, for the message.
 
     Raises:
-        NkiValidationError: if one does not; the message names the first such rank, and how to launch it.
+        NkiValidationError: a rank does not run; the message names the first such rank, and how to launch it.
     """
     seat = core.launch.seat
     count = 1 if seat is None else seat.world.ranks
@@ -148,7 +153,8 @@ def place_in(core: Core, replica_group: Any) -> RankPosition:
     """Return the position of the rank of ``core`` in a group.
 
     Raises:
-        NkiValidationError: if ``replica_group`` is not a group, has ranks that do not run, or leaves this rank out.
+        NkiValidationError: ``replica_group`` is no :class:`ReplicaGroup`, has a rank that does not run, or lacks this
+            rank.
     """
     if not isinstance(replica_group, ReplicaGroup):
         raise NkiValidationError(
@@ -164,7 +170,7 @@ def place_in(core: Core, replica_group: Any) -> RankPosition:
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:
-    """Return the number of this rank among all that run, in a register; it is 0 in a launch by itself."""
+    """Return the number of this rank in a register; it is 0 in a launch without other ranks."""
     core = current_core("nki.collectives.rank_id")
     if name:
         core.add_name(name)

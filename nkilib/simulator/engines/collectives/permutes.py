@@ -5,7 +5,7 @@
 
 - :func:`collective_permute`: by pairs;
 - :func:`collective_permute_implicit`, :func:`collective_permute_implicit_reduce`: around the ring;
-- :func:`collective_permute_implicit_current_processing_rank_id`: whose data a rank has after some permutes.
+- :func:`collective_permute_implicit_current_processing_rank_id`: the rank whose data a rank has after some permutes.
 
 Source: ``nki/api/nki/collectives/__init__.py``, ``neuron-runtime/about/collectives.rst`` (Permute Operation).
 """
@@ -75,12 +75,13 @@ def collective_permute(
     source_target_pairs: Sequence[tuple[int, int]],
     priority: int | None = None,
 ) -> None:
-    """Copy ``srcs[0]`` of the first rank of each pair to ``dsts[0]`` of the second; one tensor each, in HBM.
+    """Copy ``srcs[0]`` of the first rank of each pair to ``dsts[0]`` of the second rank.
 
-    A rank that is no target keeps its ``dsts[0]``, and a rank that is in no pair does nothing.
+    ``srcs`` and ``dsts`` have one tensor in HBM. On a rank that is no target ``dsts[0]`` stays unchanged, and a rank
+    that is in no pair does nothing.
 
     Raises:
-        BarrierError: if another rank of the pairs reaches a different operation, or none.
+        BarrierError: another rank of the pairs reaches a different operation, or none.
     """
     core = call.core
     pairs = _checked_pairs(source_target_pairs)
@@ -127,8 +128,9 @@ def _by_channel(
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """Return the tensors of ``lists``, one for each channel, after checking that each list has exactly one, which the
-    instruction may read, or write if ``is_output``.
+    """Return the tensors of ``lists``, one for each channel, after checking them.
+
+    Each list must have exactly one tensor, which the instruction may read, or write if ``is_output``.
     """
     if not isinstance(lists, list | tuple) or len(lists) != len(channel_ids):
         raise NkiValidationError(
@@ -162,8 +164,14 @@ def _permute_in_ring(
 ) -> None:
     """Run an operation in which each rank stores the arrays of its predecessor in the list.
 
-    ``place`` is the position of this rank in its list, and ``bring`` returns the arrays that it sends, one for each
-    channel. ``brought_in`` maps the type of a result to the type of the array that is sent for it.
+    Args:
+        call: the running instruction.
+        what: the name of the operation.
+        place: the position of this rank in its list.
+        srcs, dsts: the tensors that are read, and the tensors that are written.
+        terms: further values on which the ranks must agree.
+        bring: the function that returns the arrays to send, one for each channel.
+        brought_in: a function from the type of a result to the type of the array that is sent for this result.
     """
     predecessor = place.members[place.position - 1]
 
@@ -186,10 +194,10 @@ def collective_permute_implicit(
 ) -> None:
     """Send each rank's source to the next rank in its list of the group, and the source of the last rank to the first.
 
-    There are one source and one result on each channel, in HBM or SBUF.
+    Each channel has one source and one result, in HBM or SBUF.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     place = _place(call, replica_group, channel_ids, priority)
     inputs = _by_channel(call, "srcs_by_channel", srcs_by_channel, channel_ids)
@@ -210,12 +218,12 @@ def collective_permute_implicit_reduce(
     channel_ids: Sequence[int] = [0],
     priority: int | None = None,
 ) -> None:
-    """Send ``op`` of two sources on each channel to the next rank, like :func:`collective_permute_implicit`.
+    """Reduce two sources with ``op`` on each channel, and send the result like :func:`collective_permute_implicit`.
 
     The arithmetic is that of :func:`nkilib.simulator.engines.collectives.fixed_size.all_reduce`.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     core, key = call.core, reduction_key(op)
     place = _place(call, replica_group, channel_ids, priority)
@@ -239,7 +247,7 @@ def collective_permute_implicit_current_processing_rank_id(
 ) -> VirtualRegister:
     """Return, in a register, the rank whose data this rank has after ``iteration_id`` permutes around the group's ring.
 
-    After no permute it is this rank itself, then its predecessor, then the predecessor of that rank.
+    After 0 permutes this is the rank itself, after 1 permute the previous rank of the list, and so on.
     """
     function = "nki.collectives.collective_permute_implicit_current_processing_rank_id"
     core = current_core(function)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations with shares whose sizes are read at run time: all-gather-v and all-to-all-v, at once or in two steps.
+"""Operations that read the sizes of the data at run time: all-gather-v and all-to-all-v, in one call or in two steps.
 
-- :func:`all_gather_v`, :func:`all_to_all_v`: at once;
-- :func:`all_gather_v_prepare`, :func:`all_to_all_v_prepare`, and the triggers of the same names: in two steps;
-- :func:`prepare` and :func:`run`: the two steps of all of them, with a :class:`Prepared` in between.
+- :func:`all_gather_v`, :func:`all_to_all_v`: in one call.
+- :func:`all_gather_v_prepare`, :func:`all_to_all_v_prepare`, and the triggers of the same names: in two steps.
+- :func:`prepare` and :func:`run`: the two steps of both operations, with a :class:`Prepared` in between.
 
-Tensors are treated as flat buffers, in row-major order. A metadata tensor has a column for each rank of the list. Its
-rows are: the number of elements to send, the first element to send, the number of elements received, and the place in
-the result for the received elements.
+Tensors are treated as flat buffers, in row-major order. The *metadata* are the contents of the metadata tensor on a
+rank. The tensor has a column for each rank of the list. Its rows are: 0, the number of elements to send; 1, the first
+element to send; 2, the number of elements received; 3, the index in the result of the first received element.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the two steps the later pages of ``all_gather_v_prepare``,
 ``all_to_all_v_prepare`` and ``all_to_all_v_trigger``.
@@ -54,7 +54,7 @@ _GATHER_RANKS, _GATHER_CORES = 4, 2
 
 @dataclass(frozen=True)
 class UncheckedTensors:
-    """The tensors of a call of a variable-size operation, as the kernel passes them and before they are checked."""
+    """The tensor arguments of a call, before they are checked."""
 
     srcs: Any
     dsts: Any
@@ -63,11 +63,11 @@ class UncheckedTensors:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """The data that a rank sends in a variable-size operation: a flat array for each rank of its list.
+    """The data that a rank sends: a flat array for each rank of its list.
 
     Attributes:
-        pieces: the arrays by the position of the receiving rank in the list; for all-gather-v a single one, which goes
-            to all.
+        pieces: the arrays by the position of the receiving rank in the list; for all-gather-v a single array, which all
+            ranks receive.
     """
 
     pieces: Sequence[npt.NDArray[Any]]
@@ -78,13 +78,13 @@ class _Parcel:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """The contents of the metadata tensor on this rank; there are none in a launch without data.
+    """The metadata of this rank.
 
     Attributes:
         send_counts, send_starts: the number of elements and the first element to send to each rank; for all-gather-v
             one number for all ranks.
-        receive_starts: for each sending rank, the element of the result at which its data begin; None if the result has
-            equal slots.
+        receive_starts: for each sending rank, the index in the result of the first element from that rank; None if the
+            result has equal slots.
     """
 
     send_counts: npt.NDArray[np.int64]
@@ -104,10 +104,9 @@ class Prepared:
     Attributes:
         what: the name of the operation.
         place: the position of this rank in its list.
-        src, dst: the tensors.
-        metadata: the metadata as read; None in a launch without data.
-        metadata_tensor: the metadata tensor, which also receives the counts of received elements; its second last
-            dimension counts its rows.
+        src, dst: the tensor that is sent, and the tensor that receives.
+        metadata: the metadata; None in a launch without data.
+        metadata_tensor: the metadata tensor; its rows are the second last dimension.
         reports_counts: whether the counts of received elements are written to ``metadata_tensor``.
     """
 
@@ -135,9 +134,7 @@ def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
 def _rows_of(
     call: Call, metadata_tensor: Any, place: RankPosition, has_rdispls: bool, *, is_written: bool
 ) -> NkiTensor:
-    """Return a view of the metadata tensor whose second last dimension counts its rows, after checking its shape and
-    type.
-    """
+    """Return the metadata tensor after checking its shape and type; its rows are the second last dimension."""
     (tensor,) = checked_tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
     if is_written:
         checked_tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)
@@ -176,10 +173,10 @@ def prepare(
     has_rdispls: Any,
     priority: int | None,
 ) -> Prepared:
-    """Check a call of the operation ``what`` and read its metadata now; its data are not accessed yet.
+    """Check a call of the operation ``what`` and read its metadata; the data are not accessed yet.
 
     Raises:
-        NkiValidationError: if a parameter does not fit; the message names it.
+        NkiValidationError: a parameter is wrong; the message names the parameter.
     """
     core, place = call.core, place_in(call.core, replica_group)
     check_priority(core, priority)
@@ -247,12 +244,14 @@ def _store_piece(core: Core, prepared: Prepared, metadata: _Metadata, position: 
 
 
 def run(call: Call, prepared: Prepared) -> None:
-    """Exchange the data of a prepared call with the other ranks; write the counts of received elements if the call asks
-    for them.
+    """Exchange the data of a prepared call with the other ranks.
+
+    If the call asks for the counts of received elements, they are written to the metadata tensor.
 
     Raises:
-        NkiValidationError: if a share does not fit its source or its slot.
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        NkiValidationError: the metadata select elements beyond the source, or a slot is too small for received
+            elements.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     core, place, metadata = call.core, prepared.place, prepared.metadata
     if metadata is None:
@@ -296,14 +295,15 @@ def all_gather_v(
     has_rdispls: bool = False,
     priority: int | None = None,
 ) -> None:
-    """Copy ``src[start:start + count]`` of each rank s to slot s of ``dst`` on every rank; ``dst`` has equal slots.
+    """Copy ``src[start:start + count]`` of each rank s to slot s of ``dst`` on every rank.
 
-    The only tensors of ``srcs`` and ``dsts`` are flat buffers here. The operation needs ranks of two cores, in lists of
-    four ranks. In the metadata, the first column of row 0 is the count and that of row 1 the start; row 2 receives the
-    numbers of elements received unless ``recv_counts_known``.
+    ``src`` and ``dst`` are the only tensors of ``srcs`` and ``dsts``, as flat buffers; ``dst`` is divided into equal
+    slots. The operation needs ranks of two cores, in lists of four ranks. In column 0 of the metadata, row 0 is
+    ``count`` and row 1 is ``start``. Row 2 receives the numbers of received elements, unless ``recv_counts_known`` is
+    set.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     run(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
@@ -322,19 +322,20 @@ def all_to_all_v(
 ) -> None:
     """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to the q-th rank of the list, for every q.
 
-    The elements from the s-th rank (a rank's own included) go to slot s of ``dst``, which has equal slots; with
-    ``has_rdispls`` they start at the element that row 3 of the receiver's metadata gives for s. Row 0 of the metadata
-    has the counts and row 1 the starts; row 2 receives the numbers of elements received unless ``recv_counts_known``.
+    ``src`` and ``dst`` are the only tensors of ``srcs`` and ``dsts``, as flat buffers. Elements from the s-th rank are
+    stored in slot s of ``dst``, which is divided into equal slots. With ``has_rdispls``, the index of their first
+    element in ``dst`` is in row 3, column s of the metadata instead. Row 0 of the metadata is ``count`` and row 1 is
+    ``start``. Row 2 receives the numbers of received elements, unless ``recv_counts_known`` is set.
 
     Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     run(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 class _Pending:
-    """The operation of a core that has been prepared and not been triggered; a core can have only one."""
+    """The operation that a core has prepared and not yet triggered; there is at most one."""
 
     def __init__(self) -> None:
         self.prepared: Prepared | None = None
@@ -344,9 +345,7 @@ class _Pending:
 
 
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap the prepare function of an operation so that :class:`_Pending` keeps the handle that it returns, with which
-    the trigger is compared.
-    """
+    """Return a prepare function that also stores its handle in :class:`_Pending`; the trigger compares handles."""
 
     def kept(*args: Any, **kwargs: Any) -> NkiInstruction:
         handle = public(*args, **kwargs)
@@ -390,10 +389,10 @@ def all_gather_v_prepare(
     has_rdispls: bool = False,
     priority: int | None = None,
 ) -> None:
-    """Read the metadata of an :func:`all_gather_v` that :func:`all_gather_v_trigger` then runs.
+    """Check an :func:`all_gather_v` and read its metadata; :func:`all_gather_v_trigger` then runs the operation.
 
     Raises:
-        NkiValidationError: if a prepared operation has not been triggered yet.
+        NkiValidationError: another prepared operation has not been triggered yet.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     _keep(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
@@ -411,10 +410,10 @@ def all_to_all_v_prepare(
     has_rdispls: bool = False,
     priority: int | None = None,
 ) -> None:
-    """Read the metadata of an :func:`all_to_all_v` that :func:`all_to_all_v_trigger` then runs.
+    """Check an :func:`all_to_all_v` and read its metadata; :func:`all_to_all_v_trigger` then runs the operation.
 
     Raises:
-        NkiValidationError: if a prepared operation has not been triggered yet.
+        NkiValidationError: another prepared operation has not been triggered yet.
     """
     unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
     _keep(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
@@ -437,21 +436,21 @@ def _take(call: Call, what: str, handle: Any) -> Prepared:
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_gather_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
-    """Run the :func:`all_gather_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
+    """Run the :func:`all_gather_v` that ``prepare_instr`` prepared.
 
     Raises:
-        NkiValidationError: if ``prepare_instr`` did not prepare the waiting operation.
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        NkiValidationError: ``prepare_instr`` is not the handle of the operation that waits for its trigger.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, GATHER, prepare_instr))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_to_all_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
-    """Run the :func:`all_to_all_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
+    """Run the :func:`all_to_all_v` that ``prepare_instr`` prepared.
 
     Raises:
-        NkiValidationError: if ``prepare_instr`` did not prepare the waiting operation.
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        NkiValidationError: ``prepare_instr`` is not the handle of the operation that waits for its trigger.
+        BarrierError: another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, TO_ALL, prepare_instr))

@@ -6,8 +6,9 @@
 ``topk`` and ``nonzero_with_count`` work on the 16 partitions of each GpSimd core, ``sequence_bounds`` on the segments
 of a sequence, and ``tensor_partition_reduce`` on all partitions.
 
-``topk`` lays out a sequence (called a snake) over the 16 partitions of a GpSimd core: element i is in partition i % 16
-and column i // 16. Every 16 partitions of a tile are a separate snake, in the source and in the results.
+A *snake* is the order in which ``topk`` stores a sequence in the 16 partitions of a GpSimd core: element i is in
+partition i % 16 and column i // 16. Every 16 partitions of a tile hold a separate snake, in the source and in the
+results.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _SORTED_K_MAX = 8192
 
 
 def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
-    """Return layouts that together select the first ``elements`` elements of all snakes (see the module) of a tile.
+    """Return layouts that together select the first ``elements`` elements of all snakes of a tile.
 
-    One selects the whole columns, and another one the part of a column after them, if there is one.
+    One layout selects the whole columns, another one the elements of the column after them, if there are any.
     """
     columns, rest = divmod(elements, GPSIMD_CORE_PARTITIONS)
     (partitions, _), (lane, step) = tensor.shape, tensor.strides
@@ -56,10 +57,8 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of the rest of the last column of each snake (see the module): of the elements after the first
-    ``elements`` ones.
-
-    It is None if these elements fill their last column.
+    """Return the layout of the elements after the first ``elements`` ones in the last column of each snake; None if
+    none.
     """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:
@@ -71,9 +70,7 @@ def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
 
 
 def _mark_found(destination: NkiTensor, k: int) -> None:
-    """Mark the first ``k`` elements of each snake (see the module) as written, and the rest of their last column as
-    unwritten.
-    """
+    """Mark the first ``k`` elements of each snake as written, and the rest of their last column as unwritten."""
     written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
     for part in _snake(destination, k):
         written.mark(part, width)
@@ -112,19 +109,18 @@ def _check_topk_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: An
 
 
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view of a tile's array with the shape (GpSimd cores, 16 partitions of a core, columns)."""
     return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
 
 
 def _unwind(array: npt.NDArray[Any], n: int) -> npt.NDArray[np.float32]:
-    """Return the first ``n`` elements of the snake (see the module) of each GpSimd core, one row per core."""
+    """Return the first ``n`` elements of each snake, one row per GpSimd core."""
     columns = -(-n // GPSIMD_CORE_PARTITIONS)
     snakes = _cores(array)[:, :, :columns].transpose(0, 2, 1).astype(np.float32)
     return snakes.reshape(snakes.shape[0], columns * GPSIMD_CORE_PARTITIONS)[:, :n]
 
 
 def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
-    """Store each row of ``results`` as the first elements of the snake (see the module) of a GpSimd core."""
+    """Store each row of ``results`` as the first elements of a snake."""
     columns, rest = divmod(results.shape[1], GPSIMD_CORE_PARTITIONS)
     whole = results.shape[1] - rest
     snakes = _cores(array)
@@ -144,14 +140,14 @@ def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
     cost=costs.sorted_out,
 )
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
-    """Find the K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions.
+    """Store the K largest of the first ``n`` elements of each snake of ``src``, and the positions of these elements.
 
-    A snake has its element i in partition i % 16 and column i // 16; positions count its elements. K is the number of
-    columns of ``val_dst`` and ``idx_dst``. Their results are snakes too, so that only the first ceil(K / 16) columns
-    are written, and these are written whole: elements of the last one that hold no result are undefined afterwards.
-    With ``sorted`` the largest comes first, and K is at most 8192. Without it NKI 0.7 names no order, and the simulator
-    uses the ascending order of 0.6. Among equal elements the lowest positions are chosen, and count as the larger ones;
-    NaN counts as the largest.
+    A snake is a sequence in 16 partitions: element i is in partition i % 16 and column i // 16. Positions count the
+    elements of a snake. K is the number of columns of ``val_dst`` and ``idx_dst``. The results are snakes too, so that
+    only the first ceil(K / 16) columns are written, and these are written whole: elements of the last of these columns
+    that hold no result are undefined afterwards. With ``sorted`` the largest element comes first, and K is at most
+    8192. Without ``sorted`` NKI 0.7 names no order, and the simulator uses the ascending order of 0.6. Of two equal
+    elements, the one with the lower position counts as larger; NaN counts as the largest.
     """
     tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
     same_partitions(tiles, "src", "val_dst", "idx_dst")
@@ -180,7 +176,6 @@ _INT32 = np.iinfo(np.int32)
 
 
 def _first_partitions(tensor: NkiTensor) -> NkiTensor:
-    """Return a view of the first partition of each GpSimd core: every 16th partition of a tile."""
     cores = -(-tensor.shape[0] // GPSIMD_CORE_PARTITIONS)
     strides = (GPSIMD_CORE_PARTITIONS * tensor.strides[0], *tensor.strides[1:])
     return tensor.with_layout(Layout((cores, *tensor.shape[1:]), strides, tensor.offset))
@@ -203,11 +198,11 @@ def _require_int32(name: str, value: Any) -> None:
 def nonzero_with_count(
     call: Call, dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1
 ) -> None:
-    """List the indices of the nonzero elements of partitions 0, 16, 32, ..., and their number.
+    """Store the indices of the nonzero elements of partitions 0, 16, 32, ..., and the number of these elements.
 
-    A partition of ``dst`` has one element more than one of ``src``: first the indices, counted from ``index_offset``,
-    then ``padding_val``, and in the last element the number of indices. The other partitions are neither read nor
-    written. The instruction needs trn2 or newer.
+    A partition of ``dst`` has one element more than a partition of ``src``: first the indices, counted from
+    ``index_offset``, then ``padding_val``, and in the last element the number of indices. The other partitions are
+    neither read nor written. The instruction needs trn2 or newer.
     """
     same_partitions({"dst": dst, "src": src}, "src", "dst")
     width = src.free_size
@@ -268,13 +263,13 @@ def _bound(into: npt.NDArray[Any], segment_ids: npt.NDArray[Any]) -> None:
     cost=costs.assumed("dst"),
 )
 def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:
-    """Find, for each of n elements, the begin (``dst[0, 0]``) and the end (``dst[0, 1]``) of its segment.
+    """Store, for each of n elements, the begin of its segment in ``dst[0, 0]`` and the end in ``dst[0, 1]``.
 
-    A segment is a run of equal ids; the end is the index of the first element after it. Elements with id 0 are
-    padding: they begin at n and end at -1. ``segment_ids`` has shape (1, n), ``dst`` shape (1, 2, n).
+    A segment is a series of adjacent equal ids; its end is the index of the first element after it. Elements with id 0
+    are padding, with begin n and end -1. ``segment_ids`` has shape (1, n), ``dst`` shape (1, 2, n).
 
     Raises:
-        NkiValidationError: if a shape does not fit, or an id is not an integer or negative.
+        NkiValidationError: a shape does not fit, or an id is negative or not an integer.
     """
     if segment_ids.ndim != 2 or segment_ids.shape[0] != 1:
         raise NkiValidationError(f"operand 'segment_ids' must have shape (1, n), got {segment_ids}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF as well.
+"""The instructions of the GpSimd engine that gather elements of SBUF; the indices are in SBUF too.
 
 :func:`local_gather` takes a list of indices for each group of 16 partitions, :func:`nc_n_gather` an index for each
 element.
@@ -61,9 +61,7 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
 
 
 def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
-    """Return the number of indices in each group's list, after checking ``num_elem_per_idx`` and
-    ``num_valid_indices``.
-    """
+    """Check ``num_elem_per_idx`` and ``num_valid_indices``, and return the number of indices in each group's list."""
     if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
     total = _CORE_PARTITIONS * index.free_size
@@ -81,11 +79,16 @@ def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: An
 
 
 def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
-    """Copy elements of each partition of ``source`` to ``dst``: those whose positions ``find`` returns for the contents
-    of ``indices``.
+    """Copy elements of each partition of ``source`` to ``dst``.
 
-    ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements at these positions must
-    have been written.
+    Args:
+        core: the core that runs the instruction.
+        dst: the tile of the results.
+        name: the name of the operand ``source``.
+        source: the tile that is gathered from. Only the elements that are copied must have been written.
+        indices: the tile of indices.
+        find: a function from the contents of ``indices`` to the free positions in ``source`` of the elements to copy,
+            an array (partitions, elements per partition of ``dst``).
     """
     if dst.storage.is_abstract:
         indices.storage.need_values(indices)
@@ -115,10 +118,10 @@ def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: N
 
 
 def _list_finder(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
-    """Return a function that converts the contents of ``index`` to the positions of the elements that
-    :func:`local_gather` copies.
+    """Return a function from the contents of ``index`` to the positions of the elements that :func:`local_gather`
+    copies.
 
-    Each group's list has ``count`` indices, and each index stands for ``length`` elements.
+    A group's list has ``count`` indices, and an index stands for ``length`` elements.
     """
     cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
     following, limit = np.arange(length), src_buffer.free_size
@@ -166,7 +169,7 @@ def local_gather(
     flattened. Bits are moved, nothing is cast.
 
     Raises:
-        OutOfRangeError: if an index leads outside a partition of ``src_buffer``.
+        OutOfRangeError: an index leads outside a partition of ``src_buffer``.
     """
     same_partitions({"src_buffer": src_buffer, "index": index, "dst": dst}, "src_buffer", "index", "dst")
     _require_same_type(dst, "src_buffer", src_buffer)
@@ -199,7 +202,7 @@ def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor)
     The free dimensions of all tiles are flattened. Bits are moved, nothing is cast.
 
     Raises:
-        OutOfRangeError: if an index leads outside a partition of ``data``.
+        OutOfRangeError: an index leads outside a partition of ``data``.
     """
     same_tile_size({"dst": dst, "indices": indices}, "indices", "dst")
     same_partitions({"data": data, "indices": indices}, "data", "indices")

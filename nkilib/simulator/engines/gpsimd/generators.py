@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions that generate numbers: ``iota``, and those of random numbers.
+"""Instructions that generate numbers: ``iota``, and random numbers.
 
 - :func:`rng`, :func:`rand2`, :func:`dropout`: random numbers;
 - :func:`set_rng_seed`, :func:`rand_set_state`, :func:`rand_get_state`: the state of the generators;
 - :func:`iota`: indices by a pattern.
 
-Random numbers come from ``RandomState`` in numerics/random_state.py; they are reproducible, and differ from the
-numbers of a device. Each partition draws from the generator of its own lane.
+Random numbers come from ``RandomState`` in numerics/random_state.py. They are reproducible, and differ from the numbers
+of a device. Each partition (lane) has generators of its own.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ def _lanes(tensor: NkiTensor) -> slice:
 
 
 def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
-    """Return 32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
     if tensor.storage.is_abstract:
         call.core.random.lose(call.engine)
         raise DataNeeded(repr(tensor), tensor.storage.origin)
@@ -91,15 +90,15 @@ def _rng_rule(engine: Engine, generation: Generation, _: Mapping[str, Any]) -> N
 def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
     """Fill ``dst`` with random bits.
 
-    Each element gets the low bits of its own random 32-bit number, as many as its type has. ``set_rng_seed`` seeds the
-    Vector engine. ``rand_set_state`` sets the state of GpSimd, and on trn3 of the Vector engine too.
-    ``engine=nki.isa.engine.gpsimd`` needs trn2 or newer.
+    An element of b bits gets the low b bits of a random 32-bit number. ``set_rng_seed`` seeds the Vector engine.
+    ``rand_set_state`` sets the state of GpSimd, and on trn3 of the Vector engine too. ``engine=nki.isa.engine.gpsimd``
+    needs trn2 or newer.
     """
     dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
 
 
 def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
-    """Return a number, or the (P, 1) numbers of a tile, as a float64 array that broadcasts over (P, elements)."""
+    # A float64 array that broadcasts over (P, elements).
     if isinstance(value, NkiTensor):
         return value.array.reshape(value.shape[0], 1).astype(np.float64)
     return np.full((1, 1), value, np.float64)
@@ -121,7 +120,7 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
     ``min`` and ``max`` are numbers, or float32 tiles of shape (P, 1) with the bounds of each partition.
 
     Raises:
-        NkiValidationError: unless ``min < max``, both finite, in every partition.
+        NkiValidationError: in some partition ``min`` is not less than ``max``, or a bound is not finite.
     """
     if dst.storage.is_abstract:
         call.core.random.lose(call.engine)
@@ -153,7 +152,7 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
     cost=costs.assumed("dst"),
 )
 def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor) -> None:
-    """Copy ``data`` with every element replaced by 0 with probability ``prob``; the others are not rescaled.
+    """Copy ``data`` with every element replaced by 0 with probability ``prob``; the other elements are not rescaled.
 
     ``prob`` is a number in [0, 1], or a tile of shape (P, 1) with the probability of each partition: of type float32
     for integer ``data``, else of any float type. ``dst`` has the type of ``data``.
@@ -209,10 +208,10 @@ def _state_rule(engine: Engine, generation: Generation, values: Mapping[str, Any
     cost=costs.assumed("src_seeds"),
 )
 def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
-    """Set the random generators of an engine's lanes, each from the state in its partition of ``src_seeds``.
+    """Set the random generators of an engine's lanes; each partition of ``src_seeds`` holds the state of its lane.
 
-    The call restores the state that ``rand_get_state`` stored. A partition has the 6 words of one generator on
-    GpSimd, and the 24 words of four on the Vector engine, which needs trn3. Lanes with equal words give equal
+    The call restores the state that ``rand_get_state`` stored. A partition has the 6 words of one generator on GpSimd,
+    and the 24 words of four generators on the Vector engine, which needs trn3. Lanes with equal words give equal
     numbers.
     """
     if src_seeds.storage.is_abstract:
@@ -229,10 +228,10 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gps
     cost=costs.assumed("dst"),
 )
 def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
-    """Store the state of the random generators of an engine's lanes, each in its partition of ``dst``.
+    """Store the state of the random generators of an engine's lanes, one lane in each partition of ``dst``.
 
-    There are 6 words a partition on GpSimd, and 24 on the Vector engine, which needs trn3. ``rand_set_state`` with
-    these words makes the engine continue from here.
+    A partition has 6 words on GpSimd, and 24 on the Vector engine, which needs trn3. ``rand_set_state`` restores the
+    state from these words.
     """
     if dst.storage.is_abstract:
         return
@@ -240,7 +239,6 @@ def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -
 
 
 def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return the generated integers, cast to the type of ``dst``."""
     if not dst.dtype.is_integer:
         floats = values.astype(np.float32)
         if dst.dtype == float32:
@@ -268,8 +266,8 @@ def iota(
 ) -> None:
     """Generate ``offset + partition * channel_multiplier + sum(step_k * i_k)`` in ``dst``.
 
-    ``pattern`` is ``[[step, num], ...]`` with up to four pairs; the index i_k runs from 0 to num_k - 1, the last one
-    fastest, and the product of the ``num`` is the number of elements per partition. The numbers are computed in 32-bit
+    ``pattern`` is ``[[step, num], ...]`` with up to four pairs; the index i_k runs from 0 to num_k - 1, the last index
+    fastest. The product of all ``num`` is the number of elements per partition. The numbers are computed in 32-bit
     integers and cast to the type of ``dst``. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     put(call.core, dst, _cast(affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape), dst))

@@ -5,5 +5,5 @@
 
 - ``matmul``: ``nc_matmul`` and ``nc_transpose``;
 - ``mx``: products and quantization of MX types;
-- ``accumulation``: how products are added up in PSUM.
+- ``accumulation``: the sums of products in PSUM.
 """

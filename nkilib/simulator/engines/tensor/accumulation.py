@@ -3,20 +3,21 @@
 
 """The accumulation of matmul products in PSUM: a product overwrites, or is added to the results of earlier matmuls.
 
-:func:`accumulate_in_psum` does it at once, and :func:`defer_product` when the sum is read (:class:`SumOfProducts`).
+:func:`accumulate_in_psum` does this at once, :func:`defer_product` when the sum is read (:class:`SumOfProducts`).
 
-A kernel adds up the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul
-takes up to twice as long as casting the adjacent operands of several matmuls at once. The result of a matmul is
-therefore deferred (see memory/deferred.py): the next matmul that adds to the same elements joins it. It is computed
-before
+A kernel adds the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul takes
+up to twice as long as casting the adjacent operands of several matmuls together. The result of a matmul is therefore
+deferred (see memory/deferred.py), and the next matmul that adds to the same elements joins the same sum. The sum is
+computed before
 
 - any other instruction reads or writes elements of the PSUM tensor, or
 - an instruction changes an operand.
 
-Operands that lie next to each other in their tiles, ``tile[:, k, :]`` for k = 0, 1, ..., have one float32 copy, which
-is kept until they change. The product of each k is computed separately and added to the previous ones, as in PSUM. One
-product over all k would save up to a tenth of the time, but BLAS sums it in one accumulator, in its own order: the
-error of a sum of 512 products was then two to three times as large, and its size depended on the CPU.
+A *run* is a series of products whose operands are adjacent in their tiles, ``tile[:, k, :]`` for k = 0, 1, ... The
+operands of a run have one float32 copy, which is kept until they change. The product of each k is computed separately
+and added to the previous products, as in PSUM. One product over all k would save up to a tenth of the time, but BLAS
+sums it in one accumulator, in its own order: the error of a sum of 512 products was then two to three times as large,
+and its size depended on the CPU.
 
 Sources: docstrings of ``nc_matmul`` and ``nc_matmul_mx``; ``nki/guides/architecture/trainium3_arch.rst`` (BF16 Matmul
 Results in PSUM).
@@ -49,7 +50,7 @@ _TRN3 = nc_version.gen4.value
 
 
 def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
-    """Return whether a matmul into ``dst`` certainly overwrites all of its elements, and adds to none."""
+    """Return whether it is certain that a matmul into ``dst`` overwrites all elements and adds to none."""
     if accumulate is not None:
         return not accumulate
     storage = dst.storage
@@ -57,18 +58,18 @@ def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that the map ``elements`` has marked."""
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
     return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))
 
 
 def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` to which a matmul adds: those that hold a matmul result, on trn3 all
-    that hold a value.
+    """Return a mask of the elements of ``dst`` to which a matmul adds.
+
+    These elements hold a matmul result; on trn3, any value.
 
     Raises:
-        NkiValidationError: if ``is_demanded`` and some elements hold none.
+        NkiValidationError: ``is_demanded`` is set, and a matmul does not add to all elements.
     """
     summed = _elements_in(dst.storage.accumulated, dst)
     if core.version_number == _TRN3:
@@ -82,9 +83,7 @@ def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArr
 
 
 def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
-    """Make the checks and marks of a matmul into ``dst`` without computing the product, in a launch that leaves out its
-    values.
-    """
+    """Make the checks and marks of a matmul into ``dst``, in a launch that computes no values."""
     accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
     if accumulate and not accumulated.is_written(dst.layout, width):
         _summed_elements(core, dst, is_demanded=True)
@@ -98,7 +97,7 @@ def accumulate_in_psum(
     operands: Sequence[NkiTensor],
     accumulate: bool | None,
 ) -> None:
-    """Store a product in ``dst``: added to the existing elements, in float32, or in place of them.
+    """Store a product in ``dst``: add it to the existing elements in float32, or overwrite them.
 
     Args:
         core: the core that runs the matmul.
@@ -106,11 +105,11 @@ def accumulate_in_psum(
         product: a function of the arrays of the operands. It returns as many float32 elements as ``dst`` has, in
             row-major order, in an array that may be overwritten.
         operands: the operands of the matmul.
-        accumulate: True adds, False overwrites, None adds to elements that hold a matmul result (on trn3: to all that
-            were written) and overwrites the others.
+        accumulate: True adds, False overwrites, None adds to elements that hold a matmul result (on trn3: to all
+            written elements) and overwrites the other elements.
 
     Raises:
-        NkiValidationError: if ``accumulate`` is True and an element holds nothing to add to.
+        NkiValidationError: ``accumulate`` is True and an element holds nothing to add to.
     """
     if dst.storage.is_abstract:
         _pass_over(core, dst, accumulate)
@@ -135,8 +134,10 @@ def accumulate_in_psum(
 
 
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
-    """If a replay plan is being made and :func:`defer_product` would defer the product, record it with the plan's
-    emitter; return whether it was recorded.
+    """Record the product in the replay plan that is being made, if :func:`defer_product` would defer the product.
+
+    Returns:
+        Whether the product was recorded.
     """
     assert core.emitter is not None
     is_overwritten = overwrites(core, dst, accumulate)
@@ -157,7 +158,7 @@ def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
 
 
 class _Side:
-    """The left or the right operands of several matmuls: views of a storage at equal distances.
+    """The left or the right operands of a run: views of one storage at equal distances.
 
     Attributes:
         storage: the storage of the views.
@@ -174,8 +175,8 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` continues the series: it is as far from the last view as that is from the one
-        before.
+        """Return whether ``tile`` continues the series: it has the shape of the last view, and lies at the common
+        distance.
         """
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
@@ -185,13 +186,14 @@ class _Side:
         return self.count == 1 or offset == self._first.offset + self.count * self._distance
 
     def add(self, tile: NkiTensor) -> None:
-        """Add ``tile`` as the next view of the series."""
         if self.count == 1:
             self._distance = tile.offset - self._first.offset
         self.count += 1
 
     def matrix(self) -> Float32s:
-        """Return all views as one float32 matrix: first the first row of each view, then the second row of each, ..."""
+        """Return all views as one float32 matrix: the first row of every view, then the second row of every view, and
+        so on.
+        """
         (rows, columns), (step, _), offset = self._first
         layout = Layout((rows, self.count, columns), (step, self._distance, 1), offset)
         make = partial(_float32_matrix, self.storage, layout, self._dtype)
@@ -199,8 +201,8 @@ class _Side:
 
 
 class _Run:
-    """Successive products whose left operands are at equal distances in their storage, and whose right operands are
-    too. Each side then has one float32 matrix.
+    """Successive products whose left operands, and whose right operands, are views at equal distances in one
+    storage.
     """
 
     __slots__ = ("left", "right")
@@ -216,7 +218,7 @@ class _Run:
         self.right.add(moving)
 
     def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
-        """Yield the two factors of each product, in order, restricted to what the result's ``rows`` and ``columns``
+        """Yield the two factors of each product, in order, restricted to what ``rows`` and ``columns`` of the result
         need.
         """
         left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
@@ -228,7 +230,7 @@ class SumOfProducts:
 
     Args:
         target: the matrix.
-        is_added: whether the products are added to the present contents.
+        is_added: whether the products are added to the present elements of the matrix.
 
     Attributes:
         layout: the layout of the matrix.
@@ -255,7 +257,7 @@ class SumOfProducts:
             tile.storage.derive().readers.add(self._target)
 
     def __call__(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write the sums in the given rows and columns of the matrix into ``elements``, an array of exactly their
+        """Write the sums in ``rows`` and ``columns`` of the matrix into ``elements``, an array of exactly their
         size.
         """
         product: Float32s | None = None  # one array for all products that are added: fresh memory costs more
@@ -273,10 +275,19 @@ class SumOfProducts:
 def defer_product(
     core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
 ) -> bool:
-    """Let the product of two tiles be computed when ``dst`` is read, if that is possible; return whether it is.
+    """Defer the product of two tiles until ``dst`` is read, if possible.
 
-    ``accumulate`` works as in ``nc_matmul``. Deferring needs a float32 ``dst`` in PSUM and non-empty matrices with
-    dense rows, and all elements must be overwritten or all must be added to.
+    Deferring needs a float32 ``dst`` in PSUM and non-empty matrices with dense rows, and the product must either
+    overwrite all elements or be added to all elements.
+
+    Args:
+        core: the core that runs the matmul.
+        dst: the PSUM tile.
+        stationary, moving: the operands; the product is ``stationary.T @ moving``.
+        accumulate: the argument of ``nc_matmul``.
+
+    Returns:
+        Whether the product was deferred.
     """
     storage = dst.storage
     if dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):

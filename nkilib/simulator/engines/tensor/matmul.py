@@ -45,7 +45,7 @@ _TRN1, _TRN3 = nc_version.gen2.value, nc_version.gen4.value
 
 
 def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
-    """Return ``perf_mode`` as a member of the enumeration; published kernels also pass its value."""
+    # Published kernels also pass the value of a member.
     if isinstance(perf_mode, matmul_perf_mode):
         return perf_mode
     for member in matmul_perf_mode:
@@ -55,8 +55,8 @@ def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
 
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
-    """Return the size (rows, columns) of the part of the systolic array that a call uses, after checking
-    ``tile_position`` and ``tile_size``.
+    """Return the rows and columns of the systolic array that a call uses, after checking ``tile_position`` and
+    ``tile_size``.
     """
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
@@ -118,7 +118,7 @@ def _check_row_pairs(stationary: NkiTensor, moving: NkiTensor) -> None:
 def _check_bank(dst: NkiTensor) -> None:
     """Check that a matmul writes into one PSUM bank (trainium_inferentia2_arch.rst).
 
-    A tensor larger than a bank starts at the beginning of one.
+    A tensor larger than a bank starts at the beginning of a bank.
     """
     if dst.storage.partition_bytes <= PSUM_BANK_BYTES:  # most are
         return
@@ -159,15 +159,15 @@ def _check_sizes(
 
 
 def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
-    """Return the shape of a tile as a matrix (contraction, free). A partition holds ``pairs`` rows of the matrix."""
+    """Return the shape of a tile as a matrix (contraction, free), of which a partition holds ``pairs`` rows."""
     return tile.shape[0] * pairs, tile.free_size // pairs
 
 
 def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
-    """Check an operand that the kernel declares to contain only 0 and 1 (``is_onezero``); if it contains others, the
-    product on the device would be wrong.
+    """Check that an operand holds only 0 and 1, if the kernel declares so with ``is_onezero``.
 
-    The declaration has an effect on float32 only (docstring of ``nc_matmul``).
+    With other values the product on the device would be wrong. The declaration has an effect on float32 only (docstring
+    of ``nc_matmul``).
     """
 
     def check(elements: npt.NDArray[Any]) -> None:
@@ -200,7 +200,7 @@ def _transpose_by_matmul(core: Core, dst: NkiTensor, stationary: NkiTensor, movi
 
 
 def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return ``matrix`` itself if it is float32 with dense rows, which BLAS can read in place; else a copy."""
+    # BLAS can read float32 with dense rows in place.
     is_ready = matrix.dtype == FLOAT32 and matrix.strides[-1] == matrix.itemsize
     return matrix if is_ready else to_float32(matrix)
 
@@ -239,10 +239,11 @@ def nc_matmul(
     tile_size: tuple[int, int] | tuple[()] = (),
     perf_mode: matmul_perf_mode | str = matmul_perf_mode.none,
 ) -> None:
-    """Compute ``dst = stationary.T @ moving`` in float32, contracting over the partitions of both.
+    """Compute ``dst = stationary.T @ moving`` in float32; the contraction runs over the partitions of both operands.
 
     ``accumulate=False`` overwrites ``dst``, ``True`` adds to the results of earlier matmuls, ``None`` overwrites
-    elements that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
+    elements that no matmul has written yet and adds to the other elements. With ``is_transpose`` (trn2 and newer)
+    ``moving`` is an identity matrix and bits are moved unchanged.
     """
     core = call.core
     perf_mode = _as_perf_mode(perf_mode)
@@ -289,9 +290,9 @@ def _transpose_rule(engine: Engine, _: Generation, values: Mapping[str, Any]) ->
 def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown) -> None:
     """Compute ``dst = data.T``, with the free dimensions flattened to one.
 
-    It takes every type, packed ones too, and casts none. The Tensor engine transposes from SBUF to PSUM, up to 128 x
-    128; the Vector engine from SBUF or PSUM to SBUF or PSUM, up to 32 x 32. By default the Tensor engine is used if
-    source and destination allow it.
+    The instruction accepts every type, packed types included, and casts nothing. The Tensor engine transposes from SBUF
+    to PSUM, up to 128 x 128; the Vector engine from SBUF or PSUM to SBUF or PSUM, up to 32 x 32. By default the Tensor
+    engine is used if source and destination allow it.
     """
     rows, columns = data.shape[0], data.free_size
     is_on_tensor = call.engine is _TENSOR

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Matrices in the MX formats, from trn3 on: ``quantize_mx``, which makes one, and ``nc_matmul_mx``, their product.
+"""Matrices in the MX formats, from trn3 on: ``quantize_mx`` makes such a matrix, and ``nc_matmul_mx`` multiplies two.
 
-In the MX formats, blocks of 32 elements of 8 or 4 bits share a scale, a power of two. :func:`quantize` and
-:func:`dequantize` convert float32 into such blocks and blocks into float64. The scales of 32 partitions (a quadrant)
-are in 4 partitions of the same quadrant, so that a tile of scales has gaps, which may hold other scales.
+In the MX formats, a *block* of 32 elements of 8 or 4 bits shares a *scale*, a power of two. A *word* of a packed type
+holds four elements. :func:`quantize` converts float32 values to words and scales, :func:`dequantize` words and scales
+to float64. The scales of 32 partitions (a quadrant) are in 4 partitions of the same quadrant, so that a tile of scales
+has gaps, which may hold other scales. K rows, N columns of words.
 
 Sources: "OCP Microscaling Formats (MX) Specification" 1.0; the docstring of ``quantize_mx`` (the choice of the scale)
-and that of ``nc_matmul_mx``; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales);
+and the docstring of ``nc_matmul_mx``; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales);
 ``nki/guides/architecture/trainium3_arch.rst``.
 """
 
@@ -54,8 +55,8 @@ def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray
     """Return the words (K, N) of type ``dtype`` and the scales (K / 8, N), as E8M0 bits, of ``values`` (K, 4 N).
 
     The scale is ``2**(floor(log2(largest magnitude)) - (largest exponent of the element type - 1))``, and at least
-    ``2**-127``: all elements are then in the range of their type, so that none saturates. Elements round to nearest
-    even. A block that contains a NaN or an infinity has no such scale; its scale and its elements become NaN.
+    ``2**-127``: all elements are then in the range of their type, so that no element saturates. Elements round to
+    nearest even. If a block contains a NaN or an infinity, its scale and its elements become NaN.
     """
     element_type, largest_exponent = _FP8_TYPES[dtype]
     rows, columns = values.shape
@@ -103,7 +104,7 @@ _SCALE_TYPES = frozenset({dt.float8_e8m0fnu, dt.uint8})
 
 
 def _scale(name: str) -> Operand:
-    """Return the requirements on an operand that is a tile of scales and is read.
+    """Return the requirements on an input operand that is a tile of scales.
 
     The core does not check that its elements were written: :func:`_written_scales` checks the rows that are read.
     """
@@ -116,18 +117,16 @@ def _check_partitions(name: str, tile: NkiTensor) -> None:
 
 
 def _place(tile: NkiTensor) -> int | None:
-    """Return the partition of SBUF in which a tile starts; None if that is not known, because the compiler chooses
-    it.
-    """
+    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
     if tile.storage.shape[0] == PARTITIONS:
         return partition_in_storage(tile)
     return placed_partition(tile)
 
 
 def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
-    """Return the rows of a tile of scales that hold the scales of ``data``.
+    """Return the rows of a tile of scales that hold the scales of ``data``, after checking the tile.
 
-    Their shape is (quadrants, 4, free dimensions of ``scale``).
+    The result is a view of shape (quadrants, 4, free dimensions of ``scale``).
     """
     check_free_pattern(name, scale)
     check_consecutive_partitions(name, scale)
@@ -168,11 +167,12 @@ def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, co
     cost=costs.assumed("src"),
 )
 def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor) -> None:
-    """Convert ``src`` to an MXFP8 format: packed elements to ``dst``, a scale for each block of 32 to ``dst_scale``.
+    """Convert ``src`` to an MXFP8 format: store packed elements in ``dst``, and a scale for each block in
+    ``dst_scale``.
 
     A block is 8 partitions x 4 elements. Its scale ``X`` is ``2**(floor(log2(max |src|)) - (E - 1))`` with ``E`` the
-    exponent of the largest element, 8 (e4m3) or 15 (e5m2), and its elements are ``src / X``, rounded to nearest even.
-    A block of zeros has the scale ``2**-127``, and a block with a NaN or an infinity becomes NaN.
+    exponent of the largest number of the element type, 8 (e4m3) or 15 (e5m2), and its elements are ``src / X``, rounded
+    to nearest even. A block of zeros has the scale ``2**-127``, and a block with a NaN or an infinity becomes NaN.
 
     Shapes: ``src`` (P, 4 F), ``dst`` (P, F); ``dst_scale`` has F elements in a partition, and rows ``32 q + b`` for
     block b = 0..3 of the 32 partitions from ``32 q``. All other rows keep their values.
@@ -226,8 +226,8 @@ def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows:
 
 
 def _row_tile(position: Any, size: Any) -> int:
-    """Return the number of rows of the systolic array that a call uses, after checking ``tile_position`` and
-    ``tile_size``.
+    """Check ``tile_position`` and ``tile_size``, and return the number of rows of the systolic array that the call
+    uses.
     """
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
@@ -250,24 +250,19 @@ def _row_tile(position: Any, size: Any) -> int:
 
 
 class _Matrix:
-    """The shape and type of an MX matrix, with the conversion of its packed words and scales to values."""
+    """The shape and type of an MX matrix; :meth:`values` converts its words and scales to values."""
 
     def __init__(self, tile: NkiTensor) -> None:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
 
     def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the values of the matrix, with four rows for each partition, one for each of the four elements of a
-        word.
-        """
+        """Return the values of the matrix; a partition of words gives four rows, one for each element of a word."""
         blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
         values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
         return values.swapaxes(1, 2).reshape(-1, self._columns)
 
 
 def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the rows of ``scale`` that hold the scales of the MX matrix ``tile``, after checking that they were
-    written.
-    """
     rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
     return rows
@@ -298,10 +293,10 @@ def nc_matmul_mx(
     tile_size: tuple[int, int] | None = None,
     accumulate: bool | None = None,
 ) -> None:
-    """Compute ``dst = stationary.T @ moving`` of MX matrices, each element times the scale of its block.
+    """Compute ``dst = stationary.T @ moving`` for MX matrices; the value of an element is the element times its scale.
 
     The contraction runs over the partitions and the four elements of a word. The scales are in the rows to which
-    ``quantize_mx`` writes them. The two matrices may have different types. ``accumulate`` works as in ``nc_matmul``.
+    ``quantize_mx`` writes scales. The two matrices may have different types. ``accumulate`` works as in ``nc_matmul``.
     """
     for name, tile in (("dst", dst), ("stationary", stationary), ("moving", moving)):
         check_engine_access(name, tile)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of the Vector engine that also reduce their results into its accumulator registers.
+"""The instructions of the Vector engine that also reduce their results into the engine's accumulator registers.
 
 They are :func:`tensor_scalar_reduce`, :func:`scalar_tensor_tensor`, :func:`select_reduce` and :func:`exponential`;
 ``range_select`` in selection.py and ``tensor_scalar_cumulative`` in scan.py use the registers, too.
@@ -49,7 +49,7 @@ def _reduce_key(op: Any) -> str:
     """Return the name of the operator of a reduction into the registers.
 
     Raises:
-        NkiValidationError: if the Vector engine cannot reduce with this operator.
+        NkiValidationError: the Vector engine cannot reduce with this operator.
     """
     key = operator_key("reduce_op", op)
     if key not in ("add", "multiply", "maximum", "minimum"):
@@ -81,9 +81,9 @@ def tensor_scalar_reduce(
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
 ) -> None:
-    """Compute ``data <op0> operand0`` in float32, and its reduction over all free dimensions.
+    """Compute ``dst = data <op0> operand0`` in float32, and reduce the result over all free dimensions.
 
-    The reduction is by add, multiply, max or min.
+    ``reduce_op`` is add, multiply, max or min. The accumulator registers and ``reduce_res`` receive the reduction.
     """
     tiles = {"dst": dst, "data": data}
     same_tile_size(tiles, "dst", "data")
@@ -110,9 +110,7 @@ def tensor_scalar_reduce(
 def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
 ) -> VectorAccumulation:
-    """Return the reduction that a call of ``scalar_tensor_tensor`` asks for. If it asks for none, the result is not
-    active.
-    """
+    """Return the reduction of a call of ``scalar_tensor_tensor``; it is inactive if the call has none."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
     reduction = VectorAccumulation(call.core, data, command, key, allowed, destination=destination)
@@ -146,12 +144,12 @@ def scalar_tensor_tensor(
     reduce_op: Any = ...,
     reduce_res: NkiTensor | None = None,
 ) -> None:
-    """Compute ``(data <op0> operand0) <op1> operand1`` in float32, and optionally reduce it over all free dimensions.
+    """Compute ``(data <op0> operand0) <op1> operand1`` in float32, and optionally reduce the result over free
+    dimensions.
 
-    ``operand0`` is a number or a (P, 1) tile, ``operand1`` a tile like ``data``. The reduction is by add, multiply,
-    max or min, of the float32 values, as in :func:`tensor_scalar_reduce`. The documentation hides the default of
-    ``reduce_op``; here it is add. A call with neither ``reduce_op`` nor ``reduce_res`` reduces nothing, and leaves
-    the registers without defined values.
+    ``operand0`` is a number or a (P, 1) tile, ``operand1`` a tile of the size of ``data``. The float32 values are
+    reduced as in :func:`tensor_scalar_reduce`. The documentation hides the default of ``reduce_op``; here it is add. A
+    call without ``reduce_op`` and ``reduce_res`` reduces nothing, and leaves the registers without defined values.
     """
     tiles = {"dst": dst, "data": data, "operand1": operand1}
     same_tile_size(tiles, "dst", "data", "operand1")
@@ -200,9 +198,9 @@ def select_reduce(
     reduce_op: Any = OPERATORS["maximum"],
     reverse_pred: bool = False,
 ) -> None:
-    """Compute ``where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions.
+    """Compute ``dst = where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions.
 
-    The tiles may have different numbers of dimensions, with equally many elements in a partition.
+    The tiles have equal numbers of elements per partition, and may have different numbers of dimensions.
     """
     tiles = {"dst": dst, "predicate": predicate, "on_true": on_true}
     same_tile_size(tiles, "on_true", "dst", "predicate")
@@ -245,7 +243,7 @@ def exponential(
     reduce_cmd: commands = commands.idle,
     reduce_init: Any = 0.0,
 ) -> None:
-    """Compute ``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions.
+    """Compute ``dst = exp(src - max_value)`` in float32, and optionally its sum over the free dimensions.
 
     The instruction needs trn3 or newer.
     """

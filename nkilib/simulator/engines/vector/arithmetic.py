@@ -4,8 +4,7 @@
 """The instructions of the Vector engine for copies, constants, operators and reductions, without accumulator registers.
 
 They are :func:`tensor_copy`, :func:`memset`, :func:`tensor_tensor`, :func:`tensor_scalar`, :func:`tensor_reduce` and
-:func:`reciprocal`; some run on Scalar and GpSimd as well. The rules are those of the docstrings in
-``nki/api/nki/isa/__init__.py``.
+:func:`reciprocal`; some also run on the Scalar or GpSimd engine. Source: docstrings in ``nki/api/nki/isa/__init__.py``.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ def _tensor_copy_rule(engine: Engine, generation: Generation, _: Mapping[str, An
 def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown) -> None:
     """Copy ``src`` to ``dst`` on chip.
 
-    Equal types are copied bit by bit, different types through float32; packed types are not cast. The default engine
-    is Vector. The Scalar engine has no ``tensor_copy`` on trn1; from trn2 on it copies bits like the other engines
-    (trainium2_arch.rst, Scalar Engine).
+    Equal types are copied bit by bit; different types are cast through float32. Packed types cannot be cast. The
+    default engine is Vector. The Scalar engine has no ``tensor_copy`` on trn1; from trn2 on it copies bits like the
+    other engines (trainium2_arch.rst, Scalar Engine).
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     if dst.dtype == src.dtype:
@@ -80,12 +79,12 @@ _CLOSED_OPERATORS = frozenset(ARITHMETIC) - {"power", "abs_max", "abs_min"}
 
 
 def _are_integers(*tiles: NkiTensor) -> bool:
-    """Return whether all tiles are int32 or uint32, with which GpSimd computes exactly."""
+    # With these types GpSimd computes exactly.
     return _INTEGER_TYPES.issuperset([tile.dtype for tile in tiles])
 
 
 def _compute_integers(core: Core, key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
-    """Compute ``dst = data1 <key> data2`` on tiles that are all int32 or uint32: exactly, and wrapped to 32 bits."""
+    # Exact, and wrapped to 32 bits.
     function, dtype = ARITHMETIC[key], dst.dtype
     is_closed = dtype == data1.dtype == data2.dtype and key in _CLOSED_OPERATORS
 
@@ -125,10 +124,10 @@ def _tensor_tensor_rule(engine: Engine, _: Generation, values: Mapping[str, Any]
 def tensor_tensor(
     call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Engine = Engine.unknown
 ) -> None:
-    """Compute ``data1 <op> data2``, element by element.
+    """Compute ``dst = data1 <op> data2``, element by element.
 
-    Bit-wise operators work on integer bit patterns. Arithmetic is float32, except on GpSimd if all three tiles are
-    int32 or uint32: it is then exact 32-bit integer arithmetic, and GpSimd is the default engine.
+    Bit-wise operators work on integer bit patterns. Arithmetic is float32, with one exception: if all three tiles are
+    int32 or uint32, GpSimd is the default engine and computes in exact 32-bit integer arithmetic.
     """
     tiles = {"dst": dst, "data1": data1, "data2": data2}
     same_tile_size(tiles, "dst", "data1", "data2")
@@ -220,11 +219,11 @@ def tensor_scalar(
     reverse1: bool = False,
     engine: Engine = Engine.unknown,
 ) -> None:
-    """Compute ``(data <op0> operand0) <op1> operand1`` with operands that are numbers or one element a partition.
+    """Compute ``dst = (data <op0> operand0) <op1> operand1``, where the operands are numbers or (P, 1) tiles.
 
     Arithmetic is float32 with float32 operands; bit-wise operators work on integers, on the Vector engine. Both
-    operators are arithmetic, or both bit-wise. The Scalar engine runs multiply-add, multiply and add only; GpSimd
-    runs rsqrt only.
+    operators are arithmetic, or both bit-wise. The Scalar engine runs multiply-add, multiply and add only; GpSimd runs
+    rsqrt only.
     """
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     steps = [ScalarOperator("0", op0, operand0, reverse0)]
@@ -272,8 +271,8 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 
 
 def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
-    """Return a function that reduces each row to ``results`` elements, each from ``inner`` adjacent elements of the
-    row.
+    """Return a function that reduces each row to ``results`` elements; ``inner`` adjacent elements of the row give one
+    result.
     """
     reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
 
@@ -303,8 +302,8 @@ def tensor_reduce(
 ) -> None:
     """Reduce the last free dimensions of ``data`` in float32 arithmetic, or bit-wise on integers.
 
-    ``negate`` multiplies the result by -1. With ``keepdims``, ``dst`` has the dimensions of ``data`` with the reduced
-    dimensions at size 1; without it, any shape with the right number of elements per partition.
+    ``negate`` multiplies the result by -1. With ``keepdims``, ``dst`` has the shape of ``data`` with size 1 for reduced
+    dimensions; otherwise ``dst`` may have any shape with the right number of elements per partition.
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
     first = _first_reduced_axis(data, axis)
@@ -337,7 +336,7 @@ def tensor_reduce(
     cost=costs.inverted,
 )
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Compute ``1 / data`` in float32."""
+    """Compute ``dst = 1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     one = np.float32(1.0)
     compute(call.core, dst, (data,), lambda tiles, _, values: np.divide(one, tiles[0], out=values))

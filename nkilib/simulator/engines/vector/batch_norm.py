@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions for mean and variance: :func:`bn_stats` of parts of a row, and :func:`bn_aggr` to aggregate them."""
+"""The instructions for mean and variance: :func:`bn_stats` of chunks of a row, and :func:`bn_aggr`, which combines
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,7 @@ def _require_elements(dst: NkiTensor, elements: int, meaning: str) -> None:
 
 
 def _put_tuple(values: Float32s, statistics: Float32s) -> None:
-    """Store the statistics (count, mean, variance * count) of each row of ``values`` in ``statistics``; all are zero if
-    rows have no values.
-    """
+    # (count, mean, variance * count) of each row; all zero if rows have no values.
     count = values.shape[1]
     if not count:
         statistics[...] = 0
@@ -60,8 +60,8 @@ def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """Compute (count, mean, variance * count) of the even elements of each partition, then of its odd elements.
 
     Even elements are those at positions 0, 2, ... of the flattened free dimensions, which have at most
-    ``nl.tile_size.bn_stats_fmax`` elements; ``dst`` has 6 elements per partition. Arithmetic is float32. If there is a
-    single element, the odd tuple is (0, 0, 0).
+    ``nl.tile_size.bn_stats_fmax`` elements; ``dst`` has 6 elements per partition. Arithmetic is float32. For a single
+    element, the odd tuple is (0, 0, 0).
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
     if not 1 <= data.free_size <= TileSize.bn_stats_fmax:
@@ -87,10 +87,10 @@ def _aggregate(tuples: Float32s, results: Float32s) -> None:
     cost=costs.assumed("data"),
 )
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Compute mean and (population) variance of each partition from tuples (count, mean, variance * count).
+    """Compute mean and population variance of each partition from tuples (count, mean, variance * count).
 
-    ``data`` holds any number of tuples per partition, ``dst`` two elements in at most two free dimensions. Arithmetic
-    is float32. A tuple of count 0 adds nothing; if all counts are 0, mean and variance are NaN.
+    ``data`` has any number of tuples per partition; ``dst`` has two elements per partition, in at most two free
+    dimensions. Arithmetic is float32. A tuple of count 0 adds nothing; if all counts are 0, mean and variance are NaN.
     """
     at_most_rank({"dst": dst}, _RANK_OF_AGGREGATE, "dst")
     same_partitions({"dst": dst, "data": data}, "dst", "data")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operators with a scalar operand, as in ``tensor_scalar`` and its relatives (:class:`ScalarOperator`).
+"""Operators with a scalar operand, as in ``tensor_scalar`` (:class:`ScalarOperator`).
 
-:func:`require_bit_patterns` checks the operands of the bit-wise ones.
+:func:`require_bit_patterns` checks the operands of bit-wise operators.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Float32s = npt.NDArray[np.float32]
 
 
 def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
-    """Check that the operands of a bit-wise operator are integers of one width, because nothing is cast.
+    """Check that the operands of a bit-wise operator are integers of one width; bit-wise operators cast nothing.
 
     Raises:
-        NkiValidationError: if one is no integer, or their widths differ; the message names the operands.
+        NkiValidationError: an operand is no integer, or widths differ; the message names the operands.
     """
     for name, tile in tiles.items():
         if not tile.dtype.is_integer:
@@ -41,15 +41,15 @@ def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
 class ScalarOperator:
     """The operation ``data <op> operand``, or ``operand <op> data`` if reversed.
 
-    The operand is a number or one element a partition.
+    The operand is a number or a (P, 1) tile.
 
     Attributes:
         key: the name of the operator in the tables of ``operators``.
         is_bitwise: whether the operator works on the bits of integers.
 
     Raises:
-        NkiValidationError: if the operator is not in the documented table, a unary one is given an operand or
-            reversed, or a binary one has none.
+        NkiValidationError: the operator is not in the documented table, a unary operator has an operand or is reversed,
+            or a binary operator has no operand.
     """
 
     def __init__(self, suffix: str, op: Any, operand: Any, is_reversed: bool) -> None:
@@ -78,23 +78,19 @@ class ScalarOperator:
             raise NkiValidationError(f"nl.{self.key} is a bit-wise operator; only arithmetic operators are supported")
 
     def require_float32_operand(self, name: str) -> None:
-        """Check that a tensor operand of an arithmetic operator is float32, as the docstring of ``tensor_scalar``
-        demands; ``name`` is the operand's name.
+        """Check that a tile operand is float32, as the docstring of ``tensor_scalar`` demands; ``name`` is the
+        operand's name.
         """
         if isinstance(self.operand, NkiTensor) and self.operand.dtype != float32:
             raise NkiValidationError(f"operand {name!r} must be float32 with arithmetic operators, got {self.operand}")
 
     @property
     def scalar(self) -> Any:
-        """The scalar operand that an arithmetic operator is called with: a number or a (P, 1) tile; an arbitrary number
-        if the operator is unary.
-        """
+        """The scalar operand of an arithmetic operator: a number or a (P, 1) tile; 0.0 for a unary operator."""
         return 0.0 if self._is_unary else self.operand
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
-        """Apply the operator to ``x`` and ``operand``, both float32, and store the result in ``out``, which may be
-        ``x``.
-        """
+        """Store ``x <op> operand``, all float32, in ``out``, which may be ``x``."""
         if self._is_unary:
             ARITHMETIC_UNARY[self.key](x, out)
         elif self.is_reversed:
@@ -103,10 +99,10 @@ class ScalarOperator:
             ARITHMETIC[self.key](x, operand, out)
 
     def check_number(self, dtype: DType) -> None:
-        """Check that a number combined with bit patterns of ``dtype`` has no more bits than an element.
+        """Check that an operand that is a number has no more bits than an element of ``dtype``.
 
         Raises:
-            NkiValidationError: if it has more; the message names the range.
+            NkiValidationError: the number has more bits; the message names the range.
         """
         if self._is_unary or isinstance(self.operand, NkiTensor):
             return
@@ -118,9 +114,8 @@ class ScalarOperator:
             )
 
     def apply_bits(self, x: npt.NDArray[Any], operand: Any, out: npt.NDArray[Any]) -> None:
-        """Apply the operator to the bits of ``x`` and ``operand``; store the result in ``out``, of the type of ``x``.
-
-        An array ``operand`` has one element a partition.
+        """Store ``x <op> operand`` on bits in ``out``, which has the type of ``x``; an array ``operand`` has one
+        element per row.
         """
         if self.key in BITWISE_UNARY:
             BITWISE_UNARY[self.key](x, out)

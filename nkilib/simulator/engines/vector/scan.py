@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine in which every element of a partition depends on the one before it.
+"""Instructions of the Vector engine in which every element of a partition depends on the previous element.
 
-They are :func:`tensor_tensor_scan` and :func:`tensor_scalar_cumulative`.
-
-They compute in float32 on a transposed copy of their inputs, so that a step processes all partitions at once.
+They are :func:`tensor_tensor_scan` and :func:`tensor_scalar_cumulative`. Both compute in float32 on a transposed copy
+of their inputs, so that a step processes one element of all partitions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
 
 
 def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
-    """Return the function of a binary arithmetic operator, with its operands exchanged if ``is_reversed``."""
     key = operator_key(parameter, op)
     if key not in ARITHMETIC:
         raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
@@ -50,17 +48,12 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
 
 
 def _vector(operand: Any) -> Float32s:
-    """Return a flat float32 copy of an operand: one element for a number, one for each partition for a (P, 1)
-    tensor.
-    """
     values: Float32s = np.array(operand, np.float32).reshape(-1)
     return values
 
 
 def _steps(elements: Elements) -> Float32s:
-    """Return a transposed float32 copy of a tile's elements. Row i has element i of each partition, which step i of the
-    scan reads.
-    """
+    """Return a transposed float32 copy of a tile's elements: row i has element i of each partition."""
     rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
     return rows.T.astype(np.float32, order="C")
 
@@ -83,8 +76,8 @@ def tensor_tensor_scan(
 ) -> None:
     """Compute ``result[i] = (data0[i] <op0> result[i - 1]) <op1> data1[i]`` along each partition.
 
-    ``initial``, a number or one element a partition, is the result before the first one. Results are float32, and cast
-    only to be stored in ``dst``. ``reverse0`` and ``reverse1`` exchange the operands of an operator.
+    ``initial``, a number or a (P, 1) tile, is ``result[-1]``. Results are float32, and are cast only when they are
+    stored in ``dst``. ``reverse0`` and ``reverse1`` exchange the operands of an operator.
     """
     tiles = {"dst": dst, "data0": data0, "data1": data1}
     same_tile_size(tiles, "dst", "data0", "data1")
@@ -127,9 +120,9 @@ def tensor_scalar_cumulative(
 ) -> None:
     """Compute ``result[i] = (src[i] <op0> imm0) <op1> result[i - 1]`` along each partition, in float32.
 
-    The initial value is the identity of ``op1`` (0 for subtract) with ``reset_reduce``, the accumulator registers
-    with ``reduce``, and ``imm1`` with ``load_reduce``, the only command that reads ``imm1``. The registers hold the
-    last result afterwards.
+    ``reduce_cmd`` selects the initial value ``result[-1]``: the identity of ``op1`` (0 for subtract) with
+    ``reset_reduce``, the accumulator registers with ``reduce``, and ``imm1`` with ``load_reduce``. The registers hold
+    the last result afterwards.
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     first = _binary("op0", op0, False)

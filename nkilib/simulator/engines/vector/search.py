@@ -5,7 +5,7 @@
 
 They are :func:`max8`, :func:`nc_find_index8` and :func:`nc_match_replace8`.
 
-Elements are compared in float32. A NaN is equal to nothing and larger than everything.
+Elements are compared in float32. A NaN is equal to no element and larger than every number.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def _take_largest(values: Float32s, results: Float32s) -> None:
     cost=costs.streamed("src"),
 )
 def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
-    """Find the 8 largest elements of each partition of ``src``, the largest first; equal elements count separately.
+    """Store the 8 largest elements of each partition of ``src`` in ``dst``, the largest first.
 
-    ``src`` has up to 3 dimensions and 8 to 16384 elements per partition, ``dst`` shape (partitions, 8).
+    Equal elements count separately. ``src`` has up to 3 dimensions and 8 to 16384 elements per partition, ``dst`` shape
+    (partitions, 8).
     """
     same_partitions({"dst": dst, "src": src}, "src", "dst")
     _check_dimensions("src", src)
@@ -88,12 +89,14 @@ def _check_eight(name: str, tensor: NkiTensor) -> None:
 
 
 def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Pair the ``wanted`` values of each row, column by column in the given order, with elements of ``values``.
+    """Pair the ``wanted`` values of each row with equal elements of ``values``.
 
-    Each wanted value is paired with the first equal element that is not paired yet.
+    A wanted value is paired with the first equal element that is not paired yet; ``order`` is the order of the columns
+    of ``wanted``.
 
     Returns:
-        The position of each wanted value's partner, or ``_ABSENT``; and a mask of the elements that stay unpaired.
+        The position of the element that is paired with each wanted value, or ``_ABSENT``; and a mask of the elements
+        that stay unpaired.
     """
     lanes = np.arange(values.shape[0])
     positions = np.full(wanted.shape, _ABSENT, np.int64)
@@ -118,10 +121,10 @@ def _store_positions(into: Elements, positions: Positions) -> None:
     cost=costs.streamed("data"),
 )
 def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
-    """Find the index in ``data``, counted from 0, of the first element equal to each of a partition's 8 ``vals``.
+    """Store, for each of the 8 ``vals`` of a partition, the index in ``data`` of the first element equal to it.
 
-    The second of several equal ``vals`` gets the second such element, and so on. A value for which ``data`` has no
-    (further) element gets an index with all bits set. ``data`` has up to 3 dimensions and 8 to 16384 elements per
+    If several ``vals`` are equal, the second of them gets the index of the second equal element, and so on. A value
+    without such an element gets an index with all bits set. ``data`` has up to 3 dimensions and 8 to 16384 elements per
     partition, ``vals`` up to 3 dimensions and 8 elements per partition, ``dst`` shape (partitions, 8).
     """
     same_partitions({"dst": dst, "data": data, "vals": vals}, "data", "vals", "dst")
@@ -156,8 +159,8 @@ def _replacing(
 ) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
     """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
 
-    The function takes some rows of ``dst``, the same rows of ``data``, these rows in float32, and a mask of the
-    elements that are kept.
+    The arguments of the function are rows of ``dst``, the same rows of ``data``, the rows of ``data`` in float32, and a
+    mask of the elements that are kept.
     """
     replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
     cast = np.empty((), stored_type(dst))
@@ -187,10 +190,11 @@ def nc_match_replace8(
 ) -> None:
     """Copy ``data`` with the first occurrence of each of the 8 ``vals`` of a partition replaced by ``imm``.
 
-    ``dst_idx``, which trn1 does not have, gets the index of the occurrence, with all bits set for a value without one.
-    The last of several equal ``vals`` gets the first occurrence (in ``nc_find_index8`` the first one does). An element
-    is replaced at most once, even if ``imm`` is one of ``vals``; the others are copied, bit by bit if the types are
-    equal. ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx`` have 8.
+    ``dst_idx``, which trn1 does not have, receives the index of the occurrence, with all bits set for a value that does
+    not occur. If several ``vals`` are equal, the last of them gets the first occurrence (in ``nc_find_index8``, the
+    first of them). An element is replaced at most once, even if ``imm`` is one of ``vals``. The other elements are
+    copied, bit by bit if the types are equal. ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx``
+    have 8.
     """
     tiles = {"dst": dst, "data": data, "vals": vals}
     same_tile_size(tiles, "data", "dst")

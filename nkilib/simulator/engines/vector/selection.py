@@ -3,9 +3,9 @@
 
 """The instructions that write selected elements of a tile.
 
-- :func:`affine_select`, :func:`range_select`: chosen by position; a constant is written to the others;
-- :func:`tensor_copy_predicated`: chosen by a predicate tile; the others keep their values;
-- :func:`affine_values`: the numbers, one for each position, by which ``affine_select`` chooses.
+- :func:`affine_select`, :func:`range_select`: elements are selected by position; a constant is written to the others.
+- :func:`tensor_copy_predicated`: elements are selected by a predicate tile; the others keep their values.
+- :func:`affine_values`: the numbers, one for each position, by which ``affine_select`` selects.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ def affine_values(
     The values are wrapped to 32 bits. An element has the indices i_0, i_1, ... in the free dimensions of ``pattern``.
 
     Args:
-        dst: the tile with the elements; its partitions are counted from its first one.
-        pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest; the steps are int32.
-        offset: an int32: an integer, or a register or scalar, which is read now.
+        dst: the tile with the elements; partitions are counted from the first partition of the tile.
+        pattern: ``[[step, num], ...]``, up to four pairs; the index of the last pair changes fastest; the steps are
+            int32.
+        offset: an int32, as an integer, or in a register or scalar, which this function reads.
         channel_multiplier: an int32.
 
     Returns:
         An array (partitions, elements per partition).
 
     Raises:
-        NkiValidationError: if the pattern has another form or size, or a number is no int32.
+        NkiValidationError: the pattern has another form or size, or a number is no int32.
     """
     try:
         steps = [index(step) for step, _ in pattern]
@@ -118,11 +119,11 @@ def affine_select(
     cmp_op: Any = OPERATORS["equal"],
     offset: int | DeviceInteger = 0,
 ) -> None:
-    """Copy ``on_true_tile`` where ``affine <cmp_op> 0``, and fill in ``on_false_value`` elsewhere.
+    """Copy ``on_true_tile`` to ``dst`` where ``affine <cmp_op> 0``, and write ``on_false_value`` elsewhere.
 
-    ``affine`` is the sequence that ``iota`` generates: ``offset + partition * channel_multiplier + sum(step_k *
-    i_k)`` in 32-bit integers, with partitions counted from the first one of ``dst``. Elements of ``on_true_tile`` are
-    copied bit by bit if ``dst`` has their type, else cast through float32; ``on_false_value`` is a float32, cast to
+    ``affine`` is the sequence that ``iota`` generates: ``offset + partition * channel_multiplier + sum(step_k * i_k)``
+    in 32-bit integers, with partitions counted from the first partition of ``dst``. Elements of ``on_true_tile`` are
+    copied bit by bit if ``dst`` has the same type, else cast through float32; ``on_false_value`` is a float32, cast to
     the type of ``dst``. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     same_tile_size({"dst": dst, "on_true_tile": on_true_tile}, "dst", "on_true_tile")
@@ -145,7 +146,6 @@ def affine_select(
 
 
 def _positions(start: Any, count: int) -> Any:
-    """Return ``count`` consecutive numbers from ``start`` on, as float32."""
     if not isinstance(start, int | np.integer):
         raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
     if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:
@@ -182,12 +182,12 @@ def range_select(
     range_start: int = 0,
     on_false_value: Any = _FLOAT32_MIN,
 ) -> None:
-    """Copy ``on_true_tile`` where ``k <comp_op0> bound0`` and ``k <comp_op1> bound1``, and reduce to the maximum.
+    """Copy ``on_true_tile`` where ``k <comp_op0> bound0`` and ``k <comp_op1> bound1``, and compute the maximum.
 
     ``k`` is ``range_start`` plus the element's index within its partition, compared in float32: it must stay within
-    2^24. Other elements become ``on_false_value``, which can be the lowest float32 only. ``reduce_res`` receives the
-    maximum of the float32 values, before their cast to ``dst``, which turns the lowest float32 into -inf in narrower
-    types. The instruction needs trn2 or newer.
+    2^24. Other elements become ``on_false_value``, which must be the lowest float32. ``reduce_res`` receives the
+    maximum of the float32 values, before the cast to the type of ``dst``; in narrower types this cast turns the lowest
+    float32 into -inf. The instruction needs trn2 or newer.
     """
     same_tile_size({"dst": dst, "on_true_tile": on_true_tile}, "dst", "on_true_tile")
     compare0 = _comparison("comp_op0", comp_op0, _RANGE_COMPARISONS)
@@ -220,7 +220,7 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
     """Return the number ``src`` of ``tensor_copy_predicated`` as an element of ``dst``, in an array of size 1.
 
     Raises:
-        NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.
+        NkiValidationError: the number is a float and the type of ``dst`` an integer type, or the reverse.
     """
     is_integer = isinstance(number, int | np.integer)
     if is_integer != dst.dtype.is_integer:
@@ -236,8 +236,8 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
 
 
 def _is_marked(dst: NkiTensor) -> bool:
-    """Return whether writing to ``dst`` leaves the records unchanged: all of it is marked as written, and none as a
-    matmul result.
+    """Return whether writing to ``dst`` needs no marks: all of it is marked as written, and nothing as a matmul
+    result.
     """
     storage = dst.storage
     is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
@@ -245,7 +245,6 @@ def _is_marked(dst: NkiTensor) -> bool:
 
 
 def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
-    """Mark the elements of ``dst`` in the mask ``chosen`` as written and, in PSUM, as no matmul results."""
     storage, width = dst.storage, dst.storage.width_of(dst.dtype)
     storage.written.mark_where(dst.layout, width, chosen)
     if dst.buffer is MemoryRegion.psum:
@@ -290,9 +289,9 @@ def tensor_copy_predicated(
 ) -> None:
     """Copy ``src`` to ``dst`` where ``predicate`` is not 0, or where it is 0 with ``reverse_pred``.
 
-    The other elements of ``dst`` stay unchanged; unwritten ones stay unwritten. A tile ``src`` has the type of ``dst``
-    and is copied bit by bit; it excludes ``reverse_pred``. A number ``src`` that is a float is rounded to float32 and
-    cast to the float type of ``dst``; an integer goes into an integer type of any width, where it saturates. There are
+    The other elements of ``dst`` stay unchanged. If ``src`` is a tile, it has the type of ``dst`` and is copied bit by
+    bit; ``reverse_pred`` is then not allowed. If ``src`` is a float, ``dst`` has a float type, to which ``src`` is cast
+    through float32; if ``src`` is an integer, ``dst`` has an integer type, in which ``src`` saturates. The tiles have
     at most three free dimensions.
     """
     tiles = {"dst": dst, "src": src, "predicate": predicate}

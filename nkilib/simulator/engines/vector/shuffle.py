@@ -28,10 +28,9 @@ _UNCHANGED = 255
 
 
 def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that both tensors start at partitions at which an access may start, for the number of partitions of the
-    larger one.
+    """Check that both tensors start at partitions at which an access of the larger number of partitions may start.
 
-    The number is rounded up to whole quadrants of 32.
+    That number is rounded up to a multiple of 32.
     """
     active = -(-max(dst.shape[0], src.shape[0]) // _QUADRANT) * _QUADRANT
     allowed = allowed_starts(active)
@@ -58,7 +57,6 @@ def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
 
 
 def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
-    """Mark the partitions of ``dst`` that receive data as written; consecutive ones are marked together."""
     for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
         if run.size:
             dst[int(run[0]) : int(run[-1]) + 1].mark_written()
@@ -75,12 +73,11 @@ def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
 def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int]) -> None:
     """Copy ``dst[32 * q + i] = src[32 * q + shuffle_mask[i]]`` for every partition of ``dst``, in quadrants q of 32.
 
-    A mask element of 255 leaves its partitions unchanged. ``src`` and ``dst`` may have different numbers of
-    partitions, if every partition that ``dst`` receives is one of ``src``, and may overlap. Bits are moved, nothing
-    is cast.
+    A mask element of 255 leaves its partitions unchanged. ``src`` and ``dst`` may overlap, and may have different
+    numbers of partitions if ``src`` has every partition that is copied. Bits are moved, nothing is cast.
 
     Raises:
-        OutOfRangeError: if ``src`` lacks a partition that ``dst`` receives.
+        OutOfRangeError: ``src`` lacks a partition that is to be copied.
     """
     if dst.dtype != src.dtype:
         raise NkiValidationError(f"operand 'dst' must have the type of 'src': nothing is cast; got {dst} and {src}")
