@@ -33,11 +33,11 @@ def _differing(array: Any, axes: frozenset[Any]) -> Any:
 
 
 def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return the arrays with types that all vary over the same mesh axes of ``jax.shard_map``.
+    """Return the arrays, whose JAX types now vary over the same mesh axes of ``jax.shard_map``.
 
-    These are the axes that any of the arrays varies over. The gradients of a function of all arrays then have the same
-    axes, and JAX sums the gradient of an array that several devices share, such as an output layer in data-parallel
-    training, over the devices. No array is copied.
+    These are all axes over which at least one of the arrays varies. The gradients of a function of the arrays then vary
+    over the same axes. JAX sums the gradient of an array that several devices share, such as an output layer in
+    data-parallel training, over the devices. No array is copied.
 
     Args:
         arrays: the arrays by name; None stays None.
@@ -51,10 +51,10 @@ def saved_flags(*flags: bool) -> jax.Array:
 
     A forward saves this array to tell its backward which arguments need gradients.
 
-    Flags could not be constants in the tree of residuals of ``jax.custom_vjp``. If ``jax.vmap`` maps a program under
-    ``jax.jit``, JAX 0.10 takes a forward from its cache, but the tree of residuals from the forward that it traced
-    last. That forward may have needed other gradients, and gradients became 0. The shape of an array always belongs to
-    the forward that runs.
+    Python constants in the residuals of ``jax.custom_vjp`` would not do. Under ``jax.vmap`` of a ``jax.jit`` program,
+    JAX 0.10 may run a cached forward, and take the constants from the forward that it traced last. If the two forwards
+    need different gradients, a needed gradient becomes 0. The shape of an array always belongs to the forward that
+    runs.
     """
     return jnp.zeros((0, *map(int, flags)))
 

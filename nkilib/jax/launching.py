@@ -141,8 +141,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A launch on the simulator as a function of numpy arrays. Equal launches compare equal, so that JAX can reuse a
-    program.
+    """A launch on the simulator, as a function of numpy arrays.
+
+    Launches with equal attributes compare equal, so that JAX reuses a compiled program.
 
     Attributes:
         kernel: the kernel that is launched.

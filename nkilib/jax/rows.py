@@ -106,10 +106,10 @@ def _for_each(
 
 
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
-    """Return a function that ``jax.vmap`` calls once, with the rows of all examples one after the other.
+    """Return ``function`` in a form that ``jax.vmap`` calls once, with the rows of all examples one after the other.
 
-    If an array that all rows of a call share, such as class weights, differs between the examples, the rows cannot be
-    joined, and the function is called for each example.
+    The rows cannot be joined if an array that all rows of a call share, such as class weights, differs between the
+    examples. In this case the function is called once for each example.
     """
     mapped = custom_vmap(function)
 
@@ -130,9 +130,9 @@ def batched_by_rows(function: RowsFunction) -> RowsFunction:
 
 
 def batched_by_example(function: RowsFunction) -> RowsFunction:
-    """Return a function that ``jax.vmap`` calls once for each example.
+    """Return ``function`` in a form that ``jax.vmap`` calls once for each example.
 
-    This is for functions with a result that is a sum over the rows of one example.
+    A function needs this form if one of its results is a sum over the rows of an example.
     """
     mapped = custom_vmap(function)
 

@@ -117,7 +117,7 @@ run_launches_by(LAUNCHES.run)
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Return a name of the profiling modules, which are loaded at first use because launches do not need them."""
+        """Return ``Profile`` or ``profile``; their module is loaded at first use, because launches do not need it."""
         if name not in ("Profile", "profile"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from .profiling import profile as module

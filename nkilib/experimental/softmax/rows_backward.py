@@ -49,14 +49,12 @@ _WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
 
 
 def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
-    """Return whether dx needs tiles of its own, because its type differs from that of every tile that may be
-    overwritten.
-    """
+    """Return whether dx needs tiles of its own: true if no tile that dx may overwrite has the type of dx."""
     return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
 
 
 def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
-    """Return the bytes per element that the backward keeps on chip, for the types of dy, y and dx."""
+    """Return the bytes of SBUF that the backward needs for each element of a row and of a piece."""
     of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
     scratch = _JUNK_BYTES + _PRODUCTS * FLOAT32_BYTES
     scratch += _RESULTS * of_grad_x if _has_results(kind, dtypes) else 0
@@ -92,12 +90,13 @@ class BatchSums:
 
     Attributes:
         batch: the batch of rows.
-        sums_sbuf: the sums of pieces, [partitions, rows per partition, pieces of a row].
-        row_sum_sbuf: the sums of rows, [partitions, rows per partition]; negated for log-softmax.
-        negates: whether the sums of rows are negated.
-        line_psum: the sums of all partitions, side by side on one partition, to be added up for rows on several
-            partitions.
-        back_psum: the sums of rows on several partitions, copied back to each partition of the row.
+        sums_sbuf: [partitions, rows per partition, pieces of a row]: the sum of each piece of a row.
+        row_sum_sbuf: [partitions, rows per partition]: s of each row, or -s for log-softmax. Until :meth:`bring_back`,
+            for rows on several partitions, the sum of the row's part on each partition instead.
+        negates: whether ``row_sum_sbuf`` holds -s.
+        line_psum: [1, partitions]: the transpose of the sums of parts; None for rows on one partition.
+        back_psum: [partitions, 1]: the sum of the row that each partition has a part of; None for rows on one
+            partition.
     """
 
     batch: RowBatch
@@ -120,19 +119,16 @@ class BatchSums:
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sum_pieces(self) -> None:
-        """Add up the sums of the pieces of each row.
+        """Add up the sums of pieces on each partition, in :attr:`row_sum_sbuf`.
 
-        For rows on several partitions, also move the sums of all partitions to one partition.
+        For rows on several partitions, also transpose the results to one partition, in :attr:`line_psum`.
         """
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
         if self.batch.plan.parts > 1:
             self.line_psum = on_line(self.row_sum_sbuf)
 
     def sum_parts(self) -> None:
-        """Add up the sums of each row's parts, and copy the result back to the row's partitions.
-
-        For rows on one partition, do nothing.
-        """
+        """Add up the sums of each row's parts in :attr:`back_psum`, for rows on several partitions."""
         if self.line_psum is None:
             return
         lines, parts = self.batch.lines, self.batch.plan.parts
@@ -141,7 +137,7 @@ class BatchSums:
         self.back_psum = off_line(line_sbuf, parts)
 
     def bring_back(self) -> None:
-        """Copy the results of :meth:`sum_parts` from PSUM to :attr:`row_sum_sbuf`."""
+        """Copy :attr:`back_psum` to :attr:`row_sum_sbuf`, for rows on several partitions."""
         if self.back_psum is not None:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
@@ -156,22 +152,22 @@ def _stages(plan: RowPlan) -> list[Callable[[BatchSums], None]]:
 class _Backward:
     """The stages (:class:`.row_schedule.Stages`) of a core's backward loop, and its tiles.
 
-    "In flight" means started and not finished.
+    A batch number is an index of ``batches``. A batch or piece is "in flight" if it is started and not finished.
 
     Attributes:
         matrices: triples of dy, y and dx.
         kind: softmax or log-softmax.
-        plan: the plan of the rows.
+        plan: the division of rows into batches and pieces.
         batches: the batches of the core.
-        grad_buffers_sbuf: tiles for dy; dx may overwrite dy if the types are equal.
-        output_buffers_sbuf: tiles for y of softmax; empty for log-softmax.
-        outputs: tiles for pieces of y of log-softmax.
-        products: tiles for dy * y, or exp(y), in float32.
-        halves: tiles for sums of pairs of elements of short rows, in float32.
-        junk: tiles for outputs that are not used, of instructions whose sums are used.
-        results: tiles for dx whose type is neither that of dy nor that of y.
-        sums: the sums of the batches in flight, by the number of the batch.
-        products_sbuf, outputs_sbuf, results_sbuf: the tiles of pieces in flight, by batch number and piece.
+        grad_buffers_sbuf: tiles for dy of a batch; dx overwrites dy if their types are equal.
+        output_buffers_sbuf: tiles for y of a batch, for softmax; empty for log-softmax.
+        outputs: tiles for y of a piece, for log-softmax.
+        products: float32 tiles of a piece: dy * y for softmax, exp(y) for log-softmax.
+        halves: float32 tiles of half a piece, to which pairs of elements of short rows are summed, for log-softmax.
+        junk: a tile for the elementwise output of instructions that are run only for their sums; nothing reads it.
+        results: tiles for dx of a piece, if dx overwrites neither dy nor y.
+        sums: the sums s by batch number, of batches in flight.
+        products_sbuf, outputs_sbuf, results_sbuf: the tiles in use, by batch number and piece, of pieces in flight.
     """
 
     matrices: list[Matrices]

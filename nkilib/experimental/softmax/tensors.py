@@ -6,10 +6,10 @@
 :func:`around_axis` makes the views (:class:`Matrices`); :class:`Kind` is the mode, softmax or log-softmax;
 :class:`BackwardTypes` has the types of the backward.
 
-All tensors of a launch have one shape; their strides may differ. C is the size of the axis. I is the number of elements
-per index of the axis that lie inside it (smaller strides), and O the number outside it (larger strides). Dimensions are
-merged into O or I where they are contiguous in all tensors. Each index of the dimensions that cannot be merged gives
-one *part*; a kernel processes the parts one after the other.
+All tensors of a launch have one shape; their strides may differ. Dimensions *inside* the axis have smaller strides than
+the axis, dimensions *outside* it larger ones. C is the size of the axis, O is the product of merged outside dimensions,
+and I that of merged inside dimensions; dimensions can be merged if they are contiguous in all tensors. The tensors have
+one *part* for each index of the dimensions that are not merged; a kernel processes the parts one after the other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Matrices:
 
 
 def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
-    """Return the dimensions outside the axis and those inside it, each list with the largest strides first."""
+    """Return the dimensions outside the axis, and those inside it, each list with the largest strides first."""
     outer, inner = [], []
     for dim, size in enumerate(tensors[0].shape):
         if dim == axis or size == 1:

@@ -54,11 +54,11 @@ def choose_softmax_tiling(
 ) -> SoftmaxTiling:
     """Return the tiling that is modelled to be fastest, for tensors of one type.
 
-    For columns, that is if the dimensions after the axis have more than one element, the result is ``SoftmaxTiling()``:
-    the kernel then chooses the tiling itself. For rows, the result differs from the kernel's default if there are few
-    rows: if the rows of a core (of two) would leave partitions idle, each row is spread over 2, 4, ... or 128
-    partitions. At least 192 elements of a row stay on each partition, all rows of the core fit at once, and rows have
-    at least 2,048 elements in a forward and 1,000 in a backward.
+    If the dimensions after the axis have more than one element, the result is ``SoftmaxTiling()``, and the kernel
+    chooses the tiling itself. Otherwise the axis gives rows, and the result differs from the kernel's default if the
+    rows of one of two cores would leave partitions idle. A row is then spread over 2, 4, ... or 128 partitions, as many
+    as still hold all rows of the core at once with at least 192 elements of a row on each partition. Rows of less than
+    2,048 elements in a forward, or 1,000 in a backward, are not spread.
 
     The rounding of results depends on the tiling, and so on the type, the size of the axis and the number of rows. Pass
     ``partitions_per_row=None`` to the kernel for results whose bits do not depend on the number of rows.
@@ -102,7 +102,10 @@ def choose_softmax_tiling(
 
 @lru_cache(maxsize=1024)
 def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, limits: PlanLimits) -> SoftmaxTiling:
-    """Return the tiling of rows along the last axis; ``limits`` only completes the key of the cache."""
+    """Return the tiling of rows along the last axis.
+
+    ``limits`` is not read: as an argument it keeps cached results of other limits apart.
+    """
     element = _TYPES[name]
 
     def plan(parts: int | None) -> RowPlan:
@@ -117,7 +120,7 @@ def _chosen(rows: int, row_size: int, name: str, direction: str, kind: Kind, lim
 
 
 def _parts_of_few(rows: int, row_size: int, direction: str) -> int:
-    """Return the number of partitions over which each row is spread; 1 for rows that are not few or too short."""
+    """Return the number of partitions over which each row is spread: 1 if there are many rows, or rows are short."""
     if row_size < _LEAST_SPREAD_ROW[direction]:
         return 1
     parts, share = 1, div_ceil(rows, _CORES)

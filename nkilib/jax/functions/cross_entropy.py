@@ -79,8 +79,8 @@ def _divisor(
 ) -> jax.Array | int:
     """Return the divisor of a mean, as in PyTorch.
 
-    The divisor is ``normalizer`` if given, else the sum of the targets' weights; for class probabilities, the number of
-    positions.
+    The divisor is ``normalizer`` if given. Otherwise it is the number of positions if targets are class probabilities
+    (``valid`` is None), and the sum of the targets' weights if they are class indices; NaN in place of a sum of 0.
     """
     if normalizer is not None:
         return normalizer
@@ -116,8 +116,8 @@ def returned_values(
     """Return the value of a loss function: the reduced loss, or :class:`CrossEntropyOutputs`.
 
     Args:
-        results: by name, the results of :func:`.cross_entropy_derivative.loss_of_rows`, or of
-            :func:`.linear_derivative.computed_rows` with the ``position_weight`` of each position.
+        results: the results of :func:`.cross_entropy_derivative.loss_of_rows` or
+            :func:`.linear_derivative.computed_rows`, by name; ``position_weight`` must be among them.
         valid: [N], whether each position is valid; None: targets are class probabilities, and all positions are valid.
         options: the options of the loss.
         reduction, return_outputs: the arguments of the loss function.

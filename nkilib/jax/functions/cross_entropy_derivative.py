@@ -86,7 +86,7 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
 
 
 def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
-    """Return the keyword arguments for tiling and tile type of a kernel on these logits.
+    """Return the keyword arguments that set the tiling and the tile type of a kernel for these logits.
 
     Args:
         logits: [N, V].
@@ -132,10 +132,13 @@ def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str,
 
     Args:
         recipe: the compiled options of the forward.
-        rows: the rows of :func:`launched_forward`, and, [N] float32: the forward's ``maximum`` and ``log_sum``; the
-            upstream gradients ``grad_loss``, and ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, which may be
-            None; ``target_weight``, the forward's ``position_weight`` for class probabilities, else None; ``entropy``,
-            the forward's if ``grad_entropy`` is given, else None.
+        rows: the rows of :func:`launched_forward`, and these [N] float32 arrays:
+
+            - ``maximum``, ``log_sum``: results of the forward;
+            - ``grad_loss``, ``grad_lse``, ``grad_logprob``, ``grad_entropy``: upstream gradients; the last three may be
+              None;
+            - ``target_weight``: the forward's ``position_weight`` for class probabilities, None for class indices;
+            - ``entropy``: the forward's ``entropy`` if ``grad_entropy`` is given, else None.
         shared: see :func:`launched_forward`.
     """
     logits = required(rows, "logits")

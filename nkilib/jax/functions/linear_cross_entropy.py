@@ -170,7 +170,8 @@ def linear_cross_entropy(
     The function works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has
     first derivatives in reverse mode. A target that is not a class raises an IndexError if the values of the targets
     are known (numpy arrays, and on the CPU arrays that are not being traced). Otherwise the loss of the position is
-    NaN, and so are gradients.
+    NaN, and so are its row of the gradient of ``input`` and the whole gradients of ``linear_weight`` and
+    ``linear_bias``.
 
     Args:
         input: hidden states, [..., D], bfloat16, float16 or float32; D from 16 to 16,384.

@@ -167,10 +167,12 @@ def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared
     Args:
         recipe: the compiled options of the forward.
         needed: flags of the needed gradients, of which at least one is set.
-        rows: the rows of :func:`launched_forward`, and, [N] float32: the forward's ``maximum`` and ``log_sum``; the
-            upstream gradients ``grad_loss`` (not with K ids), ``grad_lse``, ``grad_logprob`` ([N, K] with K ids) and
-            ``grad_entropy``, of which all but one may be None; ``entropy``, the forward's if ``grad_entropy`` is given,
-            else None.
+        rows: the rows of :func:`launched_forward`, and these [N] float32 arrays:
+
+            - ``maximum``, ``log_sum``: results of the forward;
+            - ``grad_loss``, ``grad_lse``, ``grad_logprob``, ``grad_entropy``: upstream gradients, at least one not
+              None; with K ids, ``grad_loss`` is not read, and ``grad_logprob`` is [N, K];
+            - ``entropy``: the forward's ``entropy`` if ``grad_entropy`` is given, else None.
         shared: see :func:`launched_forward`.
     """
     of_all = {"input": rows["input"], "linear_weight": shared["linear_weight"], "linear_bias": shared["linear_bias"]}
@@ -236,8 +238,8 @@ _UPSTREAM: Final = ("loss", "lse", "logprob", "entropy")
 def _launched(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the forward if ``needed`` is None, else the backward, and return the results.
 
-    The gradients of weight and bias are sums over the rows of an example, so ``jax.vmap`` launches that backward once
-    per example.
+    Under ``jax.vmap`` there is one launch for all examples. A backward that computes the gradient of weight or bias,
+    which is a sum over the rows of one example, has a launch for each example.
     """
     if needed is None:
         call: _Launch = partial(launched_forward, recipe)
@@ -278,7 +280,8 @@ def _results(
 ) -> dict[str, jax.Array]:
     """Return the results of the forward kernel by name.
 
-    ``logprob`` replaces the kernel's ``target_logit``. Loss and ``logprob`` of targets out of range are NaN.
+    ``logprob`` replaces the kernel's ``target_logit``, and the kernel's ``loss`` if the recipe is for scores. Loss and
+    ``logprob`` of targets out of range are NaN.
     """
     rows = {"input": input, "target": _kernel_target(target), "temperature": temperature}
     results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
@@ -388,7 +391,7 @@ def computed_rows(
     class_weight: jax.Array | None = None,
     temperature: jax.Array | None = None,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Return the results of all positions by name, and the positions' targets as int32 class indices.
+    """Return the results by name, [N] or [N, K], and the targets as int32 class indices, [N] or [N, K].
 
     Args:
         recipe: the compiled options.

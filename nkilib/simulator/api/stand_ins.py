@@ -3,10 +3,11 @@
 
 """Stand-ins for names of NKI that the simulator does not have, so that older kernels run and errors name the remedy.
 
-- :func:`alias`: the object for an undocumented name that older kernels use, or an error with a hint. Modules
-  :func:`offer` their public names for the hints.
-- :func:`pending`: a documented function that is not implemented yet.
-- :data:`COMPILER_MODULES`, :class:`FirstNki`: the compiler's package, which contained the first release of NKI.
+- :func:`alias`: returns the object for an undocumented name that older kernels use, or raises an error with a hint.
+  :func:`offer` registers the public names of a module for these hints.
+- :func:`pending`: returns a function that stands for a documented function that is not implemented yet.
+- :data:`COMPILER_MODULES`: stand-ins for modules of ``neuronxcc``, the compiler's package, which contained the first
+  release of NKI. :class:`FirstNki` raises the error for its other modules.
 
 NKI, 0.7 included, does not document the older names, and new code needs none of them. All come from published kernels:
 ``nki.dtype`` as a type in annotations and as a module of types, ``nki.typing.tensor`` in annotations,
@@ -89,10 +90,9 @@ setattr(COMPILER_MODULES["neuronxcc.nki"], "__getattr__", _missing_in_first_nki)
 
 
 class FirstNki(MetaPathFinder):
-    """The import finder that raises an error for missing modules of the first NKI, with the name of the replacement.
+    """The import finder that raises an error for missing submodules of ``neuronxcc``, and names the replacement.
 
-    It handles only submodules of the packages in ``COMPILER_MODULES``. Python asks it last, so an installed compiler is
-    found first.
+    Python asks it last, so an installed compiler is found first.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
@@ -143,8 +143,8 @@ def _likely(module: str, name: str) -> str:
     """Return the end of an error message that suggests a name for the missing ``module.name``; empty without a
     suggestion.
 
-    In this order, the suggestion is: the NKI name of an operation or type that other libraries call ``name``; the same
-    name in another module; a name of similar spelling, first in ``module``.
+    The suggestion is the first of these that exists: the NKI name of an operation or type that other libraries call
+    ``name``; ``name`` in another module; a name of similar spelling in ``module``; one in another module.
     """
     if name.startswith("_"):
         return ""

@@ -7,9 +7,9 @@ An engine has one register per partition (*lane*). An instruction reduces its re
 value per row, combines this value with the register of the row's lane as the command says, and stores the registers in
 a (P, 1) tile, the *destination*, if requested. ``rows`` is always a slice of the partitions of the instruction's tile.
 
-- :class:`VectorAccumulation`, :class:`ScalarAccumulation`: what one instruction does to the registers of its engine;
-- :func:`lanes_of`: the registers that belong to a tile; :func:`read_accumulators`: stores registers in a tile;
-- :func:`check_known`, :func:`check_stored`: checks that registers hold defined values.
+- :class:`VectorAccumulation`, :class:`ScalarAccumulation`: apply the effect of one instruction to the registers;
+- :func:`lanes_of`: returns the registers that belong to a tile; :func:`read_accumulators` stores registers in a tile;
+- :func:`check_known`, :func:`check_stored`: check that registers hold defined values.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ class VectorAccumulation:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
     def start(self, rows: slice) -> Float32s:
-        """Return a copy of the values, one per row, onto which the instruction accumulates the results in ``rows``.
+        """Return the values, one per row, from which the accumulation of ``rows`` starts, as the command says.
+
+        These are the registers, the initial value, or the operator's identity. The array is a copy.
 
         Raises:
             UninitializedReadError: the command continues from registers without a defined value, with

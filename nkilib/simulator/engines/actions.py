@@ -41,8 +41,9 @@ def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
 
 
 def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
-    """Return a number, rounded to float32 and cast as on the engines, as an element of ``tensor`` in an array of size
-    1.
+    """Return ``value`` in the type of ``tensor``'s elements, as an array of size 1.
+
+    The number is rounded to float32, and then cast as on the engines.
     """
     cast = np.empty(1, stored_type(tensor))
     store_float(cast, np.full(1, value, np.float32), tensor.dtype)
@@ -106,7 +107,7 @@ def act(
         writes: tensors of which ``function`` writes every element and reads none before it is written.
         reads: tensors that ``function`` only reads.
         updates: tensors of which ``function`` writes only some elements, or reads the previous elements.
-        chosen: tensors of which ``function`` only reads some elements, all of them written.
+        chosen: tensors of which ``function`` reads only some elements, which must have been written.
         may_refuse: whether ``function`` raises an error for some values.
     """
     if core.emitter is not None:

@@ -61,11 +61,15 @@ End = NkiTensor | Rows
 
 
 def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
-    """Return the elements of a view with a scalar offset that lie inside its tensor: all, some rows, or None.
+    """Return the part of a view with a scalar offset that lies inside the view's storage.
 
-    Public kernels rely on accesses beyond a dimension in two ways. First, an index beyond its dimension is not out of
-    bounds if it leads to elements of the tensor, such as a slot of a block cache, counted over all blocks. Second, a
-    block of rows may extend beyond an end of the tensor if the index counts rows of the view.
+    Public kernels use an index that is out of range in two ways:
+
+    - The whole view lies inside the storage, as for a slot of a block cache that is counted over all blocks. The result
+      is the static view.
+    - The index counts rows of the view, and some rows lie inside the storage. The result is :class:`Rows`.
+
+    In all other cases, and for a view on chip, the result is None.
     """
     if view.is_on_chip():
         return None
@@ -105,9 +109,7 @@ def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
 
 
 def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """Return the static view of all rows that a vector offset can select, up to the end of the tensor or of its
-    storage.
-    """
+    """Return the static view of all rows that a vector offset can select: the offset's limit, within the storage."""
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
     rows = indirect.limit
@@ -149,7 +151,7 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
         skips: whether elements out of range are left out instead of raising an error.
 
     Returns:
-        A static view, or rows of one; None if ``skips`` is set and a scalar offset leads wholly out of its tensor.
+        A static view, or rows of one. None if ``skips`` is set, and a scalar offset leads to no element of its tensor.
 
     Raises:
         OutOfRangeError: an index is out of range and ``skips`` is False; the message names the partition and the index.
@@ -213,9 +215,10 @@ def rows_in_range(ends: dict[str, End]) -> list[End]:
 
 
 def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns that the rectangle ``part`` has in a matrix with the elements of ``block``.
+    """Return the rows and columns of the elements of ``part`` in a matrix that holds the elements of ``block``.
 
-    ``width`` is the size of an element in bytes; rectangles count bytes from left to right.
+    ``width`` is the size of an element in bytes. ``top`` and ``bottom`` of a rectangle count rows, ``left`` and
+    ``right`` bytes.
     """
     columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
     return slice(part.top - block.top, part.bottom - block.top), columns
@@ -232,10 +235,10 @@ def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
-    """Return whether a deferred part can still be computed while the elements of ``block`` are stored in ``matrix``.
+    """Return whether storing the elements of ``block`` in ``matrix`` leaves a deferred part computable.
 
-    ``block`` contains the part or lies inside it. The part can be computed if its sources are elsewhere in memory, or
-    if each element is computed from the memory where that element is stored.
+    It does if the part's sources are not in the memory of ``matrix``, or if ``block`` contains the part and each
+    element of the part overwrites just the element from which it is computed.
     """
     if not _shares(part, matrix):
         return True
@@ -301,10 +304,9 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
 
 
 def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
-    """Return whether a view can be read without a copy as a matrix with the rows of ``like``, each contiguous in
-    memory.
+    """Return whether a view can be reshaped, without a copy, to a matrix whose rows are contiguous in memory.
 
-    The view may have any shape with that number of elements.
+    The matrix has the shape (partitions, elements per partition) of ``like``, which has as many elements as the view.
     """
     strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
     return strides is not None and (like.free_size == 1 or strides[1] == 1)
@@ -313,8 +315,8 @@ def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
     """Return whether a copy between two tensors may be deferred.
 
-    The copy must be large, the types must be equal, and both tensors must be readable as the same dense rows, one for
-    each partition of the tensor on chip.
+    The copy must be large, one tensor on chip, and the types equal. Both tensors must be readable without a copy as
+    contiguous rows, one for each partition of the tensor on chip.
     """
     on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (

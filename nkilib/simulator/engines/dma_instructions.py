@@ -105,7 +105,7 @@ def _has_vector_offset(view: NkiTensor) -> bool:
 
 
 def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
-    """Check that a call may have a vector offset: from trn2 on, with descriptors that software writes.
+    """Check that a call may have a vector offset: on trn2 and newer, with ``dge_mode`` ``unknown`` or ``swdge``.
 
     Raises:
         NkiValidationError: the call may not have one; the message names the generation or the mode.
@@ -119,8 +119,7 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
 def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
     """Return advice for an error message: how to copy a row ``src`` in HBM to all partitions of ``dst``.
 
-    The result is empty if ``src`` is no such row. A row on chip cannot be repeated: its partition dimension has no
-    stride of 0.
+    The result is empty if ``src`` is not a row in HBM with the size of a partition of ``dst``.
     """
     if not is_hbm(src.buffer) or src.indirect_access is not None:
         return ""
@@ -143,9 +142,10 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check, before a whole grid of tiles on chip is copied, that the other tensor has the tiles in the same order.
+    """Check a copy of a whole grid of tiles on chip, from or to another tensor, for the order of the tiles.
 
-    A grid on chip has its rows of tiles beside each other; another tensor may have them below each other.
+    A grid on chip has its rows of tiles beside each other, in the free dimension. The other tensor must too: its first
+    dimension must be as large as the grid's number of partitions.
     """
     for tiles, other in ((dst, src), (src, dst)):
         if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:

@@ -85,7 +85,7 @@ def blocks_of_destination(destination: NkiTensor, width: int, *sources: Any) -> 
 
     Args:
         destination: the tile that receives the results.
-        width: the number of elements for which a partition counts; a block has at most ``BLOCK_ELEMENTS``.
+        width: the number of elements to process per partition; a block has at most ``BLOCK_ELEMENTS`` of them.
         *sources: the operands of the instruction.
     """
     rows = destination.shape[0]
@@ -118,8 +118,8 @@ class SourceRows:
 
         Args:
             rows: the slice of rows.
-            landing: an array outside the tensor's memory, which receives the values if they have to be cast. Results
-                computed in place from this array stay in a smaller cache.
+            landing: an array, outside the tensor's memory, that receives the values if they have to be cast; None: the
+                scratch buffer receives them.
         """
         source = self.memory[rows]
         if self._is_direct:
@@ -158,9 +158,7 @@ class ResultRows:
         return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
 
     def is_apart_from(self, source: NkiTensor) -> bool:
-        """Return whether writing to the arrays of :meth:`open` leaves ``source`` unchanged, because the memory is
-        different.
-        """
+        """Return whether the arrays of :meth:`open` lie outside the memory of ``source``."""
         return self._flat is None or source.storage is not self._storage
 
     def store(self, rows: slice, values: Float32s) -> None:
@@ -186,7 +184,7 @@ def float32_rows(elements: npt.NDArray[Any], width: int) -> Float32s:
 
 
 def column(value: Any, rows: slice) -> Any:
-    """Return a scalar operand for ``rows``: a number as float32, or a (P, 1) tensor as a copy, a float32 column."""
+    """Return a scalar operand in float32: a number, or a copy of the ``rows`` of a (P, 1) tensor."""
     if isinstance(value, NkiTensor):
         array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
         return array[rows].astype(FLOAT32)
@@ -194,7 +192,7 @@ def column(value: Any, rows: slice) -> Any:
 
 
 def rows_of_operand(operand: Any, rows: slice) -> Any:
-    """Return the elements for ``rows`` of a scalar operand that :func:`column` returned for all rows."""
+    """Return the ``rows`` of a scalar operand that :func:`column` returned for all rows; a number is unchanged."""
     return operand[rows] if isinstance(operand, np.ndarray) else operand
 
 
@@ -214,7 +212,7 @@ class Accumulation(Protocol):
 
     Attributes:
         destination: the (P, 1) tile that receives the registers afterwards, or None.
-        initial: the value from which the reduction starts, besides the registers: a number, a (P, 1) tile or None.
+        initial: an initial value that replaces the registers: a number, or a (P, 1) tile; None if the call has none.
     """
 
     @property
@@ -275,12 +273,12 @@ class _Input(NamedTuple):
     """An input tile of an instruction with deferred results, as it was when the instruction was issued.
 
     Attributes:
-        memory: the elements of the tile; None if the elements are themselves deferred.
-        content: the deferred computation of the elements, or None.
-        at: the rows and columns of ``content`` that are the tile.
-        sources: the memory in HBM from which the elements are computed.
-        operands: the other storages from which the elements are computed.
-        is_own: whether the elements are in the memory of the view that receives the results.
+        memory: the array that holds the elements; None if the elements are deferred.
+        content: the deferred computation of the elements; None if ``memory`` holds the elements.
+        at: the rows and columns of the tile in ``content``.
+        sources: the arrays in HBM from which the elements are computed.
+        operands: the storages, besides that of the results, from which the elements are computed.
+        is_own: whether the elements are in, or are computed from, the memory that the results will overwrite.
         numpy_type: the type in which the storage holds the elements.
     """
 
@@ -378,12 +376,12 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 class _Results:
     """The deferred results of an instruction.
 
-    If they are computed twice in full, once for a reduction and once for a reader, the launch defers no further
+    If every result has been computed twice, once for a reduction and once for a reader, the launch defers no further
     results.
 
     Attributes:
-        computed: the number of results computed so far.
-        depth: the number of nested deferred contents, see ``Deferred``.
+        computed: the number of results computed so far; a result that is computed twice counts twice.
+        depth: 1 for results of inputs in memory, and 1 more than the deepest input for results of deferred inputs.
     """
 
     def __init__(self, core: Core, inputs: Sequence[_Input], apply: Rowwise, dst: NkiTensor) -> None:
@@ -435,7 +433,7 @@ def _defer_results(
 ) -> None:
     """Defer the results of an instruction in ``dst``: they are computed from ``inputs`` when an instruction reads them.
 
-    Often only a store to HBM reads the results, or nothing does. ``reduction`` is computed at once.
+    The reduction of the results, if there is one, is computed at once.
     """
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:

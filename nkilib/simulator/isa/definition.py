@@ -43,9 +43,9 @@ class Indirection(NamedTuple):
     """The operands of an instruction that may be views of ``NkiTensor.indirect``, according to the documentation.
 
     Attributes:
-        operands: the names of these operands: first the output, then the inputs. If the output is such a view, the
-            partition at which its index starts must be that of the first of these inputs if the input is in SBUF, or of
-            the input's index if the input is such a view too.
+        operands: the names of these operands: the output, then the inputs. If the output is such a view, its index must
+            start at the same partition as the first input; or, if this input is such a view outside SBUF, as the
+            input's index.
         engines: the engines that support such views.
     """
 

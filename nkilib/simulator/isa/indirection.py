@@ -9,7 +9,8 @@ A view of ``NkiTensor.indirect`` selects free elements of a tensor, its *base*, 
 - :func:`with_indirection`, :data:`RULES`: the instructions and operands that accept such a view.
 - :func:`gather`: makes an :class:`IndirectOperand` from such a view; a :class:`Choice` maps offsets to elements.
   :func:`check_indirect_operands`: requirements on several operands.
-- :func:`resolve_scalar_offset`: the static view at which a view with a scalar offset points now, without a gather.
+- :func:`resolve_scalar_offset`: returns the elements of a view with a scalar offset as a static view; it gathers
+  nothing.
 
 Before the instruction runs, the selected elements are gathered into a new tensor, which the instruction gets in place
 of the view. This is also done for an output, because the instruction may leave some elements unchanged, or add to them;
@@ -93,9 +94,9 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The position in the index of the offset that selects each element.
+        """The positions in the index of the offsets that select the elements.
 
-        The two arrays (partitions, count) hold the partition and the column of the offset.
+        They are two arrays (partitions, count): for each selected element, the partition and column of its offset.
         """
         element = np.arange(self.count)
         first = np.arange(self.partitions) // self.group * self.group
@@ -119,7 +120,7 @@ class Choice:
 
 
 def rows_layout(base: View) -> Layout:
-    """Return the layout of ``base`` as a matrix (partitions, free elements), if it is dense in each partition."""
+    """Return the layout of ``base``, which is dense in each partition, as a matrix (partitions, free elements)."""
     return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
 
 
@@ -193,7 +194,7 @@ def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View)
 def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
     """Return the :class:`Choice` for a view of ``indirect``.
 
-    Offsets are read down the partitions of a group, then down the next column.
+    A group reads its offsets column by column: down its partitions of a column, then down the next column.
     """
     assert isinstance(indirect.index, View)
     partitions, columns = indirect.index.shape
@@ -226,7 +227,7 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Copy the elements that a view of ``NkiTensor.indirect`` selects to a new tensor, and return both as an operand.
+    """Copy the elements that a view of ``NkiTensor.indirect`` selects to a new tensor, and return the operand.
 
     Args:
         name: the name of the operand.
@@ -347,9 +348,7 @@ def check_indirect_operands(
 
 
 def _index(indirect: Indirect) -> int:
-    """Return the value of a scalar offset, or 0 in a launch without data: shapes, checks and costs do not depend on it
-    there.
-    """
+    """Return the value of a scalar offset; 0 in a launch without data, where nothing depends on the value."""
     try:
         (index,) = indirect.read()
     except DataNeeded:

@@ -239,8 +239,8 @@ def empty_like(
 ) -> _TensorOrGrid:
     """Return new unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid with the same sizes.
 
-    The new tiles lie one after the other, also if there are gaps between the tiles of ``x``. The result lacks the
-    coordinates that integer indices have removed from ``x``.
+    The new tiles lie one after the other, also if there are gaps between the tiles of ``x``. Dimensions that an integer
+    index has removed from the grid ``x`` are absent from the result.
 
     Args:
         x: a tensor, or a grid of tiles or blocks.

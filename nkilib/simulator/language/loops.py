@@ -95,7 +95,7 @@ class _Counted:
         first: the loop variable in the first iteration; None if it is unknown in a launch without data.
         step: the difference between the loop variables of consecutive iterations.
         place: ``file:line`` of the kernel.
-        register: the number of the instruction that loaded a bound, see :class:`LoopRun`.
+        register: the number of the last instruction that loaded a bound, a register or scalar; 0 if there is none.
     """
 
     core: Core
@@ -138,7 +138,7 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
     Args:
         what: the name of the value, for messages.
         integer: the register or scalar.
-        may_be_unknown: whether a number of iterations is stated, so that the value is not needed.
+        may_be_unknown: whether the caller of the launch states the number of iterations; the value is then not needed.
 
     Raises:
         ValuesWanted: the launch did not compute the value, and no number of iterations is stated.
@@ -154,7 +154,7 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of a loop bound, an integer, register or scalar; None if :func:`_known` returns None for it."""
+    """Return the value of a loop bound: an integer, register or scalar; None if it is unknown (see :func:`_known`)."""
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:

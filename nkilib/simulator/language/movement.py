@@ -124,8 +124,9 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
 
 @language_function
 def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return ``x`` in a new tile in SBUF, by default of the type of ``x``, for instance the result of a matmul in
-    PSUM.
+    """Return a copy of the tile ``x`` in a new tile in SBUF of type ``dtype``, by default the type of ``x``.
+
+    For instance, it copies the result of a matmul from PSUM to SBUF.
     """
     tile = as_tile("x", x)
     return cast_copy(tile, tile.dtype if dtype is None else as_dtype(dtype))

@@ -32,7 +32,7 @@ Axes = int | Sequence[int]
 
 
 def _first_reduced(x: NkiTensor, axis: Any) -> int:
-    """Return the first of the dimensions over which a function reduces; it reduces over all dimensions from there on.
+    """Return the first dimension that ``axis`` names; a reduction is over this dimension and all later ones.
 
     Raises:
         NkiValidationError: ``axis`` does not name the last free dimensions, in any order.
@@ -148,8 +148,8 @@ all_over.__name__ = all_over.__qualname__ = "all"
 def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
     """Return ``exp(x - max) / sum(exp(x - max))`` over ``axis``, like ``torch.softmax``.
 
-    ``axis`` is the last free dimension or several up to it. The computation is in float32; the result is a new tile
-    in SBUF of type ``dtype``, by default the type of ``x``.
+    ``axis`` is the last free dimension, or several adjacent ones that end with it. The computation is in float32; the
+    result is a new tile in SBUF of type ``dtype``, by default the type of ``x``.
     """
     tile = as_tile("x", x)
     wanted = tile.dtype if dtype is None else as_dtype(dtype)

@@ -30,11 +30,11 @@ _ALL_INTEGERS = float(2**23)
 
 
 def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
-    """Return ``x - floor(x)`` for the operators ``"less"`` and ``"add"``, ``x - ceil(x)`` for ``"greater"`` and
-    ``"subtract"``.
+    """Return ``x - floor(x)`` or ``x - ceil(x)``: 0 for integers and infinities, NaN for NaN.
 
     A cast to int32 rounds ``x`` to some integer. The difference ``d = x - integer`` is exact and less than 1 in
-    magnitude. The result is ``d + (d < 0)`` or ``d - (d > 0)``: 0 for integers and infinities, NaN for NaN.
+    magnitude. The operators ``"less"`` and ``"add"`` give ``d + (d < 0)``, which is ``x - floor(x)``; ``"greater"`` and
+    ``"subtract"`` give ``d - (d > 0)``, which is ``x - ceil(x)``.
     """
     # One tile holds the clipped values, then the difference, then the excess.
     values = new_tile(x.shape, dt.float32)

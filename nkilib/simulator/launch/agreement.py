@@ -72,9 +72,7 @@ def _text(value: Any) -> str:
 
 
 def _place(value: Any, launch: Launch) -> str:
-    """Return text that distinguishes two values whose names, shapes and types are the same: the location of a
-    tensor.
-    """
+    """Return text that distinguishes a value from one that prints the same: a tensor's location, else the type."""
     if not isinstance(value, View):
         return f"(a {type(value).__qualname__})"
     numbers = [number for number, storage in enumerate(launch.shared) if storage is value.storage]

@@ -84,9 +84,7 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the items of a nested value by the text that their path appends to the path of ``value``; None for a
-    leaf.
-    """
+    """Return the items of a nested value by the end of their path: ``[0]``, ``['key']``, ``.field``; None for a leaf."""
     if isinstance(value, tuple | list):
         return {f"[{number}]": item for number, item in enumerate(value)}
     if isinstance(value, dict):
@@ -429,8 +427,9 @@ class Arguments:
             core: core 0, after its end.
 
         Raises:
-            NkiValidationError: the kernel returns a tensor that is not in HBM, was never written, or belongs to another
-                launch, another core or the body of a loop; or it returns a grid, a register or a scalar.
+            NkiValidationError: the kernel returns a grid, a register or a scalar; or it returns a tensor that is not in
+                HBM, belongs to another launch, to one of two cores or to the body of a loop, or (with
+                ``uninitialized="error"``) has an element that was never written.
         """
 
         def converted(leaf: Any, path: str) -> Any:
@@ -480,8 +479,8 @@ class Arguments:
         """Check that a kernel may return this tensor.
 
         Raises:
-            NkiValidationError: the tensor is not in HBM that all cores share, has a dynamic address, or does not exist
-                at the end of the kernel.
+            NkiValidationError: the tensor is not in HBM, is private to one of two cores, has a dynamic address, or does
+                not exist at the end of the kernel.
         """
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
@@ -496,10 +495,9 @@ class Arguments:
         check_scope(core, f"{self._kernel}: a kernel returns tensors that it can use at its end", tensor)
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
-        """Return the numpy type of a result of the packed type ``dtype``: the type of packed arrays if an argument is
-        packed.
+        """Return the numpy type of a result of the packed type ``dtype``.
 
-        Otherwise it is the type of the words.
+        It is a type of packed arrays if any argument has a packed type, else the integer type of the words.
         """
         types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy

@@ -3,13 +3,13 @@
 
 """Arguments of a launch that share memory: views of one array, overlapping slices, tensors of one torch storage.
 
-:func:`sharing` finds arrays that share memory. :func:`join_overlapping` puts arguments that share memory
-(:class:`ArrayArgument`) into one allocation, or returns a watcher of the accesses to them.
+:func:`sharing` finds arrays that share memory. :func:`join_overlapping` handles arguments that share memory
+(:class:`ArrayArgument`) in two ways:
 
-Contiguous arguments are used in place, so that a write to one argument is also a write to the arguments that share its
-memory: these lie in one allocation (``Storage.allocation``), in which races of two cores are found. An argument that
-the launch has copied does not see writes to the others, and they do not see writes to it. The kernel may read all of
-them; an access that would return an outdated value is an error.
+- A launch uses contiguous arguments in place. A write to one of them is also a write to the others, so they get one
+  allocation (``Storage.allocation``), in which races of two cores are found.
+- A launch copies other arguments. A write to a copied argument does not reach the others, nor a write to them the copy.
+  A watcher raises an error for an access that would return an outdated value; without writes, all may be read.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class _Shared:
 
     Attributes:
         storage: the storage of the argument.
-        partners: the numbers of the arguments that share memory with this one, if one of the two is a copy; the number
-            of this argument itself if several of its elements share memory.
+        partners: the numbers of the arguments that share memory in the caller with this one, but not in the launch,
+            because one of the two was copied; its own number if several of its own elements share memory.
         users: the cores that have accessed the argument.
         is_written: whether a core has written it.
     """
@@ -162,7 +162,8 @@ def join_overlapping(arguments: Sequence[ArrayArgument]) -> Watcher | None:
     """Put arguments that share memory into one allocation.
 
     Returns:
-        A watcher that raises an error for writes that a copied argument would miss; None if it is not needed.
+        The watcher, if a copied argument shares memory with another one, or some of its own elements share memory; else
+        None.
     """
     partners: dict[int, set[int]] = {}
     for first, second in sharing([argument.array for argument in arguments]):

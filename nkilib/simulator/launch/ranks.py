@@ -141,7 +141,7 @@ def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
 
 @contextmanager
 def _naming_rank(rank: int) -> Iterator[None]:
-    """Add the rank to errors of the ``with`` block, which runs no instruction and so does not name the core."""
+    """Put the rank in front of the messages of NkiValidationErrors of the ``with`` block."""
     try:
         yield
     except NkiValidationError as error:

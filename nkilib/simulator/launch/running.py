@@ -136,7 +136,7 @@ def run_cores(running: Sequence[CoreRun]) -> None:
 
 
 class _ArgumentOrigin(NamedTuple):
-    """The attribute ``origin`` of an argument's :class:`Storage`, which identifies an argument whose values are needed.
+    """The value of ``Storage.origin`` for an argument: it tells which argument's values an instruction needs.
 
     Attributes:
         argument: the name of the argument.
@@ -309,7 +309,7 @@ class PreparedLaunch:
         environment: the environment of the launch; None: the current environment.
 
     Attributes:
-        running: the execution of the kernel function on each core; each must be called in a thread of its own.
+        running: the execution of the kernel function on each core; call them in different threads, at the same time.
     """
 
     def __init__(

@@ -3,11 +3,11 @@
 
 """The steps of every collective operation: checks of its tensors, the exchange of data among ranks, and reductions.
 
-- :func:`checked_tensors` and the checks from :func:`check_pairs` to :func:`check_shape`: the arguments.
-- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced`: reductions of the ranks' data.
-- :func:`contents`: the data of a rank; :func:`shape_terms`: the values on which all ranks must agree.
-- :class:`Operation`: one operation as a core reaches it. :func:`perform` runs it: a core brings its data, receives the
-  data of all ranks, and stores its *share* of the result.
+- :func:`checked_tensors` and the functions from :func:`check_pairs` to :func:`check_shape` check the arguments.
+- :func:`reduction_key`, :func:`computed_in`, :func:`reduced`, :func:`store_reduced` reduce the data of the ranks.
+- :func:`contents` returns the data of a rank, :func:`shape_terms` the shapes and types on which all ranks must agree.
+- :class:`Operation` describes the call of an operation on one core. :func:`perform` runs it: the core gives its rank's
+  data to the other ranks, receives the data of all ranks, and stores its *share* of the result.
 
 Tensors in SBUF and in private HBM belong to a core: if a rank has two cores, the cores 0 of all ranks exchange data
 among themselves, and so do the cores 1. If all tensors are in shared HBM, the operation belongs to the whole rank: both
@@ -105,9 +105,9 @@ def checked_tensors(
 
 
 def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Check that there are as many sources as results, and that all are in HBM or all in SBUF.
+    """Check that there are as many sources as results, and that all of them are in HBM, or all in SBUF.
 
-    In SBUF there is only one source, and tensors have two dimensions.
+    In SBUF, also check that there is one source and one result, and that both have two dimensions.
 
     Raises:
         NkiValidationError: a rule is broken; the message names the list or the tensor.
@@ -257,7 +257,7 @@ def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty
 
 @dataclass(frozen=True)
 class Operation:
-    """One collective operation as a core reaches it.
+    """The call of one collective operation on one core.
 
     Attributes:
         what: the name of the operation, on which the ranks must agree.

@@ -81,8 +81,9 @@ class _Metadata:
     """The metadata of this rank.
 
     Attributes:
-        send_counts, send_starts: the number of elements and the first element to send to each rank; for all-gather-v
-            one number for all ranks.
+        send_counts: for each receiving rank, the number of elements to send; for all-gather-v one number for all.
+        send_starts: for each receiving rank, the index in the source of the first element to send; for all-gather-v
+            one index for all.
         receive_starts: for each sending rank, the index in the result of the first element from that rank; None if the
             result has equal slots.
     """
@@ -92,7 +93,7 @@ class _Metadata:
     receive_starts: npt.NDArray[np.int64] | None
 
     def compared_numbers(self) -> Sequence[object]:
-        """Return all numbers of the metadata, which must be equal on the two cores of a rank."""
+        """Return all attributes as lists, to be compared: they must be equal on the two cores of a rank."""
         starts = None if self.receive_starts is None else self.receive_starts.tolist()
         return self.send_counts.tolist(), self.send_starts.tolist(), starts
 
@@ -120,7 +121,7 @@ class Prepared:
 
 
 def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
-    """Check the limits that the documentation states for the present version of all-gather-v."""
+    """Check the limits that the documentation of all-gather-v states: cores, ranks and no ``has_rdispls``."""
     if has_rdispls:
         raise NkiValidationError("has_rdispls=True is not supported by all_gather_v")
     if core.launch.cores != _GATHER_CORES:

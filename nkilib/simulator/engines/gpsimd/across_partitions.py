@@ -43,7 +43,7 @@ _SORTED_K_MAX = 8192
 def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
     """Return layouts that together select the first ``elements`` elements of all snakes of a tile.
 
-    One layout selects the whole columns, another one the elements of the column after them, if there are any.
+    One layout selects the full columns; another one selects the elements in the last column, if it is not full.
     """
     columns, rest = divmod(elements, GPSIMD_CORE_PARTITIONS)
     (partitions, _), (lane, step) = tensor.shape, tensor.strides
@@ -57,8 +57,8 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of the elements after the first ``elements`` ones in the last column of each snake; None if
-    none.
+    """Return the layout of the unused places, in each snake, of the column in which its first ``elements`` elements
+    end; None if that column is full.
     """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:
@@ -70,7 +70,7 @@ def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
 
 
 def _mark_found(destination: NkiTensor, k: int) -> None:
-    """Mark the first ``k`` elements of each snake as written, and the rest of their last column as unwritten."""
+    """Mark the first ``k`` elements of each snake as written, and the unused places of the last column as unwritten."""
     written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
     for part in _snake(destination, k):
         written.mark(part, width)
@@ -142,12 +142,13 @@ def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
     """Store the K largest of the first ``n`` elements of each snake of ``src``, and the positions of these elements.
 
-    A snake is a sequence in 16 partitions: element i is in partition i % 16 and column i // 16. Positions count the
-    elements of a snake. K is the number of columns of ``val_dst`` and ``idx_dst``. The results are snakes too, so that
-    only the first ceil(K / 16) columns are written, and these are written whole: elements of the last of these columns
-    that hold no result are undefined afterwards. With ``sorted`` the largest element comes first, and K is at most
-    8192. Without ``sorted`` NKI 0.7 names no order, and the simulator uses the ascending order of 0.6. Of two equal
-    elements, the one with the lower position counts as larger; NaN counts as the largest.
+    A snake is a sequence in 16 partitions: element i is in partition i % 16 and column i // 16. A position is an index
+    i of a snake. K is the number of columns of ``val_dst`` and ``idx_dst``.
+
+    The results are snakes too, in the first ceil(K / 16) columns. The places after the K-th result in the last of these
+    columns are undefined afterwards; the other columns stay unchanged. With ``sorted`` the largest element comes first,
+    and K is at most 8192. Without ``sorted`` NKI 0.7 names no order, and the simulator uses the ascending order of 0.6.
+    Of two equal elements, the one with the lower position counts as larger; NaN counts as the largest.
     """
     tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
     same_partitions(tiles, "src", "val_dst", "idx_dst")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accumulation of matmul products in PSUM: a product overwrites, or is added to the results of earlier matmuls.
+"""Accumulation of matmul products in PSUM: a product overwrites the results of earlier matmuls, or is added to them.
 
-:func:`accumulate_in_psum` does this at once, :func:`defer_product` when the sum is read (:class:`SumOfProducts`).
+:func:`accumulate_in_psum` computes the product at once. :func:`defer_product` defers it until an instruction reads the
+sum (:class:`SumOfProducts`).
 
 A kernel adds the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul takes
 up to twice as long as casting the adjacent operands of several matmuls together. The result of a matmul is therefore
@@ -64,12 +65,12 @@ def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
 
 
 def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` to which a matmul adds.
+    """Return a mask of the elements of ``dst`` to which a matmul can add: those that hold a matmul result.
 
-    These elements hold a matmul result; on trn3, any value.
+    On trn3 these are all elements that were written.
 
     Raises:
-        NkiValidationError: ``is_demanded`` is set, and a matmul does not add to all elements.
+        NkiValidationError: ``is_demanded`` is set, and the mask is not true for all elements.
     """
     summed = _elements_in(dst.storage.accumulated, dst)
     if core.version_number == _TRN3:
@@ -134,7 +135,7 @@ def accumulate_in_psum(
 
 
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
-    """Record the product in the replay plan that is being made, if :func:`defer_product` would defer the product.
+    """Record the product in the replay plan that is being made, if it overwrites all elements or adds to all.
 
     Returns:
         Whether the product was recorded.
@@ -158,7 +159,7 @@ def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
 
 
 class _Side:
-    """The left or the right operands of a run: views of one storage at equal distances.
+    """The left or the right operands of a run: views of one storage and shape at a common distance from each other.
 
     Attributes:
         storage: the storage of the views.
@@ -175,9 +176,7 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` continues the series: it has the shape of the last view, and lies at the common
-        distance.
-        """
+        """Return whether ``tile`` continues the series: it has the views' shape, and follows at the common distance."""
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
         shape, strides, offset = tile.layout
@@ -201,9 +200,7 @@ class _Side:
 
 
 class _Run:
-    """Successive products whose left operands, and whose right operands, are views at equal distances in one
-    storage.
-    """
+    """Successive products whose left operands form a :class:`_Side`, and whose right operands form another one."""
 
     __slots__ = ("left", "right")
 
@@ -218,8 +215,8 @@ class _Run:
         self.right.add(moving)
 
     def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
-        """Yield the two factors of each product, in order, restricted to what ``rows`` and ``columns`` of the result
-        need.
+        """Yield the two factors of each product: the columns ``rows`` of the left operand (the product transposes it),
+        and the columns ``columns`` of the right one.
         """
         left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
         return ((left[number::count], right[number::count]) for number in range(count))

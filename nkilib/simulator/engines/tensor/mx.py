@@ -52,7 +52,7 @@ _FP8_TYPES = {float8_e5m2_x4: (ml_dtypes.float8_e5m2, 15), float8_e4m3fn_x4: (ml
 
 
 def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
-    """Return the words (K, N) of type ``dtype`` and the scales (K / 8, N), as E8M0 bits, of ``values`` (K, 4 N).
+    """Convert ``values`` (K, 4 N) to words (K, N) of type ``dtype`` and scales (K / 8, N), as E8M0 bits.
 
     The scale is ``2**(floor(log2(largest magnitude)) - (largest exponent of the element type - 1))``, and at least
     ``2**-127``: all elements are then in the range of their type, so that no element saturates. Elements round to
@@ -124,9 +124,9 @@ def _place(tile: NkiTensor) -> int | None:
 
 
 def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
-    """Return the rows of a tile of scales that hold the scales of ``data``, after checking the tile.
+    """Return the view (quadrants, 4, free dimensions) of the partitions of ``scale`` that hold the scales of ``data``.
 
-    The result is a view of shape (quadrants, 4, free dimensions of ``scale``).
+    Check the tile ``scale`` first: its size, and the partition at which it starts.
     """
     check_free_pattern(name, scale)
     check_consecutive_partitions(name, scale)
@@ -256,7 +256,7 @@ class _Matrix:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
 
     def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the values of the matrix; a partition of words gives four rows, one for each element of a word."""
+        """Return the values (4 * partitions, columns): a partition of words gives a row for each element of a word."""
         blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
         values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
         return values.swapaxes(1, 2).reshape(-1, self._columns)

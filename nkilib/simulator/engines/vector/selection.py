@@ -236,8 +236,8 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
 
 
 def _is_marked(dst: NkiTensor) -> bool:
-    """Return whether writing to ``dst`` needs no marks: all of it is marked as written, and nothing as a matmul
-    result.
+    """Return whether a write to ``dst`` changes no marks: all of its elements are marked as written already, and none
+    as a matmul result.
     """
     storage = dst.storage
     is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))

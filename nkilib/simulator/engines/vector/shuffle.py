@@ -28,9 +28,10 @@ _UNCHANGED = 255
 
 
 def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that both tensors start at partitions at which an access of the larger number of partitions may start.
+    """Check the partitions at which both tensors start.
 
-    That number is rounded up to a multiple of 32.
+    The number of partitions of the larger tensor is rounded up to a multiple of 32. An access to that number of
+    partitions must be allowed to start there.
     """
     active = -(-max(dst.shape[0], src.shape[0]) // _QUADRANT) * _QUADRANT
     allowed = allowed_starts(active)
