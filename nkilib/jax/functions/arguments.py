@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the arguments of ``cross_entropy``, several of which the other functions share, and targets as int32.
+"""Checks of the arguments of ``cross_entropy``, some of them for the other functions too, and conversion of targets.
 
 - :func:`checked_options` and :func:`python_numbers` check the options, and :func:`check_arguments` the shapes and types
   of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
@@ -98,10 +98,9 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Return ``target``, and whether it is a numpy array.
+    """Return ``target``, and whether it is a numpy array; a numpy array is first converted by :func:`class_indices`.
 
-    A numpy array is converted by :func:`class_indices`; a JAX array is returned unchanged. JAX would convert a numpy
-    array of 64-bit integers to 32 bits without a check.
+    JAX would convert a numpy array of 64-bit integers to 32 bits without a check.
     """
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True

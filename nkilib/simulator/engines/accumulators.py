@@ -156,9 +156,7 @@ class VectorAccumulation:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
     def start(self, rows: slice) -> Float32s:
-        """Return the values, one per row, from which the accumulation of ``rows`` starts, as the command says.
-
-        These are the registers, the initial value, or the operator's identity. The array is a copy.
+        """Return the start values of ``rows``: a copy of the registers, the initial value or the operator's identity.
 
         Raises:
             UninitializedReadError: the command continues from registers without a defined value, with
@@ -186,7 +184,9 @@ class VectorAccumulation:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self, rows: slice) -> None:
-        """Combine the values of :meth:`add_rows` with the registers as the command says, and store the registers.
+        """Combine the values of :meth:`add_rows` with the registers as the command says; store them in the destination.
+
+        With ``idle`` the registers become undefined.
 
         Raises:
             UninitializedReadError: the command continues from registers without a defined value, or such registers are
@@ -338,7 +338,7 @@ class ScalarAccumulation:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self, rows: slice) -> None:
-        """Combine the values of :meth:`add_rows` with the registers as the command says, and store the registers.
+        """Combine the values of :meth:`add_rows` with the registers as the command says; store them in the destination.
 
         Raises:
             UninitializedReadError: the command continues from registers without a defined value, or such registers are

@@ -84,7 +84,7 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the items of a nested value by the end of their path: ``[0]``, ``['key']``, ``.field``; None for a leaf."""
+    """Return the items of a nested value by the end of their path, such as ``[0]`` or ``.field``; None for a leaf."""
     if isinstance(value, tuple | list):
         return {f"[{number}]": item for number, item in enumerate(value)}
     if isinstance(value, dict):

@@ -120,7 +120,7 @@ def _unwind(array: npt.NDArray[Any], n: int) -> npt.NDArray[np.float32]:
 
 
 def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
-    """Store each row of ``results`` as the first elements of a snake."""
+    """Store each row of ``results``, one per GpSimd core, as the first elements of that core's snake in ``array``."""
     columns, rest = divmod(results.shape[1], GPSIMD_CORE_PARTITIONS)
     whole = results.shape[1] - rest
     snakes = _cores(array)
