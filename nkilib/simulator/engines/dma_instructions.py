@@ -189,9 +189,9 @@ def dma_copy(
 
     Values are cast through float32 if the types differ. Packed types and int64 cannot be cast.
 
-    If a view has a scalar or a vector offset, the address is read at run time. An index out of range raises an error;
-    with ``oob_mode=skip`` the elements of this index are not copied. If a scalar offset leads only some rows in HBM out
-    of their tensor, the other rows are copied.
+    If a view has a scalar or a vector offset, the address is read at run time. An index out of range raises an error.
+    With ``oob_mode=skip`` it does not: the row of an index of a vector offset is not copied; of a view in HBM with a
+    scalar offset, only rows inside the tensor are copied, or none.
 
     Raises:
         OutOfRangeError: an index is out of range; the message names the partition and the index.

@@ -3,7 +3,7 @@
 
 """The functions of ``nki.language``: most run one or more instructions on tiles and return a new tile.
 
-- ``creation``: new tensors, and read-only ones that the kernel supplies;
+- ``creation``: new tensors, and constants;
 - ``grids``: tensors divided into tiles or blocks;
 - ``movement``: transfers between HBM and SBUF, copies, broadcasts, gathers and ``where``;
 - ``operands``: code for all functions on tiles: operands, types of results, broadcasting;

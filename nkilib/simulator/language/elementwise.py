@@ -6,7 +6,8 @@
 - :data:`FUNCTIONS`: the functions by name; most are made from tables of docstrings.
 - :func:`reciprocal`, :func:`rsqrt`, :func:`invert`, :func:`logical_not`, :func:`negative`: functions with code of their
   own.
-- :func:`binary`, :func:`activated`, :func:`result_type`: for other functions, which run an operator by its name.
+- :func:`binary`, :func:`activated`: run the operator that the caller names; other modules of this package use them.
+  :func:`result_type`: the default type of a result.
 
 Instructions accept most of these functions as ``op`` too: ``api/language.py`` binds them to the operators of the same
 names.

@@ -77,8 +77,8 @@ def collective_permute(
 ) -> None:
     """Copy ``srcs[0]`` of the first rank of each pair to ``dsts[0]`` of the second rank.
 
-    ``srcs`` and ``dsts`` have one tensor in HBM. On a rank that is no target ``dsts[0]`` stays unchanged, and a rank
-    that is in no pair does nothing.
+    ``srcs`` and ``dsts`` each have one tensor, in HBM. On a rank that is no pair's second rank, ``dsts[0]`` stays
+    unchanged. A rank that is in no pair does nothing.
 
     Raises:
         BarrierError: another rank of the pairs reaches a different operation, or none.

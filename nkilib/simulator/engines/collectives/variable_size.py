@@ -4,12 +4,14 @@
 """Operations that read the sizes of the data at run time: all-gather-v and all-to-all-v, in one call or in two steps.
 
 - :func:`all_gather_v`, :func:`all_to_all_v`: in one call.
-- :func:`all_gather_v_prepare`, :func:`all_to_all_v_prepare`, and the triggers of the same names: in two steps.
+- :func:`all_gather_v_prepare` with :func:`all_gather_v_trigger`, :func:`all_to_all_v_prepare` with
+  :func:`all_to_all_v_trigger`: in two steps.
 - :func:`prepare` and :func:`run`: the two steps of both operations, with a :class:`Prepared` in between.
 
 Tensors are treated as flat buffers, in row-major order. The *metadata* are the contents of the metadata tensor on a
-rank. The tensor has a column for each rank of the list. Its rows are: 0, the number of elements to send; 1, the first
-element to send; 2, the number of elements received; 3, the index in the result of the first received element.
+rank. Column q is for the q-th rank of the list. Row 0 has the number of elements to send to this rank, row 1 the index
+in the source of the first of them, row 2 the number of elements received from this rank, and row 3 the index in the
+result of the first of them.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the two steps the later pages of ``all_gather_v_prepare``,
 ``all_to_all_v_prepare`` and ``all_to_all_v_trigger``.
