@@ -44,8 +44,8 @@ class Indirection(NamedTuple):
 
     Attributes:
         operands: the names of these operands: the output, then the inputs. If the output is such a view, its index must
-            start at the same partition as the first input; or, if this input is such a view outside SBUF, as the
-            input's index.
+            start at the same partition as the first input if that is in SBUF. If the first input is such a view outside
+            SBUF, both indices must start at the same partition.
         engines: the engines that support such views.
     """
 

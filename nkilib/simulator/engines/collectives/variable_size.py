@@ -11,7 +11,7 @@
 Tensors are treated as flat buffers, in row-major order. The *metadata* are the contents of the metadata tensor on a
 rank. Column q is for the q-th rank of the list. Row 0 has the number of elements to send to this rank, row 1 the index
 in the source of the first of them, row 2 the number of elements received from this rank, and row 3 the index in the
-result of the first of them.
+result of the first of them. All-gather-v reads rows 0 and 1 in column 0 only.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the two steps the later pages of ``all_gather_v_prepare``,
 ``all_to_all_v_prepare`` and ``all_to_all_v_trigger``.
