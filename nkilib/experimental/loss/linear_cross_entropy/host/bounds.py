@@ -60,7 +60,7 @@ _LANES: Final = 128
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the mean over the classes of each position that are not masked, where ``z`` is not -inf, [N]."""
+    """Return, for each position, the mean of ``values`` over the classes that are not masked (z is not -inf), [N]."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means
@@ -98,10 +98,7 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
 
 
 def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite.
-
-    ``maximum`` and ``log_sum``, whose sum is lse, have bounds as well.
-    """
+    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite."""
     weight = problem.classes_first
     blocks = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -123,7 +120,7 @@ def bounded_gradients(
         largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
             depends on it.
         classes: see ``linear_backward_reference``.
-        types: the dtypes of the results.
+        types: the dtypes of dX and dW.
     """
     return gradients_and_bounds(problem.layer, blocks, largest / float(np.min(problem.recipe.divisor)), classes, types)
 

@@ -71,10 +71,10 @@ class _AtIds:
     """Values at the target ids, float64 [N, K]; an ignored id counts as class 0.
 
     Attributes:
-        scores: z of the ids.
-        below: z minus the maximum of the position.
-        off: the bound on the error of z from the rounding of products.
-        log_sum: lse minus the maximum, one per position, [N, 1].
+        scores: z at the ids.
+        below: z at the ids, minus the maximum of z over all classes.
+        off: the bound on the error of z that the products cause.
+        log_sum: lse minus that maximum, [N, 1].
     """
 
     scores: Float64Array
@@ -154,12 +154,12 @@ def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
 
 @dataclass(frozen=True)
 class _Ids:
-    """The ids of a problem and their gradients.
+    """The ids of a problem, and the upstream gradients of their log-probabilities.
 
     Attributes:
-        problem: the problem with ids.
-        rest: the problem without ids, whose targets are all ignored.
-        upstream: the upstream gradients of log-sum-exp and entropy alone.
+        problem: the problem with ids, that is with targets [N, K].
+        rest: the same problem with one target per position, which is ignored.
+        upstream: the upstream gradients of ``rest``: of log-sum-exp and entropy alone.
         classes: the classes of the ids, [N, K], 0 for an ignored id.
         gradients: the upstream gradients g_k, [N, K], 0 for an ignored id.
     """
@@ -194,7 +194,7 @@ class _Ids:
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
-        """Return, for positions ``rows``, the sums of ``values`` [N, K] at the classes of their ids, [positions,
+        """Add each of ``values`` [N, K] at the class of its id; return the sums of positions ``rows``, [positions,
         vocabulary].
         """
         classes = self.classes[rows]
@@ -257,8 +257,8 @@ def scores_backward_reference(
     Args:
         problem: a problem with all classes and targets [N, K].
         upstream: the upstream gradients and statistics as the kernel received them.
-        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
-            weight and bias are returned.
+        classes: the classes of a vocabulary shard: dX is then the sum over these classes, and dW and db are those of
+            these classes.
     """
     weight, ids = problem.classes_first, _Ids.of(problem, upstream)
     blocks = ((rows, ids.gradient(rows, weight)) for rows in problem.row_blocks())
@@ -280,7 +280,7 @@ def scores_gradients_and_bounds(
 
 
 def checked_outputs(caller: object, outputs: Any) -> tuple[str, ...]:
-    """Return the names of the requested scores, in the order of :data:`OUTPUTS`.
+    """Return the names in ``outputs``, in the order of :data:`OUTPUTS`; ``caller`` is named in error messages.
 
     Raises:
         TypeError: if ``outputs`` is not an iterable, or is a string.
