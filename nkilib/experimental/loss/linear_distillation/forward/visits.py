@@ -93,8 +93,8 @@ class RunBlock(Protocol):
 
         Args:
             block: the positions.
-            opens: whether the first classes are still to be loaded.
-            reopens: whether the first classes are loaded again at the end, for the next block.
+            opens: whether this call loads the first classes; False if they are on chip already.
+            reopens: whether this call loads the first classes again at its end, for the next block.
         """
 
 
@@ -117,9 +117,7 @@ class SecondVisit(Protocol):
         """Run the first pass for each block of positions, and at the end the second pass for the last block."""
 
     def begin(self, tiles: int) -> None:
-        """Begin the first pass for a block of ``tiles`` tiles of positions, and the second pass for the previous block,
-        if any.
-        """
+        """Prepare the first pass for a block of ``tiles`` tiles, and the second pass for the block before, if any."""
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
         """Keep the scores of some tiles, which are complete, for the second pass."""

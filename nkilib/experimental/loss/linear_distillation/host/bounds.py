@@ -181,7 +181,7 @@ def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
 def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
     """Return the effect of dz on a divergence, [R].
 
-    ``by_student`` and ``by_teacher`` are the magnitudes of the divergence's derivatives.
+    ``by_student`` and ``by_teacher`` are |D|, the derivatives with respect to z of each model, [R, V].
     """
     first = (by_student * models.of_student + by_teacher * models.of_teacher).sum(axis=1)
     return np.asarray(np.exp(4.0 * models.most) * (first + 2.0 * np.square(models.most)))
