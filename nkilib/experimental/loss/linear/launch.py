@@ -80,7 +80,7 @@ def _staging_bytes(itemsize: int) -> int:
 
 
 class CastBytes(NamedTuple):
-    """The sizes of the elements in HBM of X and W, as far as they are rounded to the dtype of the products on loading.
+    """The bytes of an element in HBM of X and of W, for operands that are rounded while they are loaded.
 
     DMA casts an operand that it copies. It cannot cast an operand that it transposes: that takes staging memory in
     SBUF.

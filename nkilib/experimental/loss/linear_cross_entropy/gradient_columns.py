@@ -179,7 +179,7 @@ class GradientColumns:
         target_sbuf: the target, counted from the first class that the launch holds; for several target ids the sorted
             ids, [128, tiles, K'].
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
-        neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
+        neg_maximum_sbuf: minus the maximum of z, which is added to z before the bias; None if the bias is -lse.
         has_target: whether there is a gradient of the loss or of the log-probability.
         own_sbuf: A - D, the factor of r. Without ``has_target`` it is D, if D does not depend on the logits.
         rest_sbuf: D. If D depends on the logits, D is ``slope * x + rest``: x is z minus the maximum if there is

@@ -3,11 +3,10 @@
 
 """The statistics that a forward gathers for a block of positions (:class:`PositionStatistics`).
 
-They are the maxima, sums of exponentials and other sums of cross-entropy, with tiles of 128 positions as batches. The
-statistics of a few blocks of classes (a *window*) are in adjacent columns of :mod:`nkilib.core.rows.statistics`; a full
-window is combined into column 0. At the end both cores swap the statistics of their own classes and combine the columns
-of both at once, so that nothing is combined twice. The last classes may be *shared*: both cores process them, each for
-its own tiles of positions.
+They are the maxima, sums of exponentials and other sums of cross-entropy. The statistics of a few blocks of classes (a
+*window*) are in adjacent columns of :mod:`nkilib.core.rows.statistics`. A full window is combined into column 0. At the
+end both cores swap the columns of their own classes, and combine the columns of both at once. The last classes may be
+*shared*: both cores process them, each for its own tiles of positions.
 """
 
 from __future__ import annotations

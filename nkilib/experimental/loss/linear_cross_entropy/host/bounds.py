@@ -17,10 +17,10 @@ products of G with weight and input.
 - log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz.
 - The mean of z moves by the mean of dz. Its running sum, with one addition for each window of blocks of at least 128
   classes, adds u times the mean of |z| for each addition.
-- G: the error of cross-entropy for exact logits. The softmax p has a further relative error of expm1(dz + max dz), for
-  the logit and for lse; the derivative 1 - tanh^2 of a cap c has the further relative error 2 |tanh| dz / c. The
-  gradient h of the entropy H adds the error of h p (log p + H), in which p is off in the same way, and log p by dz +
-  max dz. All of these errors are divided by a temperature, and so is dz, except in the derivative of a cap.
+- G: the error of cross-entropy for exact logits, and the effect of dz. The softmax p has a further relative error of
+  expm1(dz + max dz), from the logit and from lse. The derivative 1 - tanh^2 of a cap c has a further relative error of
+  2 |tanh| dz / c. An upstream gradient h of the entropy H adds the error of h p (log p + H): p has the error above, and
+  log p one of dz + max dz. A temperature divides all these errors, and dz, except in the derivative of a cap.
 
 The bounds hold for the simulator; hardware was never measured.
 """

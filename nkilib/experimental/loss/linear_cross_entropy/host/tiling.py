@@ -319,8 +319,8 @@ def form_bytes(
     - A single launch keeps the sums of dX and the float32 logits of a block of positions. With several blocks it also
       keeps a float32 sum of dW.
 
-    Two things are not counted: the copy of an X that is rounded to a ``compute_dtype``, and the parts into which a
-    backward splits more than 65,536 positions (``split_backward_bytes``).
+    Not considered are the copy of an X that is rounded to a ``compute_dtype``, and the parts into which a backward
+    splits more than 65,536 positions (``split_backward_bytes``).
 
     See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
     """

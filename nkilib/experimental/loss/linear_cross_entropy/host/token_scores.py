@@ -13,9 +13,9 @@ The log-probability of an id is minus the loss of linear cross-entropy, and has 
 logit of class v is the one of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for upstream gradients g_k
 of the ids t_k and the softmax p; all of it is divided by the temperature and multiplied by the derivative of a cap.
 
-The bound on the gradient is the bound for a single id whose upstream gradient is S = sum |g_k|. At the ids, (K + 4) u S
-is added, u = 2^-24, because sums of g_k are added in different orders, and 8 u of the gradient for the sum with the
-other terms. A cap c adds 2 |tanh| dz / c of the gradient, where dz is the error of a logit (``linear.reference``).
+The bound on the error of the gradient G of a logit is the bound for a single id whose upstream gradient is S = sum
+|g_k|, and, with u = 2^-24: (K + 4) u S at each id, because the g_k are added in different orders; 8 u |G| for the sum
+with the other terms; and 2 |tanh| |G| dz / c for a cap c, where dz is the error of a logit (``linear.reference``).
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
 def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
     """Return the accepted errors of the results of :func:`scores_forward_reference`, by name.
 
-    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 u (u = 2^-24) of
-    the distance from that logit.
+    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 * 2^-23 times the
+    distance of the id's z from the largest z.
 
     Args:
         problem: a problem with targets [N, K].

@@ -6,7 +6,7 @@
 N positions, D features; *scores* are the logits before scaling, or tanh(logit / cap) under a cap.
 :func:`forward_of_core` loops over the blocks of positions. The cores divide the classes, and exchange their statistics
 at the end of a block. The last classes may be *shared*: both cores process them, each for its own tiles of positions. A
-divergence from a mixture needs a second pass (:mod:`.visits`), for which the first one keeps the scores.
+divergence from a mixture needs a second pass over the classes (:mod:`.visits`).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class _BlockForward:
         statistics: the statistics over the classes that were processed so far.
         own: the forward of all tiles over the core's own classes.
         shared: the forward of the tiles ``part`` over the shared classes; None without shared classes or tiles.
-        shared_picked_sbuf: the student's scores at the labels that are shared classes, float32 [128, tiles]; None if
-            there are none.
+        shared_picked_sbuf: the student's scores at the labels that are shared classes, float32 [128, tiles]; None
+            without shared classes, or if these scores are not wanted.
         part: the numbers of the tiles whose results this core stores: its own, or all if no classes are shared.
         reopens: whether the last step loads the first classes again, for another block of positions.
     """

@@ -93,12 +93,13 @@ def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
 def add_nan_of_empty(
     launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
 ) -> None:
-    """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
+    """Make values NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
 
-    A shard of the vocabulary may mask all of its classes; there nothing is added for masked classes.
+    In a shard of the vocabulary, where a model may mask every class, only +inf and NaN count.
 
     Args:
-        values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
+        launch: the launch of the kernel.
+        values_sbuf: the values, one per position, changed in place, float32 [128, tiles].
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """
     for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):

@@ -51,7 +51,7 @@ class GapMoment:
         W = sum of w_k * (W_k + S_k * (g_k - g))
 
     So equal scores give exactly 0, and large scores cancel before anything is summed. A masked class has a finite score
-    far below all others: masked in x, it adds 0; masked in the other model alone, it makes W very large.
+    far below all others: masked in the model of x, it adds 0; masked in the other model alone, it makes W very large.
 
     Attributes:
         columns: the layout of the tensors with one column for each block of classes.
@@ -371,14 +371,14 @@ def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor
 
 @dataclass(frozen=True)
 class PairPositions:
-    """The inputs of a block of positions, tensors [128, tiles]; None for inputs that the launch does not have.
+    """The caller's inputs for a block of positions, [128, tiles] each; None for inputs that the launch does not have.
 
     Attributes:
         labels_sbuf: the labels, float32, exact up to class 2^24.
         weights_sbuf: row weights, float32.
         valid_sbuf: uint32, 1 where the label is not ignored.
         is_local_sbuf: uint32, 1 where the label is not ignored and its class is in the weights of this launch.
-        picked_sbuf: the student's scores at the labels, float32; computed later.
+        picked_sbuf: memory for the student's scores at the labels, float32; see :meth:`join_picked`.
     """
 
     labels_sbuf: nl.NkiTensor | None
@@ -411,11 +411,10 @@ class PairPositions:
         return values_sbuf if self.is_local_sbuf is None else selected(values_sbuf, self.is_local_sbuf)
 
     def join_picked(self, launch: PairLaunch, candidates: list[nl.NkiTensor]) -> None:
-        """Set the student's scores at the labels to the largest of the candidates.
-
-        A masked class gets -inf.
+        """Set ``picked_sbuf`` to the largest of the candidates; to -inf where the label is a masked class.
 
         Args:
+            launch: the launch of the kernel.
             candidates: for each part of the classes, the scores found there, float32 [128, tiles].
         """
         if self.picked_sbuf is None:

@@ -332,7 +332,7 @@ def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, 
 
 
 def pair_forward_reference(problem: PairProblem) -> ExactResults:
-    """Return all results of ``linear_distillation_forward`` over all classes; for a shard the results that it defines.
+    """Return all results of ``linear_distillation_forward``, from the classes that the problem has.
 
     PyTorch equivalent, in float64, for beta 0 and without ignored labels::
 
