@@ -50,7 +50,7 @@ LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
 
 
 def check_logit_scale(function: str, logit_scale: float) -> None:
-    """Check that a scale of the logits is within its range.
+    """Check that ``logit_scale``, a factor of the logits, is a number from 1e-6 to 1e6.
 
     Raises:
         AssertionError: if it is not; the message names function, requirement, value and remedy.
@@ -80,26 +80,26 @@ def _staging_bytes(itemsize: int) -> int:
 
 
 class CastBytes(NamedTuple):
-    """The bytes of an element in HBM of each operand that is rounded to the dtype of the products on loading; 0 for
-    others.
+    """The bytes of an element in HBM of X and of W, for operands that are rounded while they are loaded.
 
-    DMA can cast data that it copies, but not data that it transposes, which needs staging memory in SBUF.
+    DMA casts an operand that it copies. It cannot cast an operand that it transposes: that takes staging memory in
+    SBUF.
 
     Attributes:
-        input, weight: the bytes of an element of X and of W.
+        input, weight: the bytes of an element of X and of W; 0 if the operand has the dtype of the products.
     """
 
     input: int = 0
     weight: int = 0
 
     def forward_staging(self, has_classes_first: bool) -> int:
-        """Return the bytes per partition to stage X on its way to X^T, and W if it is [V, D]."""
+        """Return the bytes per partition of the staging memory of a forward, for X, and for W if it is [V, D]."""
         return _staging_bytes(max(self.input, self.weight if has_classes_first else 0))
 
     def backward_staging(self, has_classes_first: bool, keeps_logits: bool = False) -> int:
-        """Return the bytes per partition to stage W in a backward, in which X is already rounded.
+        """Return the bytes per partition of the staging memory of a backward, for W alone: X is already rounded.
 
-        W is staged on its way to W^T if it is [V, D] and the logits are not kept, and on its way to W if it is [D, V].
+        The backward transposes W, unless W is [V, D] and the logits are kept.
         """
         return 0 if has_classes_first and keeps_logits else _staging_bytes(self.weight)
 
@@ -127,7 +127,7 @@ class LinearOperands:
     compute_dtype: nl.DType | None = None
 
     def of_positions(self, block: Block) -> LinearOperands:
-        """Return the operands of a block of positions."""
+        """Return the same operands with only the rows of X that are in ``block``."""
         return replace(self, input_hbm=block.of(self.input_hbm))
 
     @property
@@ -206,14 +206,14 @@ class WantedGradients:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient tensors in HBM, in the order in which a kernel returns them; None for gradients that are not wanted.
+    """The gradient tensors in HBM; None for gradients that are not wanted.
 
     Attributes:
         input_hbm: dX, [N, D], in the dtype of X, or float32.
         weight_hbm: dW in the layout of W, in its dtype or in float32.
         bias_hbm: db, [V], float32.
-        weight_sum_hbm: the float32 sum to which dW is added before it is rounded; it may be ``weight_hbm``. None if
-            there is none.
+        weight_sum_hbm: a float32 sum in HBM, to which the unrounded dW is added; it may be ``weight_hbm`` itself. None
+            if dW is not added to a sum.
     """
 
     input_hbm: nl.NkiTensor | None
@@ -227,7 +227,7 @@ class Gradients:
         return self.weight_sum_hbm is not None
 
     def sums_bias_of(self, operands: LinearOperands) -> bool:
-        """Return whether db is summed from gradients of the logits before they are rounded."""
+        """Return whether db is the sum of the unrounded gradients of the logits."""
         return self.bias_hbm is not None and operands.rounds_more_than_bias
 
     @classmethod
@@ -254,6 +254,6 @@ class Gradients:
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """Return the tensors that a kernel returns."""
+        """Return dX, dW and db, without those that are not wanted, as a kernel returns them."""
         tensors = (self.input_hbm, self.weight_hbm, self.bias_hbm)
         return tuple(tensor_hbm for tensor_hbm in tensors if tensor_hbm is not None)

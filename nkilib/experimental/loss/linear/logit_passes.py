@@ -6,16 +6,15 @@
 A *group* is the tiles of logits that are processed together, and a *pass* is the instructions of Vector for one tile.
 *Scores* are the logits, or under a cap tanh(logit / cap).
 
-Target logits are picked from the tiles without rounding (:class:`TargetLogits`). In each tile of logits, each position
-has one element that would be its target's logit if the target were among the classes of the tile. GpSimd gathers this
-element in any case. If it is not the target's, it is replaced by the lowest float32, and the largest over all blocks of
-classes is kept. A logit of -inf of a masked class is therefore found as the lowest float32 too. All of this runs on
-GpSimd, which has nothing else to do. The time of a gather is not published; one gather serves up to four tiles.
+Target logits are picked from the tiles without rounding (:class:`TargetLogits`). From each tile, GpSimd gathers one
+logit per position: the logit of the class that is nearest to the target of the position. If this class is not the
+target, the lowest float32 replaces the logit. The largest of these values over all blocks of classes is the target
+logit. Where a masked class has the logit -inf, the result is the lowest float32 (:func:`restore_masked`). One gather
+serves up to four tiles.
 
-Entropy and argmax take passes (:class:`EntropyPass`, :class:`SearchPass`) that must wait for another engine
-(:class:`WaitingPasses`). Meanwhile Vector computes the maxima of the next group of tiles. Passes for one group
-alternate with maxima of the next one, so that neither products nor exponentials wait for Vector, nor Vector for Scalar
-and GpSimd.
+The passes for the entropy (:class:`EntropyPass`) and the argmax (:class:`SearchPass`) read results of other engines.
+They are queued (:class:`WaitingPasses`), and issued between the passes that compute the maxima of the next group. So
+Vector does not wait for Scalar and GpSimd, and products and exponentials do not wait for Vector.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.Nki
 
 
 def multiply_by_column(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Multiply each row by its factor, on GpSimd.
+    """Write each row of ``data_sbuf``, times its factor, to ``dst_sbuf``, on GpSimd.
 
     Args:
         dst_sbuf, data_sbuf: float32 [rows, columns]; they may be the same tile.
@@ -72,19 +71,18 @@ def multiply_by_column(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_s
 
 @dataclass(frozen=True)
 class TargetLogits:
-    """The target logits of a block of positions.
+    """The target logits of a block of positions, picked from one block of classes after another.
 
-    The tensors are [128, tiles], or [128, tiles, ids] if each position has several targets.
+    Call :meth:`aim`, :meth:`gather` and :meth:`keep` for each block of classes. The tensors have one element per
+    target: [128, tiles], or [128, tiles, ids] if each position has several targets.
 
     Attributes:
-        distance_sbuf: the target minus the first class of the next block of classes, float32.
-        picked_sbuf: the largest element kept so far, which is the target's logit once its block was processed, float32.
-        starts_sbuf: the index of the first element of each tile of logits among the elements that one gather reads,
-            float32.
-        index_sbuf: the indices of the elements to gather, uint32.
+        distance_sbuf: the target minus the first class of the block that :meth:`aim` is called for next, float32.
+        picked_sbuf: the target logit if its block was processed, else about the lowest float32; float32.
+        starts_sbuf: where the tile of the target begins: an index into the elements that one gather reads, float32.
+        index_sbuf: the index of the element to gather, among the elements that one gather reads, uint32.
         penalty_sbuf, gathered_sbuf, nearest_sbuf: scratch memory, float32.
-        sizes_sbuf: for each size of a block of classes a tile [128, 4] of constants: the size, the last class, 0 and
-            the lowest float32.
+        sizes_sbuf: constants [128, 4] for each size of a block of classes: size, size - 1, 0 and the lowest float32.
     """
 
     distance_sbuf: nl.NkiTensor
@@ -106,14 +104,14 @@ class TargetLogits:
         side_by_side: int,
         sizes: set[int],
     ) -> TargetLogits:
-        """Allocate the tensors; no logit is picked yet.
+        """Allocate the tensors, and set ``picked_sbuf`` to the lowest float32.
 
         Args:
             targets_sbuf: the targets, float32 [128, tiles], or [128, tiles, ids].
             first_class: the first class of the core.
             picked_sbuf: the tensor that gets the target logits, float32, in the shape of ``targets_sbuf``.
-            stride: the number of elements from one tile of logits to the next, in the tiles that one gather reads.
-            side_by_side: the number of tiles that one gather reads.
+            stride: the number of elements from the start of one tile of logits to the start of the next.
+            side_by_side: the largest number of tiles that one gather reads.
             sizes: the sizes of the blocks of classes.
         """
         nisa.memset(dst=picked_sbuf, value=FLOAT32_LOWEST)
@@ -133,7 +131,7 @@ class TargetLogits:
         )
 
     def aim(self, classes: int) -> None:
-        """Compute the indices of the targets in the next block, of ``classes`` classes, for :meth:`gather`."""
+        """Compute ``index_sbuf`` for the next block of classes, which has ``classes`` classes."""
         sizes_sbuf = self.sizes_sbuf[classes]
         parts_sbuf = [broadcast_like(sizes_sbuf[:, part : part + 1], self.distance_sbuf) for part in range(4)]
         size_sbuf, last_sbuf, zero_sbuf, lowest_sbuf = parts_sbuf
@@ -145,17 +143,17 @@ class TargetLogits:
         self._combine(self.distance_sbuf, self.distance_sbuf, size_sbuf, nl.subtract)
 
     def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
-        """Gather one element per target from adjacent tiles of logits.
+        """Gather, for each target in adjacent tiles of positions, the element at ``index_sbuf``.
 
         Args:
-            logits_sbuf: the tiles, float32 [128, tiles, stride].
-            start: the number of the first tile.
+            logits_sbuf: the logits of these tiles, float32 [128, tiles, stride].
+            start: the number of the first of these tiles in the block of positions.
         """
         end = start + logits_sbuf.shape[1]
         nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 
     def keep(self) -> None:
-        """Merge the elements that :meth:`gather` has found in this block of classes into ``picked_sbuf``."""
+        """Update ``picked_sbuf`` with the logits of the targets that are in this block of classes."""
         self._combine(self.gathered_sbuf, self.gathered_sbuf, self.penalty_sbuf, nl.add)
         self._combine(self.picked_sbuf, self.picked_sbuf, self.gathered_sbuf, nl.maximum)
 
@@ -184,8 +182,8 @@ class EntropyPass:
     """The pass that adds one tile to the sums for the entropy, once Scalar has computed the exponentials of the tile.
 
     Attributes:
-        moment: the sums for the entropies.
-        statistics: the maxima and the sums of the exponentials.
+        moment: the running sums from which the entropies are computed.
+        statistics: the maxima, and the sums of the exponentials.
         scores_sbuf: the scores of the tile, float32 [128, classes].
         exponentials_sbuf: the exponentials of the tile, float32 [128, classes].
         terms_sbuf: scratch memory, of any float dtype.
@@ -238,7 +236,7 @@ class WaitingPasses:
         self.waiting.append(vector_pass)
 
     def share_of(self, parts: int) -> int:
-        """Return how many passes to issue per part of some work so that none is left after ``parts`` parts."""
+        """Return how many passes to issue in each of ``parts`` steps, so that none is left after the last step."""
         return div_ceil(len(self.waiting), parts)
 
     def take(self, count: int) -> None:

@@ -39,10 +39,10 @@ def multiply(
 
     Args:
         dst_psum: the result, float32 [n, v], n at most 128, v at most ``CLASSES_OF_TILE``.
-        stationary_sbuf, moving_sbuf: the operands, [128, ceil(contracted / 128), n] and [..., v]; index i is on
-            partition i % 128 of tile i // 128.
+        stationary_sbuf, moving_sbuf: the operands, [128, tiles, n] and [128, tiles, v] with ceil(contracted / 128)
+            tiles; index i is on partition i % 128 of tile i // 128.
         contracted: the number of indices i.
-        is_first: the sum is stored; otherwise it is added to the values in ``dst_psum``.
+        is_first: True stores the sum; False adds it to the values in ``dst_psum``.
     """
     for tile in range(div_ceil(contracted, PARTITIONS)):
         depth = min(PARTITIONS, contracted - tile * PARTITIONS)
@@ -60,16 +60,16 @@ def _slot(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) 
 
 @dataclass(frozen=True)
 class LogitTiles:
-    """The computation of tiles of scores, one after another.
+    """The computation of one tile of scores after another, in buffers that are used round-robin.
 
     Attributes:
         num_features: D.
         softcap: the cap of the logits; None for none.
-        products_psum: banks, float32 [128, 512], which the tiles use round-robin.
-        biased_sbuf, tangents_sbuf: buffer slots of that shape for the logits with bias and for the tangents, which the
-            tiles use round-robin; empty without a bias, or without a cap.
-        masked_score: the value that replaces the tangent of a masked class, whose bias is twice this value; None if the
-            tangent stays -1.
+        products_psum: banks for the products, float32 [128, most classes of a tile].
+        biased_sbuf: buffer slots for the logits with bias, in the same shape; empty without a bias.
+        tangents_sbuf: buffer slots for the tangents, in the same shape; empty without a cap.
+        masked_score: the score of a masked class under a cap, if the bias of the class is twice this value; None if
+            the score is the tangent, -1.
     """
 
     num_features: int
@@ -104,9 +104,7 @@ class LogitTiles:
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return only the product X W^T of tile ``number``, in its bank of PSUM; for the arguments see
-        :meth:`scores`.
-        """
+        """Return X W^T for tile ``number``, without bias and cap, in PSUM; for the arguments see :meth:`scores`."""
         product_psum = _slot(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
         multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
         return product_psum

@@ -65,8 +65,7 @@ class Staging:
         """Transpose and cast: ``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the dtype of ``dst``.
 
         Args:
-            dst_sbuf: the destination, [partitions, tiles, rows], of at most 1,024 rows; each transfer has as many tiles
-                as fit a staging tile.
+            dst_sbuf: the destination, [partitions, tiles, rows], of at most 1,024 rows.
             src_hbm: the source, [rows, tiles, partitions].
         """
         partitions, tiles, rows = dst_sbuf.shape
@@ -82,9 +81,10 @@ class Staging:
 def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
     """Return the operands with X in the dtype of the products: X itself, or a rounded copy in HBM that the cores share.
 
-    Each core writes half of the copy.
+    The cores write equal parts of the copy.
 
     Args:
+        launch: the operands.
         prefix: a prefix of the name of the copy, which distinguishes the copies of several models.
     """
     if launch.input_hbm.dtype == launch.dtype:
@@ -375,7 +375,7 @@ class ClassRow:
         load_broadcast(self.row_sbuf[:, at : at + classes.size], classes.of(self.vector_hbm))
 
     def raise_lowest(self, at: int, count: int) -> None:
-        """Raise lower values to ``lowest``, in ``count`` columns from column ``at`` on."""
+        """Raise the values that are below ``lowest`` to it, in ``count`` columns from column ``at`` on."""
         if self.lowest is not None:
             part_sbuf = self.row_sbuf[:, at : at + count]
             nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.maximum, operand0=self.lowest)

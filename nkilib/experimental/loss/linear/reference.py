@@ -6,22 +6,22 @@
 :class:`OutputLayer` computes logits and gradients in blocks of positions, so that no [N, V] array is in memory.
 :func:`logit_bounds` returns the bounds of logits. :func:`gradients_and_bounds` computes dX, dW, db and their bounds
 (:class:`LinearGradients`) from the gradients of logits that a loss yields (:class:`GradientRows`), for given dtypes of
-the results (:class:`ResultTypes`; :data:`OF_PRODUCTS` for those of the products). :data:`ROUNDOFF` is the roundoff of
-float32, and :data:`EVERY_CLASS` a slice.
+the results (:class:`ResultTypes`; :data:`OF_PRODUCTS`: the dtype of the products). :data:`ROUNDOFF` is the roundoff of
+float32, and :data:`EVERY_CLASS` the slice of all classes.
 
 Notation of the bounds: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the products' type (2^-8 for
 bfloat16, 2^-11 for float16, u for float32); K = ceil(size / 128), where size is the length of the sum of a product. The
 Tensor engine adds 128 products at a time, and these sums are added one after another in float32.
 
-- A logit z: K + 126 additions, and a rounded float32 product, so (K + 128) u sum |x w|, in whatever order BLAS adds the
-  128 products; the simulator passes it no longer sums (engines/tensor/accumulation.py). The bias adds u (|z| + |b|).
-  The sum of both is called dz. No logit is rounded to 16 bits.
-- The gradient G of a logit is rounded once, which may change it by r |G|. A float16 G, which has subnormals, carries a
-  power of two that brings the largest coefficient to at least 1; rounding loses up to 2^-25 of that coefficient.
-- dX: the sum over the classes of the error of G, times |W|; plus (K + 135) u sum |G| |W| for the additions, including
-  those of blocks and cores. The result is rounded once, r |dX| with the r of its own type, and in float16 2^-25 more,
-  half of the spacing of subnormals. dW is bounded in the same way over the positions. db is a sum of G, before G is
-  rounded if 16-bit products round it and the bias has another type.
+- The error of a logit z is at most dz, without a bias (K + 128) u sum |x w|: K + 126 additions and a rounded product.
+  It does not depend on the order in which BLAS adds 128 products; the simulator passes BLAS no longer sums
+  (engines/tensor/accumulation.py). The bias adds u (|z| + |b|) to dz. No logit is rounded to 16 bits.
+- The gradient G of a logit is rounded once, with an error of at most r |G|. A float16 G is multiplied by a power of two
+  that brings the largest coefficient to at least 1; so the error in subnormals is at most 2^-25 of that coefficient.
+- The error of dX has three summands. The errors of G add the sum over the classes of (error of G) |W|. The additions,
+  including those of blocks and cores, add (K + 135) u sum |G| |W|. The rounding of the result adds r |dX|, with the r
+  of the result's dtype, and in float16 2^-25 more. dW is bounded in the same way, over the positions.
+- db is a sum of G; of the unrounded G, if the products are 16-bit and the bias has another dtype.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -94,8 +94,7 @@ class _Product(NamedTuple):
 class OutputLayer:
     """Hidden states, output weights and bias of a model.
 
-    A small layer computes its products once, for the reference and for the bounds: nothing may change its arrays after
-    the first use.
+    A small layer computes each product once and keeps it, so the arrays must not change after the first use.
 
     Attributes:
         input: X, [N, D], of any float dtype.
@@ -140,8 +139,8 @@ class OutputLayer:
         return self._once("magnitudes", rows, lambda: np.abs(self.input[rows].astype(np.float64)) @ np.abs(weight).T)
 
     def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
-        """Return ``compute()``, the product ``name`` of positions ``rows``; a small layer keeps the result for later
-        calls.
+        """Return ``compute()``; for a small layer, store the result and return it at the next call with equal ``name``
+        and ``rows``.
         """
         first, last, _ = rows.indices(len(self.input))
         key = _Product(name, first, last)
@@ -166,9 +165,10 @@ class OutputLayer:
         """Return dX = G W, dW = G^T X and db = sum G, from the gradient G of the logits in blocks of positions.
 
         Args:
-            blocks: the R positions of each block and their G, [R, V]; together the blocks cover all positions.
+            blocks: for each block its R positions and their G, [R, V]; together the blocks cover all positions.
             weight: the weight, ``classes_first``.
-            classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
+            classes: the classes of a vocabulary shard: dX is then the sum over these classes, and dW and db are those
+                of these classes.
         """
         shard_weight = weight[classes]
         of_input = np.empty(self.input.shape, np.float64)
@@ -251,7 +251,7 @@ def gradients_and_bounds(
         layer: the layer, with all classes, and X and W in the dtype of the products.
         blocks: gradients of logits, in blocks that cover all positions.
         largest: the largest coefficient of a gradient of logits; the power of two of float16 depends on it.
-        classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
+        classes: the classes of a vocabulary shard, see :meth:`OutputLayer.gradients`.
         types: the dtypes of the results.
     """
     weight, roundoff = layer.classes_first, ROUNDOFF_OF_DTYPE[layer.input.dtype]

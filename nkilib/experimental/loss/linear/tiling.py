@@ -143,7 +143,7 @@ def shared_by_override(function: str, override: int, class_block: int, vocab_siz
     shared.
 
     Raises:
-        ValueError: if the statistics have no columns for so many classes.
+        ValueError: for more classes than four blocks have; the statistics have no columns for more blocks.
     """
     most = SHARED_BLOCKS_MAX * class_block
     if override > most:
@@ -245,7 +245,7 @@ class BackwardLaunch:
 
     @property
     def _tensor_us(self) -> float:
-        """The time of Tensor's products in us: logits of all operand pairs, dX and dW."""
+        """The time of Tensor's products in us: dX, dW, and the logits that are not kept, of all operand pairs."""
         depth = div_ceil(self.sizes.num_features, PARTITIONS)
         columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * PARTITIONS
         further = sum(_PASSES[pair.itemsize] * pair.feature_tiles for pair in self.sizes.further)
@@ -255,9 +255,9 @@ class BackwardLaunch:
     def _delay_of_halves(self, plan: BackwardPlan, block_tiles: int) -> float:
         """Return the estimated delay of Tensor by the transfers of a round, as a fraction of Tensor's own time.
 
-        A round (a block of classes with a block of positions) has two halves: the logits, and the products for dX and
-        dW. This is for plans whose X^T and W^T stream in the first half, with a slice of X^T for each tile of classes,
-        and a slice of W^T for each batch of positions.
+        A round is the work for a block of classes and a block of positions. It has two halves: the logits, and the
+        products for dX and dW. In the first half X^T streams once per tile of classes, and W^T once per batch of
+        positions; the method is for plans that do so.
         """
         sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, block_tiles * PARTITIONS
         of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles
@@ -278,7 +278,7 @@ class BackwardLaunch:
     def _delay_of_cover(self, plan: BackwardPlan, covered: int) -> float:
         """Return the delay added by a device loop that covers all classes, ``covered`` tiles (:class:`ClassCover`).
 
-        It is 0 if there are blocks outside the loop.
+        It is 0 for a single block of positions, and if there are blocks of classes outside the loop.
         """
         if plan.position_blocks == 1 or plan.blocks_of_program(self.sizes.num_positions) >= LEAST_ROOM:
             return 0.0

@@ -19,7 +19,7 @@ position. A launch goes through these steps, in this order; ``linear.`` stands f
    into a ``LinearLaunch`` (``launch``).
 2. ``validation`` rejects arguments that are not accepted, including K ids and upstream gradients, before anything is
    written.
-3. ``host.tiling`` chooses the tiling, from the needs of the options (``launch``), and for gradients by
+3. ``host.tiling`` chooses the tiling from the needs of the options (``launch``); for gradients it calls
    ``linear.tiling``.
 4. ``forward`` computes the forward, for each block of positions:
 
@@ -31,8 +31,8 @@ position. A launch goes through these steps, in this order; ``linear.`` stands f
 
 5. ``backward`` hands the loss to ``linear.backward.one_core``, which has the loop of the backward:
 
-   a. ``gradient_columns`` computes the per-position scalars of the gradient, once per launch. For K ids ``id_gradient``
-   does so; it sorts the ids and adds up the gradients of equal ones;
+   a. ``gradient_columns`` computes the per-position scalars of the gradient, once per launch. For K > 1 ids
+   ``id_gradient`` computes them, sorts the ids, and adds up the gradients of equal ids;
    b. ``backward`` computes, for each tile of logits, the gradient in float32 and rounds it once. ``id_gradient`` adds
    the gradients of K ids to it;
    c. ``linear.backward.gradient_products`` multiplies: dX, dW and db of a block.
@@ -43,6 +43,6 @@ position. A launch goes through these steps, in this order; ``linear.`` stands f
 Token scores are the same launch with K ids instead of the target. For K = 1 the code of linear cross-entropy runs; K >
 1 additionally uses the modules and functions with ``id`` in their names.
 
-``host`` has the numpy and arithmetic around the kernels, and ``registry_entry`` the kernels to launch with their
-guarantees and work, and their entry in the list of losses.
+``host`` has the host code around the kernels. ``registry_entry`` has the kernels to launch, their guarantees and work,
+and the entry in the list of losses.
 """

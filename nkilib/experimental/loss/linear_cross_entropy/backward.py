@@ -55,20 +55,19 @@ def _whole(count: float) -> int:
 
 @dataclass(frozen=True)
 class GradientTiles:
-    """The computation of the tiles of the gradient of the logits, one after another; a :class:`.tile_maker.TileMaker`.
+    """Computes one tile of the gradient of the logits after another; implements :class:`.tile_maker.TileMaker`.
 
     Attributes:
         columns: the per-position scalars.
         softcap: the cap of the logits; None for none.
-        is_kept: whether the scores come from HBM. GpSimd then computes the last products; otherwise it computes the
-            squares for a cap.
+        is_kept: whether the scores are loaded from HBM, where a forward in the same launch kept them.
         masks: whether kept scores may be -inf, for masked classes under a cap; these scores then count as -1.
         targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; [128, tiles, ids]
             for several target ids.
         class_weights: the class weights of a block; None for 1.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
-        errors_sbuf, others_sbuf: buffer slots, float32 [128, classes of a tile], which the tiles use round-robin: for
-            r, and for the terms that are added to it.
+        errors_sbuf, others_sbuf: buffer slots for r, and for the other terms, float32 [128, classes of a tile]; the
+            tiles use them round-robin.
         ids: the tiles of several target ids per position; None for one id.
     """
 
@@ -138,9 +137,9 @@ class GradientTiles:
 
     @property
     def opens_groups(self) -> bool:
-        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar needs a table for the tanh of a cap.
+        """Whether :meth:`open` is called for a group of tiles at a time: if Scalar has to compute the tanh of a cap.
 
-        Kept scores are tanh already.
+        Kept scores contain the tanh already.
         """
         return self.softcap is not None and not self.is_kept
 
@@ -155,7 +154,7 @@ class GradientTiles:
         nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Compute the table entries (:class:`IdTiles`) of several target ids; do nothing for one id.
+        """Compute the table indices of several target ids (:meth:`IdTiles.search`); do nothing for one id.
 
         The arguments are those of :meth:`TileMaker.prepare`.
         """
@@ -359,7 +358,7 @@ def problem_of_launch(launch: LinearLaunch, options: Options, upstream: Position
 
 
 def upstream_of_positions(upstream: PositionUpstream, block: Block) -> PositionUpstream:
-    """Return the upstream gradients and statistics of a block of positions."""
+    """Return ``upstream`` with only the rows of its tensors that are in ``block``."""
 
     def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
         return None if vector_hbm is None else block.of(vector_hbm)

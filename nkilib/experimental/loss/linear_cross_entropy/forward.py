@@ -57,12 +57,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class ScoreResults:
-    """The result tensors in HBM, in the order in which a kernel returns them; None for results that it does not return.
+    """The result tensors of token scores, in HBM; None for results that the kernel does not return.
 
     Attributes:
         logprob_hbm, target_logit_hbm: tensors [N, K].
         lse_hbm: log-sum-exp, [N].
-        others: further vectors [N], as for one target; the loss among them is not used.
+        others: the results that do not depend on the ids, [N] each; the loss and the target logit in it are not used.
     """
 
     logprob_hbm: nl.NkiTensor
@@ -97,7 +97,7 @@ class ScoreResults:
         return cls(logprob_hbm, lse_hbm, matrix("target_logit_hbm") if wanted.target else None, others)
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """Return the tensors that a kernel returns."""
+        """Return the tensors that are not None, in the order in which the kernel returns them."""
         others = self.others
         tensors = (
             self.logprob_hbm,
@@ -114,7 +114,7 @@ class ScoreResults:
 
 
 def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
-    """Return the scores at the targets, of which z is a multiple."""
+    """Return the scores at the targets: the target logits, or under a cap their tanh."""
     if options.softcap is None:
         return targets.logits_sbuf
     tangents_sbuf = float32_like(targets.logits_sbuf)
@@ -132,8 +132,8 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
     """Return the log-probabilities z[t] - m - log d of the target ids t; 0 where the id is ignored, NaN where lse is
     infinite.
 
-    m is the maximum of z, and d the sum of exponentials relative to m. The result is not computed as z[t] - lse: where
-    logits are large, rounding lse loses a part of log d.
+    m is the maximum of z, and d the sum of exp(z - m). The result is not computed as z[t] - lse, because the rounding
+    of a large lse = m + log d loses a part of log d.
     """
     statistics = group.statistics
     distance_sbuf = float32_like(scores_sbuf)
@@ -218,10 +218,10 @@ class _Pass:
     """The forward of some tiles of positions over several blocks of classes.
 
     Attributes:
-        tiles: the tiles of positions, at least one.
-        targets: the logits at the targets of these positions.
-        first_classes_sbuf: buffer slots for the class of the first column of a block, float32 [128, 1]; for the argmax,
-            whose last instructions for a block run during the next block.
+        tiles: the numbers of the tiles in the block of positions, at least one.
+        targets: the target logits of these positions.
+        first_classes_sbuf: two buffer slots for the first class of a block of classes, float32 [128, 1]; empty without
+            an argmax.
     """
 
     tiles: range
@@ -237,8 +237,8 @@ class _Pass:
         Args:
             forward: the forward of the core.
             targets_sbuf: the targets of the block of positions.
-            picked_sbuf: the tensor for the logits at these targets.
-            tiles: the tiles of positions.
+            picked_sbuf: the tensor that gets the logits at these targets.
+            tiles: the numbers of the tiles in the block of positions.
             first: the first class of the first block, counted from the first class of the weight.
         """
         first_class = forward.options.classes.first + first
@@ -272,14 +272,13 @@ class _BlockForward:
     Attributes:
         forward: the forward of the core.
         block: the positions.
-        input_sbuf: X^T of each tile of the block.
-        statistics: the statistics so far.
+        input_sbuf: X^T of each tile of the block, [128, ceil(D / 128), 128].
+        statistics: the statistics over the classes that were processed so far.
         own: the forward of all tiles over the core's own classes.
-        shared: the forward of the tiles ``part`` over the shared classes; None if there is none.
-        shared_picked_sbuf: the logits at targets among the shared classes, float32 [128, tiles]; None without shared
-            classes.
-        part: the tiles whose results this core computes at the end: its own tiles, or all tiles if no classes are
-            shared.
+        shared: the forward of the tiles ``part`` over the shared classes; None without shared classes or tiles.
+        shared_picked_sbuf: the target logits found in the shared classes, float32 in the shape of the targets; None
+            without shared classes.
+        part: the numbers of the tiles whose results this core stores: its own, or all if no classes are shared.
         reopens: whether the last step loads the first classes again, for the next block of positions.
     """
 
@@ -328,8 +327,8 @@ class _BlockForward:
     def finish(self, block: Block, results: Results | ScoreResults) -> None:
         """Compute and store the results over all classes.
 
-        If classes are shared, each core stores the results of its own tiles of positions. Otherwise the cores store
-        whole result vectors, alternately.
+        If classes are shared, each core stores all results of its own tiles of positions. Otherwise each core stores
+        some of the results, for all positions of the block.
         """
         launch, statistics = self.forward.launch, self.statistics
         statistics.finish(self.shared_picked_sbuf)
@@ -353,7 +352,7 @@ class _BlockForward:
         """Process one block of classes, and store its statistics in column ``column``.
 
         Args:
-            step: the step of the block.
+            step: the step of the class schedule, which has the block of classes.
             through: the tiles of positions to process; with None the block is only loaded.
             column: the column of the statistics.
             is_last: whether this is the last block of classes of these positions.
@@ -411,10 +410,10 @@ class _BlockForward:
 
 @dataclass(frozen=True)
 class Keeping:
-    """The arguments of a forward that keeps its logits.
+    """How a forward keeps its logits in HBM, for gradients in the same launch.
 
     Attributes:
-        kept: the memory for the logits of this core; None if it has no classes.
+        kept: the memory for the logits of this core; None if the core has no classes.
         shares: the classes of each core.
         program_share: the fraction of a program's allowed instructions that the forward may use.
     """
@@ -433,8 +432,8 @@ class _CoreForward:
         schedule: the schedule of the core's classes.
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
         classes: the buffers of W^T.
-        scores: the tiles of scores.
-        kept: the memory that the logits are kept in; None if they are not kept.
+        scores: the buffers and the computation of the tiles of scores.
+        kept: the memory in HBM for the logits; None if they are not kept.
     """
 
     launch: LinearLaunch
@@ -461,7 +460,7 @@ class _CoreForward:
             launch, options, tiling: the operands, the options and the tiling of the kernel.
             plan: the split of the positions.
             bodies: the largest number of copies of the code for a block of classes, for each block of positions.
-            keeping: the arguments of a forward that keeps its logits; else None.
+            keeping: how the logits are kept; None if they are not.
         """
         tiles, sizes = plan.tiles, _forward_sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
@@ -492,8 +491,8 @@ class _CoreForward:
         Args:
             block: the positions.
             results: the results of all positions.
-            opens: whether the first classes are still to be loaded here, after the first tile of positions.
-            reopens: whether the first classes are loaded again at the end, for the next block.
+            opens: whether this method loads the first classes; False if they are on chip already.
+            reopens: whether this method loads the first classes again at its end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
         load_input(input_sbuf[0:1], self.launch.input_hbm, block, self.classes.staging)
@@ -522,7 +521,7 @@ def forward_of_core(
     Args:
         launch, options, tiling: the operands, the options and the tiling of the kernel.
         results: the tensors for the results.
-        keeping: the arguments for logits that are kept, if gradients follow in the same launch; else None.
+        keeping: how the logits are kept, if gradients follow in the same launch; else None.
     """
     _require_room(launch, options, tiling)
     sizes = _forward_sizes(launch, options)

@@ -52,7 +52,7 @@ def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
-    """Return the sum of all class weights: the number of classes, the caller's number, or float32 [128, 1]."""
+    """Return the sum of all class weights: a number, or float32 [128, 1] if the kernel has to sum them."""
     if launch.class_weight_hbm is None or options.spread == 0.0:
         return float(options.classes.total)
     return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
@@ -94,7 +94,7 @@ class Exponents:
         neg_maximum_sbuf: minus the maximum; None for 0.
         log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
         lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
-        factor_sbuf: the exponential of the rounding error; None for 1.
+        factor_sbuf: ``exp(lost)``; None for 1.
     """
 
     lse_sbuf: nl.NkiTensor
@@ -108,10 +108,11 @@ class Exponents:
     def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
         """Compute the scalars of all positions.
 
-        If products are float32, Tensor takes so long that another pass over a tile costs nothing; then the softmax p is
-        computed from z minus the maximum, which is exact. Otherwise p is computed from z - lse, and its coefficients
-        are multiplied by ``factor_sbuf``, which corrects the rounding of lse; only log p, which the gradient of the
-        entropy needs, keeps that rounding.
+        - Without maximum and log_sum from the forward, p is computed from z - lse.
+        - With them and float32 products, p is computed from z minus the maximum, which is exact. This takes another
+          pass over a tile, for which Tensor leaves time.
+        - With them and 16-bit products, p is computed from z - lse, and its coefficients are multiplied by
+          ``factor_sbuf``, which corrects the rounding of lse.
         """
         lse_sbuf = positions.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -130,8 +131,7 @@ class Exponents:
     ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         """Return slope and offset of -g (log p + H) as a linear function of the scores, float32 [128, tiles] each.
 
-        log p is z - lse. If the maximum is subtracted first, log p is z - maximum minus the log of the sum, and slope
-        and offset are over z - maximum.
+        If ``neg_maximum_sbuf`` is there, the function is one of z minus the maximum instead.
 
         Args:
             grad_sbuf: g, the upstream gradient of the entropy.
@@ -172,20 +172,20 @@ def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
 class GradientColumns:
     """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
-    The gradient of z is (A - D) h + D p - spread w, with h = p - onehot, and the class weights w (:mod:`.backward`).
+    The gradient of z is (A - D) r + D p - spread w, with r = p - onehot and the class weights w (:mod:`.backward`).
 
     Attributes:
         scale: the factor of each position that turns scores into z.
-        target_sbuf: the class of the target, counted from the first class that the launch holds.
+        target_sbuf: the target, counted from the first class that the launch holds; for several target ids the sorted
+            ids, [128, tiles, K'].
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
-        neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
+        neg_maximum_sbuf: minus the maximum of z, which is added to z before the bias; None if the bias is -lse.
         has_target: whether there is a gradient of the loss or of the log-probability.
-        own_sbuf: A - D, the factor of h. Without a target it is D, the factor of p; it is not read if D depends on the
-            logits.
-        rest_sbuf: D; if D depends on the logits, its value where the exponents without their bias are 0.
-        slope_sbuf: the slope of D as a function of the scores, or of z minus the maximum if that is computed; None for
-            0.
-        spread_sbuf: the factor of the class weights.
+        own_sbuf: A - D, the factor of r. Without ``has_target`` it is D, if D does not depend on the logits.
+        rest_sbuf: D. If D depends on the logits, D is ``slope * x + rest``: x is z minus the maximum if there is
+            ``neg_maximum_sbuf``, else the score.
+        slope_sbuf: the slope of D; None if D does not depend on the logits.
+        spread_sbuf: ``spread``, the factor of the class weights.
         power: the power of two that the gradient is multiplied by; None for 1.
     """
 

@@ -15,8 +15,8 @@ the number of ids below the tile, gives the table index of each class. So a tile
 more, instead of two passes per id. GpSimd gathers the gradients from the table when the tile is computed.
 
 The table indices of the next block are computed while Tensor multiplies a block of gradients with W and X, when Vector
-has little to do, and are kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find;
-so the ids themselves follow the class numbers in its input, where the ids of other tiles are found.
+has little to do, and are kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find.
+So its input has the ids themselves after the class numbers: an id in another tile of classes is found there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ class IdTiles:
     Attributes:
         table_sbuf: the table of gradients, see :class:`IdColumns`.
         classes: the largest number of classes of a tile.
-        source_sbuf: 0, 1, 2, ... and the ids of a tile of positions, float32 [128, classes + K'].
-        marked_sbuf: a copy of ``source_sbuf`` with marks.
-        below_sbuf: a mask of the ids below a tile, float32 [128, K'].
-        running_sbuf: minus the running sum of the marks, float32 [128, classes].
-        kept_sbuf: the table indices, uint8 [128, tiles of positions of a block, tiles of classes of a block, classes].
+        source_sbuf: the class numbers 0, 1, 2, ..., then the ids minus the first class of the tile, float32 [128,
+            classes + K'].
+        marked_sbuf: a copy of ``source_sbuf`` in which each class that is an id is replaced by -1.
+        below_sbuf: 1 for each id below the first class of a tile, else 0, float32 [128, K'].
+        running_sbuf: minus the number of ids up to each class, float32 [128, classes].
+        kept_sbuf: the index of each class of a block in the table, 0 if it is no id, uint8 [128, tiles of positions,
+            tiles of classes, classes of a tile].
         places_sbuf: buffer slots for the table indices of a tile, uint32 [128, classes].
         gradients_sbuf: buffer slots for the gradients of a tile, float32 [128, classes].
     """
@@ -114,7 +116,7 @@ class IdTiles:
             column: the number of the tile of positions.
             tile: the number of the tile of classes in its block.
             ids_sbuf: the sorted ids of the positions, float32 [128, K'].
-            skipped: the number of classes from the class that ids are counted from to the first class of the block.
+            skipped: the first class of the block, counted like ``ids_sbuf``.
         """
         searched = ids_sbuf.shape[1]
         own_sbuf = self.source_sbuf[:, self.classes :]
@@ -157,10 +159,10 @@ class IdTiles:
         )
 
     def gradients(self, number: int, rows: int, column: int, first: int, classes: int) -> nl.NkiTensor:
-        """Return the gradients of the ids in tile ``number``, float32 [rows, classes], after :meth:`search`.
+        """Return a tile of ``sum_k g_k 1[t_k = v]``, float32 [rows, classes]; :meth:`search` was called for it before.
 
         Args:
-            number: the number of the tile.
+            number: a running number of the tile, which selects buffer slots round-robin.
             rows: the number of positions.
             column: the number of the tile of positions.
             first: the first class of the tile, counted in its block.
@@ -185,9 +187,9 @@ def sorted_at_a_time(ids: int) -> int:
 
 
 def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of these ids.
+    """Return the gradients, except that the first of several equal ids has the sum of their gradients.
 
-    Each repeated id is replaced by a distinct number beyond all classes.
+    In ``ids_sbuf``, each repeated id is replaced by a distinct number beyond all classes.
 
     Args:
         ids_sbuf: the ids, float32 [128, tiles, K'], changed in place.
@@ -224,7 +226,7 @@ def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) 
 
 
 def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    """Sort the ids of each position and, with them, the sums of their gradients; the eight largest ids at a time.
+    """Sort the ids of each position in ascending order, and their sums of gradients in the same order.
 
     Args:
         sorted_sbuf: the result, the sorted ids.
@@ -251,13 +253,13 @@ def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiT
 
 @dataclass(frozen=True)
 class IdColumns:
-    """The ids and gradients of all positions, K' per position.
+    """The ids of all positions, K' per position, and the upstream gradients of their log-probabilities.
 
     Attributes:
-        sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
-        table_sbuf: 0, and the gradients of the ids in that order, float32 [128, tiles, 1 + K'].
-        negated_sum_sbuf: minus the sum of all gradients, float32 [128, tiles].
-        size_sbuf: the sum of the magnitudes of the gradients, float32 [128, tiles].
+        sorted_sbuf: the ids, ascending, counted from the first class that the launch holds, float32 [128, tiles, K'].
+        table_sbuf: 0, then the gradients of the ids in that order, float32 [128, tiles, 1 + K'].
+        negated_sum_sbuf: minus the sum of the gradients of a position, float32 [128, tiles].
+        size_sbuf: the sum of the magnitudes of the gradients of a position, float32 [128, tiles].
     """
 
     sorted_sbuf: nl.NkiTensor
@@ -297,9 +299,9 @@ class IdColumns:
         first: int,
         end: int,
     ) -> None:
-        """Compute the ids and gradients of tiles ``first`` to ``end`` of positions, the latter excluded.
+        """Compute the ids and gradients of the tiles ``first`` to ``end - 1`` of positions.
 
-        ``slope`` is 1 over the temperature of these positions, and ``grad_logprob_hbm`` the gradients [N, K].
+        ``slope`` is 1 over the temperature of these positions; ``grad_logprob_hbm`` has the gradients of all, [N, K].
         """
         searched = self.sorted_sbuf.shape[2]
         start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)

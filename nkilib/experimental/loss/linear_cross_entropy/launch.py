@@ -11,8 +11,8 @@ N positions, K target ids per position; z is the logit after cap and temperature
 options take memory or time in a forward, :func:`tile_needs` and :func:`backward_sizes` in a backward, and
 :func:`has_options` whether there are any. :mod:`.targets` loads the targets of positions.
 
-With several target ids per position, sorted ids and their gradients stay in SBUF for all positions of a backward. For
-each tile of logits Vector searches for eight ids at a time, and a tile of gradients is gathered by the indices found.
+The functions whose names end with ``_of_ids`` count the memory and the instructions that a backward takes for several
+target ids per position (:mod:`.id_gradient`).
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class ForwardNeeds:
         class_weights: whether the class weights of all classes are needed.
         softcap: whether the logits are capped.
         scale: whether z differs from the logits: there is a cap or a temperature.
-        sums: whether something besides the exponentials is summed over all classes, such as a smoothed loss.
+        sums: whether weighted scores are summed over all classes, such as for label smoothing.
         entropy, squares, mean, argmax: whether the entropy, log_sum_squares, the mean logit and the argmax are
             requested.
-        products: whether the argmax compares z instead of the scores in the tiles, of which z is a multiple.
+        products: whether z is computed for the argmax, because different scores may round to the same z.
         temperatures: whether each position has a temperature.
     """
 
@@ -174,7 +174,7 @@ class LinearLaunch(LinearOperands):
     temperature_hbm: nl.NkiTensor | None = field(default=None, kw_only=True)
 
     def of_positions(self, block: Block) -> LinearLaunch:
-        """Return the launch for a block of positions."""
+        """Return the launch with only the positions in ``block``."""
         temperature_hbm = self.temperature_hbm
         if temperature_hbm is not None and tuple(temperature_hbm.shape) != (1,):
             temperature_hbm = block.of(temperature_hbm)
@@ -197,8 +197,7 @@ def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
     """Return the recipe for logits y that are not yet multiplied by the scale s, ``logit_scale``.
 
     With cap c and temperature T, z is softcap(s y, c) / T, which equals softcap(y, c / s) / (T / s). So the recipe gets
-    the cap c / s and the temperature T / s, two host constants: no operand of a product is multiplied, and nothing is
-    rounded for the scale.
+    the cap c / s and the temperature T / s, and no tensor is multiplied by s.
     """
     if logit_scale == 1.0:
         return recipe
@@ -248,8 +247,8 @@ def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
 def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
     """Return whether a launch has options that take tiles: a bias, an option of the loss, or a further result.
 
-    Results besides loss and log-sum-exp are further results. In a backward (``of_backward``), a temperature or a scale
-    of the logits takes no tiles and does not count.
+    Results besides loss and log-sum-exp are further results. In a backward (``of_backward``), a temperature that is a
+    number takes no tiles and does not count.
     """
     usual = LossOptions()
     recipe = replace(options.recipe, ignore_index=usual.ignore_index)
@@ -260,9 +259,9 @@ def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = F
 
 
 def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """Return whether the rounding error of lse is corrected by a factor of the coefficients of the softmax.
+    """Return whether ``Exponents.factor_sbuf`` corrects the rounding of lse.
 
-    If not, correcting it takes another pass over every tile.
+    It needs the maximum of the forward. For float32 products another pass over every tile corrects the rounding.
     """
     return upstream.maximum_hbm is not None and launch.dtype != nl.float32
 

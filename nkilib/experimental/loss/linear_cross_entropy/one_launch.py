@@ -105,8 +105,8 @@ class _PartGradients:
         share: the classes of this core.
         weight_sum_hbm: the sum of dW, float32, in the shape of W; None if there is one block.
         part_bias_hbm: db of one block, float32 [V]; None if there is one block.
-        part_input_hbm: dX of a block whose first position is a loop variable; transfers that add do not accept such an
-            address.
+        part_input_hbm: dX of a block in a device loop, [positions of a block, D], which is copied to dX of the launch;
+            transfers that add do not accept an address with a loop variable. None without a loop.
     """
 
     gradients: Gradients
@@ -154,9 +154,10 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Copy dX of a block of positions into dX of the launch, and add db of the block to the sum of db.
+        """Move the gradients of a block of positions from its own tensors, if it has any, to those of the launch.
 
-        Each core copies half of dX, and adds db of its own classes. With ``is_first``, db is stored as the sum.
+        The cores copy equal parts of dX. Each core adds db of its own classes to db of the launch, or stores it for the
+        first block (``is_first``).
         """
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):
@@ -206,8 +207,7 @@ class _Parts:
     def run(self, size: int) -> None:
         """Run all blocks, of ``size`` positions each; the last one may have fewer.
 
-        The first block stores its dW, and the last one rounds the sum. If the blocks in between are many, they are a
-        device loop.
+        If there are many blocks, all but the first and the last are a device loop.
         """
         last = (self.count - 1) * size
         rest = self.launch.num_positions - last

@@ -3,11 +3,10 @@
 
 """The statistics that a forward gathers for a block of positions (:class:`PositionStatistics`).
 
-They are the maxima, sums of exponentials and other sums of cross-entropy, with tiles of 128 positions as batches. The
-statistics of a few blocks of classes (a *window*) are in adjacent columns of :mod:`nkilib.core.rows.statistics`; a full
-window is combined into column 0. At the end both cores swap the statistics of their own classes and combine the columns
-of both at once, so that nothing is combined twice. The last classes may be *shared*: both cores process them, each for
-its own tiles of positions.
+They are the maxima, sums of exponentials and other sums of cross-entropy. The statistics of a few blocks of classes (a
+*window*) are in adjacent columns of :mod:`nkilib.core.rows.statistics`. A full window is combined into column 0. At the
+end both cores swap the columns of their own classes, and combine the columns of both at once. The last classes may be
+*shared*: both cores process them, each for its own tiles of positions.
 """
 
 from __future__ import annotations
@@ -88,15 +87,14 @@ class PositionStatistics:
 
     Attributes:
         window: the number of blocks of classes whose statistics are combined at once.
-        group: the statistics, with columns for both cores: column 0 for the combined statistics, one column for each
-            block of the window, and the same columns of the other core.
-        targets: the targets; their logits are complete at the end.
-        picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several
-            target ids a separate tensor [128, tiles, ids].
-        exchanged_sbuf: all statistics, [128, columns, statistics, tiles]: columns of this core, of the other core, and
-            of shared blocks, in an order that makes the columns of a core contiguous.
-        received_ids_sbuf: the logits at several target ids that the other core has found, float32 [128, tiles, ids];
-            None for one id.
+        group: views of ``exchanged_sbuf`` and further statistics, each [128, tiles, columns].
+        targets: the targets; :meth:`finish` writes the target logits to them.
+        picked_sbuf: the target logits found in this core's own classes, float32: [128, tiles], which is in column 0 of
+            ``exchanged_sbuf``, or a separate tensor [128, tiles, ids] for several target ids.
+        exchanged_sbuf: the statistics that the cores swap, float32 [128, columns, statistics, tiles]. The columns are:
+            0 for the combined statistics and one per block of the window; the same of the other core; one per shared
+            block.
+        received_ids_sbuf: ``picked_sbuf`` of the other core for several target ids; None for one id.
     """
 
     window: int
@@ -170,7 +168,7 @@ class PositionStatistics:
         self.group.restart(self.window + 1)
 
     def exchange(self, number: int) -> None:
-        """Swap the statistics of the cores' own classes; this core had ``number`` blocks of them."""
+        """Swap the statistics of the cores' own classes; ``number`` is how many blocks of classes this core had."""
         self._forget_combined(number)
         if nl.num_programs() == 1:
             return
@@ -213,11 +211,10 @@ class PositionStatistics:
             nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
 
     def _forget_combined(self, number: int) -> None:
-        """Clear the columns of the last window that its blocks did not fill.
+        """Clear the sums and maxima in the columns that the last window of blocks did not fill.
 
-        These columns still hold the statistics of the previous window, which are already combined into column 0. The
-        last window is not combined by itself: if it is full, no column is unused. Maxima and argmax may be combined
-        twice without harm. ``number`` is the number of blocks of the core's own classes.
+        These columns still hold the statistics of the window before, which column 0 contains already. An argmax may be
+        combined twice without harm. ``number`` is the number of blocks of the core's own classes.
         """
         left = number % self.window
         if left == 0 or number < self.window:

@@ -5,11 +5,11 @@
 
 N positions, D features, V classes; X is the input, dX and dW are the gradients of X and the weight.
 
-- The work, such as :func:`linear_forward_work`, is the same whatever the tiling; from it the performance model computes
-  how fast the hardware could be. Every operand is read and every result written once in HBM; logits are not. The
-  product that gives all logits takes N V D multiply-adds, and so does each of dX and dW.
-- The guarantees, such as ``LINEAR_CROSS_ENTROPY_FORWARD``, whose claims tests check. The bytes of HBM that kernels
-  allocate are computed by :func:`backward_workspace_bytes` and :func:`one_launch_workspace_bytes`.
+- Functions such as :func:`linear_forward_work` return the work of a kernel, whatever its tiling is. The performance
+  model computes from the work how fast the hardware could be. Every operand is read from HBM once, and every result is
+  written once; logits are not. The logits, dX and dW take N V D multiply-adds each.
+- Guarantees such as ``LINEAR_CROSS_ENTROPY_FORWARD`` are claims that tests check. :func:`backward_workspace_bytes` and
+  :func:`one_launch_workspace_bytes` return the bytes of HBM that kernels allocate.
 - ``LINEAR_CROSS_ENTROPY`` is the entry in the list of losses.
 
 All of it is for host code.
@@ -61,7 +61,7 @@ def _work(
     exponentials: int,
     maxima: int = 0,
 ) -> Work:
-    """Return the work of a launch with ``products`` matrix products of ``elements`` (N V) times D multiply-adds."""
+    """Return the work of a launch with ``products`` matrix products of N V D multiply-adds; ``elements`` is N V."""
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,
@@ -185,7 +185,7 @@ def linear_backward_work(
 def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any, **options: Any) -> Work:
     """Return the work of ``linear_token_scores_forward``, from the kernel's parameters.
 
-    Log-probabilities and target logits are counted for all target ids, where ``linear_forward_work`` counts one target.
+    It is that of :func:`linear_forward_work`, with the targets, log-probabilities and target logits of all ids.
     """
     ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
     work = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
@@ -288,9 +288,9 @@ def backward_workspace_bytes(
 ) -> int:
     """Return the bytes of HBM that a backward allocates, from the kernel's parameters.
 
-    These are, for each core, a float32 sum of dX and, with several blocks of positions, a float32 sum of dW of a class
-    block; a copy of X if X is rounded to ``compute_dtype``; and, with more than 65,536 positions (fewer with several
-    target ids), sums over the parts into which they are split.
+    - For each core a float32 sum of dX and, with several blocks of positions, a float32 sum of dW of a class block.
+    - A copy of X if X is rounded to ``compute_dtype``.
+    - For more than 65,536 positions (fewer with several target ids) the sums over the parts into which they are split.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
@@ -334,7 +334,7 @@ def one_launch_workspace_bytes(
     """Return the bytes of HBM that a fused forward-backward launch allocates, from the kernel's parameters.
 
     These are the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
-    blocks, a scalar of each core, and a copy of X if X is rounded to ``compute_dtype``.
+    blocks, ``grad_scale`` for each core, and a copy of X if X is rounded to ``compute_dtype``.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(

@@ -90,7 +90,7 @@ class Ranking:
         """Return the search for the argmax in a group of tiles; its passes are not issued yet.
 
         Args:
-            argmax: the argmax of the positions.
+            argmax: the argmax statistics of the positions.
             scores: the scores of each tile, float32 [128, classes].
             neg_max_sbuf: minus the maxima of the logits, [128, tiles].
             place: the column of the first tile in the statistics.
@@ -156,8 +156,9 @@ class ScoreGroup:
 def _take_maximum(
     dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute the logits of a tile from its product and, in the same pass, minus their maximum; with a bias, the
-    maximum.
+    """Write the logits of a tile, its product plus the bias, to ``dst_sbuf``.
+
+    The same pass writes minus the maximum of the logits to ``maximum_sbuf``; with a bias, the maximum itself.
     """
     if bias_sbuf is None:
         nisa.tensor_scalar_reduce(
@@ -189,16 +190,18 @@ class ScoreTiles:
     Attributes:
         options: the options of the kernel.
         has_bias: whether the launch has a bias.
-        products: the banks of PSUM.
+        products: the products X W^T, in banks of PSUM.
         group_tiles: the largest number of tiles of a group.
-        logits_sbuf, tangents_sbuf, maxima_sbuf: buffer slots, each for a group.
-        exponentials_sbuf: buffer slots, each for a tile, float32; empty if only the sum of the exponentials is needed.
-        scalar_terms_sbuf, vector_terms_sbuf: buffer slots, each for a tile, for terms that are not read, because the
-            engine sums them in the same instruction.
+        logits_sbuf, tangents_sbuf: buffer slots of a group each, float32 [128, tiles, classes].
+        maxima_sbuf: buffer slots of a group each, float32 [128, tiles].
+        exponentials_sbuf: buffer slots of a tile each, float32 [128, classes]; empty if only sums of exponentials are
+            needed.
+        scalar_terms_sbuf, vector_terms_sbuf: scratch tiles, bfloat16 [128, classes], for terms of which only the sums
+            are used.
         waiting: the passes of Vector that are still to be issued.
         ranking: the search for the argmax; None without an argmax.
-        unmasked_sbuf: for the mean logit, 0.0 for masked classes of a block and 1.0 for others; None if no class may be
-            masked.
+        unmasked_sbuf: 0.0 for each masked class of a block and 1.0 for the others, [128, classes]; None if no mean
+            logit is requested or no class may be masked.
     """
 
     options: Options
@@ -242,9 +245,9 @@ class ScoreTiles:
         )
 
     def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
-        """Find which classes of a block are masked, and store the number of the other classes in column ``column``.
+        """Compute ``unmasked_sbuf`` for a block of classes, and store the number of its unmasked classes.
 
-        Do nothing if no mean logit is requested or no class may be masked.
+        Do nothing if ``unmasked_sbuf`` is None.
 
         Args:
             classes: the operands of the block of classes.
@@ -308,8 +311,9 @@ class ScoreTiles:
         return first_bank // self.group_tiles % GROUPS
 
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
-        """Store minus the maxima of a group in column ``column`` of ``row``, and compute the tangents of the group
-        under a cap.
+        """Store minus the maxima of the scores of a group in column ``column`` of ``row``, and that times the scale.
+
+        Under a cap, also compute the tangents of the group.
         """
         tiles = slice(group.start, group.start + group.tiles)
         column_sbuf, maxima_sbuf = row.neg_max_sbuf[:, tiles, column], group.neg_max_sbuf
@@ -330,10 +334,9 @@ class ScoreTiles:
             row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 
     def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
-        """Compute tanh(x / cap) for the logits of a group, and for minus their maxima, whose tanh goes to
-        ``column_sbuf``.
+        """Compute tanh(x / cap) of the logits of a group, and of minus their maxima into ``column_sbuf``.
 
-        The maxima are complete only with the last tile's logits, so they are processed just before that tile.
+        The maxima are complete when the last tile's logits are, so their tanh comes just before that tile's.
         """
         for number in range(group.tiles):
             if number == group.tiles - 1:
@@ -349,7 +352,7 @@ class ScoreTiles:
 
         Args:
             group: the group, whose maxima are known.
-            argmax: the argmax of the positions.
+            argmax: the argmax statistics of the positions.
             first_class_sbuf: the class of the first column of the group, float32 [128, 1].
             column, first_bank: see :meth:`open`.
 

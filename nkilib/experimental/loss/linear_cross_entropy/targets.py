@@ -3,10 +3,10 @@
 
 """The targets of positions on chip: loaded from HBM, compared with the classes of a shard, and their class weights.
 
-Targets are [128, tiles] on chip, one column for each tile of 128 positions; several target ids per position,
-[positions, ids] in HBM, are [128, tiles, ids]. :func:`load_targets` loads either for a block of positions,
-:func:`load_ids` and :func:`store_ids` load and store one value for each id. :func:`target_values` tells which targets
-are valid and which are in the shard, with their class weights (:func:`weights_of_targets`).
+Targets [positions] are [128, tiles] on chip, one column for each tile of 128 positions. Several target ids per
+position, [positions, ids], are [128, tiles, ids] on chip. :func:`load_targets` loads the targets or ids of a block of
+positions; :func:`load_ids` and :func:`store_ids` load and store one value for each id. :func:`target_values` tells
+which targets are valid and which are in the shard, with their class weights (:func:`weights_of_targets`).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
 def target_values(
     launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
 ) -> TargetValues:
-    """Return which targets are valid and which are in this shard, with their class weights and ``logits_sbuf``.
+    """Return masks of the targets that are valid and of those in this shard, class weights, and ``logits_sbuf``.
 
     Args:
         launch, options: the operands and options of the kernel.

@@ -17,8 +17,8 @@ launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.
 
 1. ``kernels``: the signatures. They put the arguments into a ``PairLaunch`` of two models (``launch``).
 2. ``validation`` checks the arguments before anything is written.
-3. The tiling: ``launch`` derives the sizes and options that ``host.tiling`` needs. ``host.tiling`` uses
-   ``host.pair_sizes``, which has the room and time that options need, and ``host.mixture_tiling`` for a second pass.
+3. ``host.tiling`` chooses the tiling from the sizes and options that ``launch`` derives. ``host.pair_sizes`` counts
+   the memory and time that options take, ``host.mixture_tiling`` chooses the tiling of a second pass.
 4. First pass over all classes, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.operands``, ``forward.pair_statistics``);
@@ -36,6 +36,6 @@ launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.
 6. Backward: ``backward`` computes the per-position inputs and the tiles of the gradient of the student's logits from
    the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
-So ``forward`` is the first pass and ``mixture`` the second. ``host`` has the numpy and arithmetic around the kernels;
+So ``forward`` is the first pass and ``mixture`` the second. ``host`` has the host code around the kernels;
 ``registry_entry`` has the kernels to launch with their guarantees and their work.
 """

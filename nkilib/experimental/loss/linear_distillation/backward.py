@@ -98,8 +98,9 @@ class LabelColumns:
 
     Attributes:
         label_sbuf: the label, counted from the first class of the launch's weights.
-        label_factor_sbuf: the gradient at the label.
-        softmax_factor_sbuf: the factor of e_s.
+        label_factor_sbuf: the number that the gradient adds at the label: the upstream gradient of the log-probability
+            times the derivative of z with respect to the logit.
+        softmax_factor_sbuf: the factor of e_s, which the gradient adds at all classes.
     """
 
     label_sbuf: nl.NkiTensor
@@ -115,8 +116,8 @@ class _UpstreamColumns:
     Attributes:
         moment_sbuf: the forward's moment: KL(student || teacher), KL(student || mixture), or 0 for KL(teacher ||
             student).
-        factor_sbuf: the upstream gradient of each divergence, times the row weight, the derivative of z with respect to
-            the logit, and for a mixture 1 - beta.
+        factor_sbuf: the product of the upstream gradient of the divergence, the row weight, the derivative of z with
+            respect to the logit, and for a mixture 1 - beta.
         label_sbuf, label_factor_sbuf: see :class:`LabelColumns`.
     """
 
@@ -152,7 +153,7 @@ class _UpstreamColumns:
     def sizes(self) -> list[nl.NkiTensor]:
         """Return bounds on the magnitudes of the gradients of logits, from which the power of two of float16 is chosen.
 
-        |Q (log(Q / P) - KL(Q || P))| is less than KL(Q || P) + 1.
+        They rest on |Q (log(Q / P) - KL(Q || P))| < KL(Q || P) + 1.
         """
         sizes_sbuf = float32_like(self.moment_sbuf)
         nisa.tensor_scalar(
@@ -211,7 +212,7 @@ class PairColumns:
         student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
         center_sbuf: ``center``; for KL(teacher || student) ``ratio``.
         addend_sbuf: ``addend``; None without a mixture.
-        factor_sbuf: the factor of the whole gradient.
+        factor_sbuf: the factor of the divergence's terms: minus the upstream gradient times all constant factors.
         labels: the inputs of the gradient of the log-probability; None without one.
         power: the power of two that the gradient is multiplied by; None for 1.
         student_scale, teacher_scale: the factors that turn the scores of each model into z.
@@ -342,7 +343,7 @@ def _write_softmax(
 
 @dataclass(frozen=True)
 class PairGradientTiles:
-    """The computation of the tiles of the student's gradient, one after another; a :class:`.tile_maker.TileMaker`.
+    """Computes one tile of the student's gradient after another; implements :class:`.tile_maker.TileMaker`.
 
     Let a and b be the scores of student and teacher, r the factor that converts b to the unit of a, and c the student's
     scale, which turns a into z. Then the gradient of z is -1 times
@@ -350,23 +351,20 @@ class PairGradientTiles:
     - (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
     - (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
     - (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where center = lse_s - lse_t +
-      log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
-      whatever the size of the difference is,
+      log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta),
 
     times exp(lost_s), which corrects the rounding error lost_s of the student's log-sum-exp (lost_t is the teacher's).
     The gradient of the log-probability at a label adds a number at its class and a multiple of e_s
-    (:class:`LabelTiles`). Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large
-    finite number, whose exponential is 0. It is multiplied by its exponential first, so that no product is 0 times
-    infinity.
+    (:class:`LabelTiles`). Under a softcap of the student the sum is multiplied by 1 - tanh^2. The score of a masked
+    class is a large finite number, so that its product with its exponential 0 is 0, not NaN.
 
-    Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there.
-    If Scalar also computes softplus or tanh, several tiles are opened before the first of them is computed; then the
-    products have been copied.
+    Scalar copies products from PSUM where Vector could not read them in place (:func:`copies_student`,
+    :func:`copies_teacher`).
 
     Attributes:
         launch: the launch with scales, softcaps and beta.
-        needs: the options that need tiles.
-        columns: the inputs of the positions.
+        needs: the options that take memory or time.
+        columns: the per-position inputs of the gradient.
         labels: the tiles for the gradient at labels; None without a gradient of the log-probability.
         terms_sbuf: a ring buffer of tiles, float32 [128, classes of a tile], for e_s and the products with it.
         others_sbuf: a ring buffer of such tiles, for differences of scores, or e_t.
@@ -403,7 +401,7 @@ class PairGradientTiles:
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The vectors of one value per class besides the biases: there are none."""
+        """The per-class vectors that the tiles need besides the biases: none."""
         return []
 
     @property
@@ -425,12 +423,12 @@ class PairGradientTiles:
         return opens_groups(self.needs)
 
     def begin(self, first_class: int) -> None:
-        """Begin a block of classes that starts with class ``first_class`` of the launch."""
+        """Prepare the labels for a block of classes that starts with class ``first_class`` of the launch."""
         if self.labels is not None:
             self.labels.begin(first_class)
 
     def advance(self, classes: int) -> None:
-        """Begin a block of classes that starts ``classes`` classes later."""
+        """Prepare the labels for a block of classes that starts ``classes`` classes later than the current one."""
         if self.labels is not None:
             self.labels.advance(classes)
 
@@ -501,7 +499,7 @@ class PairGradientTiles:
         return None
 
     def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
-        """Compute the terms of the divergence in place of e_s in ``terms_sbuf``.
+        """Replace e_s in ``terms_sbuf`` by the terms of the divergence.
 
         ``other`` is the second tensor that :meth:`open` has returned.
         """

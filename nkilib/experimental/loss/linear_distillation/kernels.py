@@ -61,7 +61,7 @@ _VISIT_SHARE = 0.5
 def _mixed_forward(
     launch: PairLaunch, memory_limit: int, position_block: int | None, class_block: int | None
 ) -> PairResults:
-    """Compute the results of a launch over all classes, whose beta is strictly between 0 and 1.
+    """Compute the results of a launch whose beta is strictly between 0 and 1, and whose weights have all classes.
 
     Args:
         memory_limit: the bytes of HBM that kept scores may take.

@@ -145,7 +145,7 @@ class ModelOperands(LinearOperands):
         return None if self.softcap is None else self.softcap / self.logit_scale
 
     def of_positions(self, block: Block) -> ModelOperands:
-        """Return the operands of a block of positions."""
+        """Return the same operands with only the rows of X that are in ``block``."""
         return replace(self, input_hbm=block.of(self.input_hbm))
 
 
@@ -214,28 +214,29 @@ class PairLaunch:
     def ratio(self) -> float:
         """The factor that converts the teacher's scores to the unit of the student's.
 
-        It is 1 if logit scales and softcaps are equal: then the conversion does not round differences of scores.
+        It is 1 if logit scales and softcaps of both models are equal.
         """
         return self.teacher.unit / self.student.unit
 
     def lowest(self, model: ModelOperands) -> float:
-        """Return the score of a masked class of a model, which is finite, also after conversion to the student's unit.
+        """Return the score of a masked class of a model.
 
-        exp(scale * (lowest - m)) is 0 for any score m of a class that is not masked.
+        The score stays finite if it is multiplied by :attr:`ratio`. exp(scale * (lowest - m)) is 0 for any score m of a
+        class that is not masked.
         """
         ratio = self.ratio if model.name == TEACHER else 1.0
         return _LOWEST / max(1.0, model.unit, ratio)
 
     @property
     def infinite(self) -> float:
-        """The mean difference of logits, before the temperature, at and above which a divergence is infinite.
+        """The mean difference of logits, before the temperature, from which on a divergence is infinite.
 
-        A masked class of probability 2^-68 reaches it.
+        A class that one model masks reaches it, if the other model gives it a probability of 2^-68 or more.
         """
         return _INFINITE * min(1.0, self.student.unit, self.teacher.unit)
 
     def of_positions(self, block: Block) -> PairLaunch:
-        """Return the launch for a block of positions."""
+        """Return the launch with only the positions in ``block``."""
 
         def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
             return None if vector_hbm is None else block.of(vector_hbm)
@@ -387,8 +388,10 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
     """Check that the tiles of a tiling fit SBUF.
 
     Args:
-        bytes_of: a function that returns the bytes of a partition, from the number of tiles of positions of a block and
-            the number of its classes.
+        launch: the launch of the kernel.
+        tiling: the tiling.
+        bytes_of: a function that returns the bytes of a partition for a number of tiles of positions and a number of
+            classes of a block.
         chooser: the name of the function that chooses a tiling, for the message.
 
     Raises:
@@ -408,7 +411,7 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
 
 
 def backward_needs(launch: PairLaunch, upstream: PairUpstream) -> PairNeeds:
-    """Return the options of a backward on which its tiles of the gradient depend."""
+    """Return the options of a backward that take memory or time."""
     return replace(pair_needs(launch), target=upstream.grad_logprob_hbm is not None)
 
 
@@ -422,7 +425,7 @@ def parts_of_positions(launch: PairLaunch) -> PositionParts:
 def backward_sizes(
     launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool, bias_wanted: bool
 ) -> BackwardSizes:
-    """Return the sizes on which the plan of a backward depends: those of a part of the positions if they are split.
+    """Return the sizes for the plan of a backward; if the positions are split into parts, the sizes of a part.
 
     Args:
         launch, upstream: the launch of the kernel, and its upstream gradients.

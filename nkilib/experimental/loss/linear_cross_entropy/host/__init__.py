@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Host code around the kernels, in numpy and arithmetic; of it, the kernels use only the tiling, while they are traced.
+"""Host code around the kernels. A kernel uses only ``tiling``, while it is traced.
 
 - ``tiling`` chooses a tiling and counts bytes of HBM.
 - ``profiling`` models the times of launches.

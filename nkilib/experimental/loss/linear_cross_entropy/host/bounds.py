@@ -17,10 +17,10 @@ products of G with weight and input.
 - log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz.
 - The mean of z moves by the mean of dz. Its running sum, with one addition for each window of blocks of at least 128
   classes, adds u times the mean of |z| for each addition.
-- G: the error of cross-entropy for exact logits. The softmax p has a further relative error of expm1(dz + max dz), for
-  the logit and for lse; the derivative 1 - tanh^2 of a cap c has the further relative error 2 |tanh| dz / c. The
-  gradient h of the entropy H adds the error of h p (log p + H), in which p is off in the same way, and log p by dz +
-  max dz. All of these errors are divided by a temperature, and so is dz, except in the derivative of a cap.
+- G: the error of cross-entropy for exact logits, and the effect of dz. The softmax p has a further relative error of
+  expm1(dz + max dz), from the logit and from lse. The derivative 1 - tanh^2 of a cap c has a further relative error of
+  2 |tanh| dz / c. An upstream gradient h of the entropy H adds the error of h p (log p + H): p has the error above, and
+  log p one of dz + max dz. A temperature divides all these errors, and dz, except in the derivative of a cap.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -60,7 +60,7 @@ _LANES: Final = 128
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the mean over the classes of each position that are not masked, where ``z`` is not -inf, [N]."""
+    """Return, for each position, the mean of ``values`` over the classes that are not masked (z is not -inf), [N]."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means
@@ -98,10 +98,7 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
 
 
 def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite.
-
-    ``maximum`` and ``log_sum``, whose sum is lse, have bounds as well.
-    """
+    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite."""
     weight = problem.classes_first
     blocks = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -123,7 +120,7 @@ def bounded_gradients(
         largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
             depends on it.
         classes: see ``linear_backward_reference``.
-        types: the dtypes of the results.
+        types: the dtypes of dX and dW.
     """
     return gradients_and_bounds(problem.layer, blocks, largest / float(np.min(problem.recipe.divisor)), classes, types)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled times of launches, from shapes alone: for host code, and in the simulator only.
+"""Modelled times of launches, computed from shapes alone, on the host, with the simulator.
 
 :func:`profile_linear_launch` profiles linear cross-entropy, :func:`profile_token_scores_launch` token scores. N
 positions, D features, V classes, K target ids per position; X and W are the operands.
@@ -97,7 +97,7 @@ def profile_linear_launch(
         cores: the number of cores of the launch.
         weight_layout: ``"vd"`` or ``"dv"``, the layout of W.
         parameters: the assumptions of the model where nothing is published.
-        options: further keyword arguments of the kernel, including shapes of arrays.
+        options: further keyword arguments of the kernel; a ``spec`` of the simulator stands for an array.
 
     Raises:
         ValueError: for another direction.

@@ -42,8 +42,7 @@ _RESULTS: Final = tuple(result.name for result in fields(ExtendedResults))
 class LinearProblem:
     """The inputs and options of a launch.
 
-    Results that reference, gradients and bounds share are computed once, so the arrays must not change after the first
-    use.
+    Some results are computed once and kept, so the arrays must not change after the first use.
 
     Attributes:
         input: X, [N, D], of any float dtype.
@@ -133,7 +132,7 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
 def gradient_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
 ) -> Float64Array:
-    """Return the gradient with respect to X W^T of the R positions ``rows``, [R, V].
+    """Return the gradient with respect to X W^T, [R, V], for the R positions ``rows``.
 
     ``weight`` is ``problem.classes_first``.
     """
@@ -159,8 +158,8 @@ def linear_backward_reference(
     Args:
         problem: the problem, with all classes.
         upstream: the upstream gradients and statistics as the kernel received them.
-        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
-            weight and bias are returned.
+        classes: the classes of a vocabulary shard: dX is then the sum over these classes, and dW and db are those of
+            these classes.
     """
     weight = problem.classes_first
     blocks = ((rows, gradient_of_logits(problem, upstream, rows, weight)) for rows in problem.row_blocks())

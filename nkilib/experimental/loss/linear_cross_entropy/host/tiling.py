@@ -161,10 +161,8 @@ class ForwardSizes:
         """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
         classes.
 
-        They hold X and two blocks of W; logits, tangents, z for the argmax and exponentials of two groups; two tiles of
-        16 bits each for Scalar and for Vector; two rows each of bias and class weights, and one row that marks the
-        classes that are not masked; the statistics of a window of blocks of classes, which the cores swap, and values
-        computed from them.
+        They hold X and two blocks of W, the tiles of two groups, per-class values of blocks, and the statistics of a
+        window of blocks of classes.
         """
         needs = self.needs
         operands = self.depth * self.itemsize * (tiles * PARTITIONS + 2 * class_block)
@@ -181,15 +179,15 @@ class ForwardSizes:
     def position_plan(self, position_block: int, class_block: int) -> PositionSplit:
         """Return the split of the positions into blocks of about equal size, at most ``position_block`` each.
 
-        The blocks are a loop if a program with all blocks of classes for each of them would be too long, or if there
-        are very many positions, however few classes there are.
+        The blocks are a device loop if there are very many positions, or if a program that contains all blocks of
+        classes for each block of positions would be too long.
         """
         unrolled = unrolled_positions(self.num_positions, position_block)
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
         return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
     def most_bodies(self, plan: PositionSplit) -> int:
-        """Return how many blocks of classes the program of a core may have for each block of positions."""
+        """Return how many blocks of classes the program of a core may contain for each block of positions."""
         of_tile = self.depth + self.needs.instructions
         of_block = _BLOCK_INSTRUCTIONS
         if self.staging_bytes > 0:
@@ -243,7 +241,8 @@ class LogitsBlocks(NamedTuple):
     """The blocks of positions of a fused forward-backward launch.
 
     Attributes:
-        positions: the number of positions of a block, whole tiles of 128 except for the last block.
+        positions: the number of positions of a block, whole tiles of 128 if there are several; the last block may have
+            fewer.
         number: the number of blocks.
     """
 
@@ -315,14 +314,13 @@ def form_bytes(
     launch of both.
 
     - The forward takes none.
-    - The backward keeps a float32 sum of dX for each core, and, if there are several blocks of positions, a float32 sum
+    - The backward keeps a float32 sum of dX for each core. With several blocks of positions it also keeps a float32 sum
       of dW of one class block for each core, of at most 64 MiB.
-    - The backward of more than 65,536 positions processes them in parts: its sums of dX have the size of a part. It
-      also keeps dX of a part, and a float32 sum of dW if dW is not float32.
-    - A single launch keeps the float32 logits of a block of positions and the sums of dX, and if there are several
-      blocks a float32 sum of dW. The logits of all positions and classes are kept only where they take no more than the
-      logits of a block and the sum of dW may take.
-    - With a ``compute_dtype``, gradients take a copy of an X of another dtype. W and the bias are never copied.
+    - A single launch keeps the sums of dX and the float32 logits of a block of positions. With several blocks it also
+      keeps a float32 sum of dW.
+
+    Not considered are the copy of an X that is rounded to a ``compute_dtype``, and the parts into which a backward
+    splits more than 65,536 positions (``split_backward_bytes``).
 
     See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
     """

@@ -13,9 +13,9 @@ The log-probability of an id is minus the loss of linear cross-entropy, and has 
 logit of class v is the one of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for upstream gradients g_k
 of the ids t_k and the softmax p; all of it is divided by the temperature and multiplied by the derivative of a cap.
 
-The bound on the gradient is the bound for a single id whose upstream gradient is S = sum |g_k|. At the ids, (K + 4) u S
-is added, u = 2^-24, because sums of g_k are added in different orders, and 8 u of the gradient for the sum with the
-other terms. A cap c adds 2 |tanh| dz / c of the gradient, where dz is the error of a logit (``linear.reference``).
+The bound on the error of the gradient G of a logit is the bound for a single id whose upstream gradient is S = sum
+|g_k|, and, with u = 2^-24: (K + 4) u S at each id, because the g_k are added in different orders; 8 u |G| for the sum
+with the other terms; and 2 |tanh| |G| dz / c for a cap c, where dz is the error of a logit (``linear.reference``).
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class _AtIds:
     """Values at the target ids, float64 [N, K]; an ignored id counts as class 0.
 
     Attributes:
-        scores: z of the ids.
-        below: z minus the maximum of the position.
-        off: the bound on the error of z from the rounding of products.
-        log_sum: lse minus the maximum, one per position, [N, 1].
+        scores: z at the ids.
+        below: z at the ids, minus the maximum of z over all classes.
+        off: the bound on the error of z that the products cause.
+        log_sum: lse minus that maximum, [N, 1].
     """
 
     scores: Float64Array
@@ -134,8 +134,8 @@ def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
 def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
     """Return the accepted errors of the results of :func:`scores_forward_reference`, by name.
 
-    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 u (u = 2^-24) of
-    the distance from that logit.
+    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 * 2^-23 times the
+    distance of the id's z from the largest z.
 
     Args:
         problem: a problem with targets [N, K].
@@ -154,12 +154,12 @@ def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
 
 @dataclass(frozen=True)
 class _Ids:
-    """The ids of a problem and their gradients.
+    """The ids of a problem, and the upstream gradients of their log-probabilities.
 
     Attributes:
-        problem: the problem with ids.
-        rest: the problem without ids, whose targets are all ignored.
-        upstream: the upstream gradients of log-sum-exp and entropy alone.
+        problem: the problem with ids, that is with targets [N, K].
+        rest: the same problem with one target per position, which is ignored.
+        upstream: the upstream gradients of ``rest``: of log-sum-exp and entropy alone.
         classes: the classes of the ids, [N, K], 0 for an ignored id.
         gradients: the upstream gradients g_k, [N, K], 0 for an ignored id.
     """
@@ -194,7 +194,7 @@ class _Ids:
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
-        """Return, for positions ``rows``, the sums of ``values`` [N, K] at the classes of their ids, [positions,
+        """Add each of ``values`` [N, K] at the class of its id; return the sums of positions ``rows``, [positions,
         vocabulary].
         """
         classes = self.classes[rows]
@@ -257,8 +257,8 @@ def scores_backward_reference(
     Args:
         problem: a problem with all classes and targets [N, K].
         upstream: the upstream gradients and statistics as the kernel received them.
-        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
-            weight and bias are returned.
+        classes: the classes of a vocabulary shard: dX is then the sum over these classes, and dW and db are those of
+            these classes.
     """
     weight, ids = problem.classes_first, _Ids.of(problem, upstream)
     blocks = ((rows, ids.gradient(rows, weight)) for rows in problem.row_blocks())
@@ -280,7 +280,7 @@ def scores_gradients_and_bounds(
 
 
 def checked_outputs(caller: object, outputs: Any) -> tuple[str, ...]:
-    """Return the names of the requested scores, in the order of :data:`OUTPUTS`.
+    """Return the names in ``outputs``, in the order of :data:`OUTPUTS`; ``caller`` is named in error messages.
 
     Raises:
         TypeError: if ``outputs`` is not an iterable, or is a string.

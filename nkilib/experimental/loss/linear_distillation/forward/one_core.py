@@ -6,7 +6,7 @@
 N positions, D features; *scores* are the logits before scaling, or tanh(logit / cap) under a cap.
 :func:`forward_of_core` loops over the blocks of positions. The cores divide the classes, and exchange their statistics
 at the end of a block. The last classes may be *shared*: both cores process them, each for its own tiles of positions. A
-divergence from a mixture needs a second pass (:mod:`.visits`), for which the first one keeps the scores.
+divergence from a mixture needs a second pass over the classes (:mod:`.visits`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Pass:
     """The forward of some tiles of positions over several blocks of classes.
 
     Attributes:
-        tiles: the tiles of positions, at least one.
-        targets: the student's scores at the labels of these positions; None if none is wanted.
+        tiles: the numbers of the tiles in the block of positions, at least one.
+        targets: the student's scores at the labels of these positions; None if they are not wanted.
     """
 
     tiles: range
@@ -62,8 +62,8 @@ class _Pass:
         Args:
             forward: the forward of the core.
             labels_sbuf: the labels of the block of positions; None if no score at a label is wanted.
-            picked_sbuf: the tensor for the scores at these labels; None if there are no labels.
-            tiles: the tiles of positions.
+            picked_sbuf: the tensor that gets the student's scores at these labels; None without ``labels_sbuf``.
+            tiles: the numbers of the tiles in the block of positions.
             first: the first class of the first block, counted from the first class of the weights.
         """
         if labels_sbuf is None or picked_sbuf is None:
@@ -88,13 +88,12 @@ class _BlockForward:
         block: the positions.
         inputs: X^T of the tiles, of each model.
         positions: labels and row weights.
-        statistics: the statistics so far.
+        statistics: the statistics over the classes that were processed so far.
         own: the forward of all tiles over the core's own classes.
-        shared: the forward of the tiles ``part`` over the shared classes; None if there is none.
-        shared_picked_sbuf: the student's scores at labels among the shared classes, float32 [128, tiles]; None without
-            such classes.
-        part: the tiles whose results this core computes at the end: its own tiles, or all tiles if no classes are
-            shared.
+        shared: the forward of the tiles ``part`` over the shared classes; None without shared classes or tiles.
+        shared_picked_sbuf: the student's scores at the labels that are shared classes, float32 [128, tiles]; None
+            without shared classes, or if these scores are not wanted.
+        part: the numbers of the tiles whose results this core stores: its own, or all if no classes are shared.
         reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
@@ -145,8 +144,8 @@ class _BlockForward:
     def finish(self, results: PairResults) -> None:
         """Compute and store the results over all classes.
 
-        If classes are shared, each core stores the results of its own tiles of positions. Otherwise the cores store
-        whole result vectors, alternately.
+        If classes are shared, each core stores all results of its own tiles of positions. Otherwise each core stores
+        some of the results, for all positions of the block.
         """
         forward, statistics, positions = self.forward, self.statistics, self.positions
         launch, second = forward.launch, forward.second
@@ -174,7 +173,7 @@ class _BlockForward:
         """Process one block of classes, and store its statistics in column ``column``.
 
         Args:
-            step: the step of the block.
+            step: the step of the class schedule, which has the block of classes.
             through: the tiles of positions to process; with None the block is only loaded.
             column: the column of the statistics.
             is_last: whether this is the last block of classes of these positions.
@@ -232,9 +231,8 @@ class _CoreForward:
         schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
         streams: the buffers of W^T of each model.
-        pairs: the tiles of scores of both models.
-        staging: the memory in which operands are cast if their dtype is not the dtype of the products; None if there
-            are none.
+        pairs: the buffers and the computation of the tiles of scores of both models.
+        staging: the memory in which operands are cast to the dtype of the products; None if none is cast.
         second: the second pass over the classes; None without one.
         has_divergence: whether this pass stores divergence and moment.
     """
@@ -300,8 +298,8 @@ class _CoreForward:
         Args:
             block: the positions.
             results: the results of all positions.
-            opens: whether the first classes are still to be loaded here, after the first tile of positions.
-            reopens: whether the first classes are loaded again at the end, for the next block.
+            opens: whether this method loads the first classes; False if they are on chip already.
+            reopens: whether this method loads the first classes again at its end, for the next block.
         """
         tiles = div_ceil(block.size, PARTITIONS)
         inputs = (self.inputs[0][0:tiles], self.inputs[1][0:tiles])
@@ -340,6 +338,7 @@ def forward_of_core(
     """Compute the results of all positions; each core stores some of them.
 
     Args:
+        launch: the launch of the kernel.
         tiling: a tiling that fits SBUF.
         results: the results of all positions.
         sizes: the sizes of the launch.

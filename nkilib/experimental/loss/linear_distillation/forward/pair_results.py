@@ -93,12 +93,13 @@ def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
 def add_nan_of_empty(
     launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
 ) -> None:
-    """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
+    """Make values NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
 
-    A shard of the vocabulary may mask all of its classes; there nothing is added for masked classes.
+    In a shard of the vocabulary, where a model may mask every class, only +inf and NaN count.
 
     Args:
-        values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
+        launch: the launch of the kernel.
+        values_sbuf: the values, one per position, changed in place, float32 [128, tiles].
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """
     for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
@@ -123,11 +124,10 @@ def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.N
 
 
 def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a mean of differences of scores times the student's scale; values from ``launch.infinite`` on become
-    infinite.
+    """Return ``mean_sbuf``, a mean of differences of scores, times the student's scale.
 
-    Large values are made to overflow before they are multiplied by a scale of less than 1, or after they are multiplied
-    by a scale of more than 1. So the factor that makes them overflow stays below 2^121 whatever the scales are.
+    Results from ``launch.infinite`` on become infinite: a factor makes them overflow. They overflow before a scale of
+    less than 1 is applied, and after a scale of more than 1. So the factor stays below 2^121 for all scales.
     """
     unit, temperatures = launch.student.unit, statistics.temperatures
     if unit < 1.0:
@@ -144,9 +144,9 @@ def _logits_of_scores(launch: PairLaunch, statistics: PairStatistics, mean_sbuf:
 def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     """Compute scale * W / S - log(S_t / S_s), at least 0.
 
-    S_t and S_s are the sums of exponentials of teacher and student, S is the sum of the model that weights the
-    logarithms, and W is the weighted sum of score differences of :class:`GapMoment`. If the student weights, the
-    expression is the mean of log P - log Q, so its sign is reversed.
+    S_t and S_s are the sums of exponentials of teacher and student, and W is the weighted sum of score differences of
+    :class:`GapMoment`. S is S_t if the teacher's probabilities are the weights, else S_s. With the student's
+    probabilities, the sign is reversed, because the expression is the mean of log P - log Q.
     """
     student, teacher = statistics.models
     if statistics.gap is None:

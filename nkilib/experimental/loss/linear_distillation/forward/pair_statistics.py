@@ -40,19 +40,18 @@ _LARGEST_MOMENT = 2.0**126
 class GapMoment:
     """The sums of weighted differences of scores that a divergence needs, for a block of positions.
 
-    The teacher's scores t are in the unit of the student's scores s. The weights are e_j = exp(scale * (x_j - m)), with
-    the scores x of the model that weights and their maximum m. For a block k of classes, g_k = max t - max s is the
-    difference of its maxima, and
+    The teacher's scores t are in the unit of the student's scores s. The weights come from one of the models, whose
+    scores are x. A block k of classes has m_k = max x, g_k = max t - max s, e_j = exp(scale * (x_j - m_k)), and
 
         W_k = sum of e_j * (t_j - s_j - g_k)
+        S_k = sum of e_j
 
-    For a position, whose maxima differ by g, with the blocks' maxima m_k, weights w_k = exp(scale * (m_k - m)) and sums
-    S_k of e_j,
+    Over all classes of a position, m = max x, g = max t - max s, w_k = exp(scale * (m_k - m)), and
 
         W = sum of w_k * (W_k + S_k * (g_k - g))
 
     So equal scores give exactly 0, and large scores cancel before anything is summed. A masked class has a finite score
-    far below all others: masked in the model that weights, it adds 0; masked in the other model, it makes W very large.
+    far below all others: masked in the model of x, it adds 0; masked in the other model alone, it makes W very large.
 
     Attributes:
         columns: the layout of the tensors with one column for each block of classes.
@@ -75,12 +74,13 @@ class GapMoment:
     def take_gaps(
         self, student_distances_sbuf: nl.NkiTensor, teacher_distances_sbuf: nl.NkiTensor, ratio: float, chunks: int
     ) -> None:
-        """Compute g_k - g from the distances m_k - m of both models, before these become weights.
+        """Compute g_k - g from the maxima of both models.
 
         Args:
-            student_distances_sbuf, teacher_distances_sbuf: the distances m_k - m of each model.
+            student_distances_sbuf, teacher_distances_sbuf: for each model the maximum of the scores of each block minus
+                the maximum over all blocks, float32 [128, tiles, chunks].
             ratio: the factor that converts the teacher's distances to the student's unit.
-            chunks: the number of columns in use.
+            chunks: the number of columns to use, one for each block.
         """
         nisa.scalar_tensor_tensor(
             dst=self.columns.in_use(self.gaps_sbuf, chunks),
@@ -92,7 +92,7 @@ class GapMoment:
         )
 
     def weight(self, weighting: Statistics, chunks: int) -> None:
-        """Compute w_k * W_k, while the weights of ``weighting`` are w_k, for the first ``chunks`` columns."""
+        """Compute w_k * W_k for the first ``chunks`` columns; call it while ``weighting.weights_sbuf`` has w_k."""
         nisa.tensor_tensor(
             dst=self.columns.in_use(self.terms_sbuf, chunks),
             data1=self.columns.in_use(self.weighted_sbuf, chunks),
@@ -101,10 +101,7 @@ class GapMoment:
         )
 
     def combine(self, weighting: Statistics, chunks: int) -> None:
-        """Compute W, after the weights of ``weighting`` have become w_k * S_k, from the first ``chunks`` columns.
-
-        A block with weight 0 adds 0, whatever its difference of maxima is.
-        """
+        """Compute W from the first ``chunks`` columns; call it when ``weighting.weights_sbuf`` has w_k * S_k."""
         in_use = self.columns.in_use
         gaps_sbuf, terms_sbuf = in_use(self.gaps_sbuf, chunks), in_use(self.terms_sbuf, chunks)
         weights_sbuf = in_use(weighting.weights_sbuf, chunks)
@@ -132,7 +129,7 @@ class GapPass:
     operands.
 
     Attributes:
-        moment: the sums.
+        moment: the sums, which W_k is stored in.
         gap_sbuf: the teacher's minus the student's scores, t - s, float32 [128, classes]; it is overwritten.
         center_sbuf: g_k, float32 [128, 1].
         weights_sbuf: the weights e, float32 [128, classes].
@@ -181,14 +178,15 @@ class PairStatistics:
 
     Attributes:
         launch: the launch of the kernel.
-        student, teacher: maxima and sums of exponentials.
+        student, teacher: the maxima and sums of exponentials of each model.
         entropy: the sums for the student's entropy.
         entropy_terms_sbuf, distances_sbuf: scratch memory, float32 [128, tiles, columns].
         gap: the weighted differences; None for the divergence of a mixture.
         picked_sbuf: the student's scores at the labels in this core's classes, float32 [128, tiles]; None if no label
             is wanted.
-        exchanged_sbuf: all statistics, [128, columns, statistics, tiles]: columns of this core, of the other core, and
-            of shared blocks, in an order that makes the columns of a core contiguous.
+        exchanged_sbuf: the statistics that the cores exchange, float32 [128, columns, statistics, tiles]. The columns
+            are: 0 for the combined statistics and one per block of the window; the same of the other core; one per
+            shared block.
         temperatures: the temperatures of the positions; None if all have the temperature of the launch.
     """
 
@@ -250,7 +248,7 @@ class PairStatistics:
 
     @property
     def weighting(self) -> Statistics:
-        """The model whose probabilities are the weights of the divergence."""
+        """The statistics of the model whose probabilities are the weights of the divergence."""
         return self.student if self.launch.is_reverse else self.teacher
 
     @staticmethod
@@ -273,7 +271,7 @@ class PairStatistics:
             self.gap.restart()
 
     def exchange(self, number: int) -> None:
-        """Exchange the statistics of the cores' own classes; this core had ``number`` blocks of them."""
+        """Exchange the statistics of the cores' own classes; ``number`` is how many blocks of classes this core had."""
         self._forget_combined(number)
         if nl.num_programs() == 1:
             return
@@ -326,11 +324,10 @@ class PairStatistics:
             self.gap.combine(self.weighting, chunks)
 
     def _forget_combined(self, number: int) -> None:
-        """Reset the columns of the last window that its blocks did not fill.
+        """Reset the columns that the last window of blocks did not fill.
 
-        These columns still hold the statistics of the previous window, which are already combined into column 0. The
-        last window is not combined by itself: if it is full, there is nothing to reset. ``number`` is the number of
-        blocks of the core's own classes.
+        These columns still hold the statistics of the window before, which column 0 contains already. ``number`` is the
+        number of blocks of the core's own classes.
         """
         left = number % WINDOW
         if left == 0 or number < WINDOW:
@@ -374,14 +371,14 @@ def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor
 
 @dataclass(frozen=True)
 class PairPositions:
-    """The inputs of a block of positions, tensors [128, tiles]; None for inputs that the launch does not have.
+    """The caller's inputs for a block of positions, [128, tiles] each; None for inputs that the launch does not have.
 
     Attributes:
         labels_sbuf: the labels, float32, exact up to class 2^24.
         weights_sbuf: row weights, float32.
         valid_sbuf: uint32, 1 where the label is not ignored.
         is_local_sbuf: uint32, 1 where the label is not ignored and its class is in the weights of this launch.
-        picked_sbuf: the student's scores at the labels, float32; computed later.
+        picked_sbuf: memory for the student's scores at the labels, float32; see :meth:`join_picked`.
     """
 
     labels_sbuf: nl.NkiTensor | None
@@ -414,11 +411,10 @@ class PairPositions:
         return values_sbuf if self.is_local_sbuf is None else selected(values_sbuf, self.is_local_sbuf)
 
     def join_picked(self, launch: PairLaunch, candidates: list[nl.NkiTensor]) -> None:
-        """Set the student's scores at the labels to the largest of the candidates.
-
-        A masked class gets -inf.
+        """Set ``picked_sbuf`` to the largest of the candidates; to -inf where the label is a masked class.
 
         Args:
+            launch: the launch of the kernel.
             candidates: for each part of the classes, the scores found there, float32 [128, tiles].
         """
         if self.picked_sbuf is None:

@@ -60,7 +60,7 @@ class ModelGroup:
         wide_sbuf: the same tiles with all classes that they have room for.
         exponentials_sbuf: the memory for the exponentials, [128, tiles, classes]; scratch before they are computed.
         maxima_sbuf: [128, tiles]: without a bias minus the maxima of the products, with a bias the maxima of the
-            scores. If the statistics use these maxima unchanged, it is their column.
+            scores. Without bias and softcap it is a column of the statistics.
     """
 
     scores_sbuf: nl.NkiTensor
@@ -81,11 +81,10 @@ class ModelTiles:
     Attributes:
         model: the operands.
         lowest: the score of a masked class.
-        products: the banks of PSUM, which both models share.
+        products: the products X W^T, in banks of PSUM that both models share.
         scores, exponentials: ring buffers of the tiles of groups, float32 [128, tiles, classes].
         maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
-        negative_sbuf: -1, float32 [128, 1], by which maxima are multiplied, because the statistics hold them negated;
-            None without a bias.
+        negative_sbuf: the constant -1, which negates maxima, float32 [128, 1]; None without a bias.
         scale_sbuf: the factor that turns the model's scores into z, float32 [128, 1]; None if the factor is 1, or if
             each position has its own factor.
         lowest_sbuf: the number to which a bias of -inf is raised, float32 [128, 1]: ``lowest``, or twice that under a
@@ -229,7 +228,7 @@ class ModelTiles:
             multiply_by_column(column_sbuf, group.maxima_sbuf, self.negative_sbuf)
 
     def take_bias(self, row: Statistics, tiles: slice, column: int) -> None:
-        """Compute the addend of the exponentials, minus the maximum times the scale, from the maxima of a group.
+        """Compute the addends of the exponents of a group: minus the maximum times the scale.
 
         Args:
             row: the statistics of the model.
@@ -311,8 +310,8 @@ class PairTiles:
         gaps: a ring buffer of the differences of scores of a group, float32 [128, tiles, classes]; None for a mixture.
         ratio_sbuf: the factor that converts the teacher's scores to the student's unit, float32 [128, 1]; None for 1.
         waiting: the passes of Vector to issue next.
-        fresh: the passes of the last group, which are held back for one more group if products take little time; else
-            None.
+        fresh: the passes of the last group, if they are held back for one more group because products take little
+            time; else None.
     """
 
     launch: PairLaunch
@@ -461,10 +460,9 @@ class PairTiles:
     def _subtract(
         self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
     ) -> None:
-        """Compute first - second of two tensors, one of each model, in the student's unit: the teacher's is multiplied
-        by the ratio.
+        """Compute first - second in the student's unit.
 
-        ``scales_first`` says that the first tensor is the teacher's; otherwise the second one is.
+        One tensor is the teacher's, the first if ``scales_first``, else the second; it is multiplied by the ratio.
         """
         if self.ratio_sbuf is not None:
             multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)

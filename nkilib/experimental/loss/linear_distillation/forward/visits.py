@@ -9,8 +9,8 @@ logits before scaling, or tanh(logit / cap) under a cap.
 
 The mixture M = beta P + (1 - beta) Q of teacher P and student Q needs the log-sum-exps of both models, which are known
 only after all classes have been visited. So the scores of a block of positions are kept, or are recomputed, and a
-second pass computes the sums of the mixture. The second pass for a block runs between the tiles of the next block's
-first pass. It has no products, or only products that the first pass does not wait for.
+second pass computes the sums of the mixture. From kept scores, the second pass for a block has no matrix products, and
+runs between the tiles of the next block's first pass.
 
 Each core keeps its scores in HBM. For each block of classes, a position's student scores are followed by its teacher
 scores, so a transfer moves contiguous rows of twice the length; DMA is slower with rows of less than 2 KiB.
@@ -93,8 +93,8 @@ class RunBlock(Protocol):
 
         Args:
             block: the positions.
-            opens: whether the first classes are still to be loaded.
-            reopens: whether the first classes are loaded again at the end, for the next block.
+            opens: whether this call loads the first classes; False if they are on chip already.
+            reopens: whether this call loads the first classes again at its end, for the next block.
         """
 
 
@@ -117,9 +117,7 @@ class SecondVisit(Protocol):
         """Run the first pass for each block of positions, and at the end the second pass for the last block."""
 
     def begin(self, tiles: int) -> None:
-        """Begin the first pass for a block of ``tiles`` tiles of positions, and the second pass for the previous block,
-        if any.
-        """
+        """Prepare the first pass for a block of ``tiles`` tiles, and the second pass for the block before, if any."""
 
     def keep(self, scores: PairScoreGroup, step: Step) -> None:
         """Keep the scores of some tiles, which are complete, for the second pass."""
@@ -131,8 +129,8 @@ class SecondVisit(Protocol):
         step after each pair of tiles, and all remaining steps after the last pair.
 
         Args:
-            step: the step with the block of classes.
-            is_last: whether it is the last step of the core.
+            step: the step of the class schedule, which has the block of classes.
+            is_last: whether it is the last step of the core for these positions.
         """
 
     def exchange(self) -> None:
@@ -148,7 +146,8 @@ class KeptPair:
 
     Attributes:
         first_class: the first class of the core.
-        scratch_hbm: the scores, float32 [positions, models * classes of the core].
+        scratch_hbm: the scores, float32 [positions, models * classes of the core]; for each block of classes the
+            student's scores, then the teacher's.
     """
 
     first_class: int
@@ -180,7 +179,7 @@ class KeptPair:
         Args:
             dst_sbuf: the destination, float32 [128, blocks, models, classes].
             tile: the number of the tile.
-            classes: the first block of several consecutive blocks of classes of equal size.
+            classes: the first of the blocks of classes, which are consecutive and of equal size.
         """
         nisa.dma_copy(dst=dst_sbuf, src=self._of_tile(tile, classes, int(dst_sbuf.shape[1])))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Host code of distillation from hidden states, in numpy and arithmetic.
+"""Host code of distillation from hidden states.
 
 - ``tiling`` chooses a tiling, with ``pair_sizes`` for the first pass over the classes and the backward, and
   ``mixture_tiling`` for the second pass.

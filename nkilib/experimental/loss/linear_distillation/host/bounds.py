@@ -7,40 +7,37 @@
 kernels. :class:`StatisticsErrors` are the errors of the statistics that a backward received.
 
 Notation: u = 2^-23, the unit in the last place of 1; N positions, V classes, R rows (positions of a block); P, Q, M the
-distributions of teacher, student and mixture M = beta P + (1 - beta) Q; z their logits after scale s, softcap c and
-temperature T; r = log(P / Q); dz the error of z, and likewise for other letters; E_P the mean under P; H the entropy; G
-the gradient of a product X W^T; dX, dW, db the gradients of X, W and the bias. The *moment* is KL(Q||P) for beta 1,
-KL(Q||M) for a mixture.
+distributions of teacher, student and mixture M = beta P + (1 - beta) Q; y the product X W^T with its bias; z the logits
+after scale s, softcap c and temperature T; dy and dz the errors of y and z; m the sum of both models' largest dz in a
+row; a = 8 + 2 max|z| of a row, for each model; r = log(P / Q); E_P the mean under P; H the entropy; G the gradient of
+X W^T; dX, dW, db the gradients of X, W and the bias. The *moment* is KL(Q||P) for beta 1, KL(Q||M) for a mixture.
 
-- The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.reference``); the operands
-  have the dtype of the products. A softcap c adds 4 u c / T, for its tanh and the product with c. If logit scales or
-  softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded: 2 u |z|.
-- The error of the divergence for exact z: as in ``distillation.host``, u (a_P + a_Q) (2 + E|r|) with a = 8 + 2 max|z|
-  of each row, and -2 log(beta (1 - beta)) more for a mixture.
-- The error of z by a tensor of temperatures: 1 / T, by the device's reciprocal and a product, has a relative error of
-  at most 4 u, so dz is 4 u |z| larger. In a gradient, quotients by the scale add the same for the log-sum-exps and the
-  moment, and the factor 1 / T adds 4 u of the gradient.
-- The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
-  derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r
-  has the other sign, and P and Q are swapped. For the mixture they are beta P (log(P/M) - KL(P||M)) and (1 - beta) Q
-  (log(Q/M) - KL(Q||M)); the change of M itself has no effect, because the two parts add up to a constant. At z + dz the
-  derivative differs: P is at most exp(2 m) times as large, where m is the sum of both models' largest dz, and
-  log-ratios have an error of 2 m. So the total is at most exp(4 m) (sum |D| dz + 2 m^2), for m <= 0.2.
-- The moment KL(Q||M): likewise; its derivatives also have the terms of M, (1 - beta) Q (Q/M - E_Q[Q/M]) and beta P (Q/M
-  - E_P[Q/M]), in which (1 - beta) Q/M and beta P/M are at most 1.
-- Entropy, log-sum-exp, log-probability: the bounds of cross-entropy for the student's exact logits
-  (``cross_entropy.bounds``), and the effect of dz: on lse at most the largest dz, on the log-probability that and the
-  label's own dz, on the entropy twice sum Q |log Q + H| dz and the square of the largest dz.
-- Sums of the mixture kernel, which receives log-sum-exps: a term q log(q/M) has a relative error of u a + dz for q, and
-  an error of q beta p/M times the error of r, u a + dz of both models. Sums have an error of 8 u of their magnitudes.
-  The received log-sum-exps may be larger than the z at hand: their sizes are added to a.
-- The gradient of z: Q - P has an error of u a + dz of each of its terms. Q (log(Q/P) - KL) has the error of Q, and Q
-  times the error of the log-ratio and of the received KL: u a + dz of both models. The gradient of a mixture likewise;
-  there dz changes log(Q/M) by beta P/M of itself. A probability below 2^-126 may count as 0. The log-probability's
-  onehot - Q has an error of (u a + dz) Q and 4 u of itself. If the received log-sum-exps and moment are results of a
-  forward, while the reference has exact ones, their errors are added: ``StatisticsErrors``.
-- The gradient G of a product is the gradient of z times s (1 - tanh^2) / T: an error of 3 u of s / T, and of 2 |tanh| s
-  dy / c of itself. For dX, dW and db from G see ``linear.reference``.
+- dz = s dy / T, with dy from ``linear.reference``, for operands in the dtype of the products. A softcap adds 4 u c / T,
+  for its tanh and the product with c. If logit scales or softcaps of the models differ, the teacher's scores are
+  multiplied by a rounded ratio, which adds 2 u |z|.
+- A tensor of temperatures adds 4 u |z| to dz, because the device rounds 1 / T. In a gradient it adds 4 u of the
+  log-sum-exps, of the moment, and of the gradient itself.
+- The divergence of exact z has an error of u (a_P + a_Q) (2 + E|r|), as in ``distillation.host``. For a mixture, a of
+  each model is larger by -log(beta (1 - beta)).
+- The effect of dz on the divergence is at most exp(4 m) (sum |D| dz + 2 m^2) for m <= 0.2, summed over classes and
+  models. D is the derivative with respect to z. For KL(P||Q) it is P (r - KL(P||Q)) for the teacher's z and Q - P for
+  the student's; for KL(Q||P) P and Q are swapped, and r changes its sign. For a mixture it is beta P (log(P/M) -
+  KL(P||M)) for the teacher's z and (1 - beta) Q (log(Q/M) - KL(Q||M)) for the student's. The terms with m bound the
+  change of D itself: P changes at most by the factor exp(2 m), a log-ratio by 2 m.
+- The effect of dz on the moment KL(Q||M) is bounded in the same way. D has the further terms (1 - beta) Q (Q/M -
+  E_Q[Q/M]) and beta P (Q/M - E_P[Q/M]).
+- Entropy, log-sum-exp and log-probability: the bounds of cross-entropy for exact logits (``cross_entropy.bounds``),
+  plus the effect of dz. It is the largest dz on lse; the largest dz and the label's dz on the log-probability; 2 sum Q
+  |log Q + H| dz and the square of the largest dz on the entropy.
+- A term q log(q/M) of the mixture kernel: q has a relative error of u a + dz, and log(q/M) an error of beta p/M times
+  the error of r, which is u a + dz of both models. A sum has a further error of 8 u of its magnitudes. The sizes of the
+  received log-sum-exps are added to a, because they may be larger than the z at hand.
+- The gradient of z: P and Q have a relative error of u a + dz. log(Q/P) has an error of u a + dz of both models,
+  log(Q/M) beta P/M times that, and the received moment has its own. A probability below 2^-126 may count as 0. The
+  log-probability's onehot - Q has an error of (u a + dz) Q and 4 u of itself. If the kernel received results of a
+  forward, but the reference has exact ones, the errors of these results are added (:class:`StatisticsErrors`).
+- G is the gradient of z times s (1 - tanh^2) / T. The factor adds an error of 3 u s / T, and one of 2 |tanh| s dy / c
+  relative to G. ``linear.reference`` has the errors of dX, dW and db.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -181,7 +178,7 @@ def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
 def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
     """Return the effect of dz on a divergence, [R].
 
-    ``by_student`` and ``by_teacher`` are the magnitudes of the divergence's derivatives.
+    ``by_student`` and ``by_teacher`` are |D|, the derivatives with respect to z of each model, [R, V].
     """
     first = (by_student * models.of_student + by_teacher * models.of_teacher).sum(axis=1)
     return np.asarray(np.exp(4.0 * models.most) * (first + 2.0 * np.square(models.most)))

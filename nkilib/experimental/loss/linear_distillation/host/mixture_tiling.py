@@ -11,8 +11,8 @@ The second pass recomputes the scores, or loads scores that the first pass kept.
 
 If they are kept (:class:`KeptSizes`), the float32 scores of both models stay in HBM from the first pass to the second
 one, 8 V bytes for each position. Two blocks of positions are kept at a time, in two scratch tensors that blocks use
-alternately. If the limit of a launch has no room for two blocks of 128 positions, or for the only one, nothing is kept
-(:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses the tiling.
+alternately. Scores are kept if the memory limit of the launch has room for two blocks of 128 positions, or for all
+positions if there are fewer (:func:`keeps_scores`). :func:`choose_kept_tiling` chooses the tiling.
 
 The second pass for a block has no products and runs during the first pass for the next one: then Scalar computes four
 more functions for each pair. The second pass for the last block has nothing to overlap with. So blocks become smaller
@@ -176,9 +176,7 @@ def kept_tiles(vocab_size: int, memory_limit: int) -> int:
 
 
 def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
-    """Return whether scores are kept: whether ``memory_limit`` has room for two blocks of 128 positions, or for the
-    only block.
-    """
+    """Return whether scores are kept: whether two blocks of 128 positions fit ``memory_limit``, or the only block."""
     return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, PARTITIONS))
 
 
@@ -244,7 +242,7 @@ class BlockTimes(NamedTuple):
         first_scalar, first_vector: the times of Scalar and Vector in the first pass.
         second_scalar, second_vector: the times of Scalar and Vector in the second pass.
         bare: the time of the second pass when no first pass runs at the same time.
-        load: the time to load W of both models, for a block of any size.
+        load: the time to load W of both models once, whatever the number of tiles.
         kept: the time to store the scores to HBM, or to load them.
     """
 
@@ -281,7 +279,7 @@ class PairWork:
         loaded_bytes: the bytes of a class in the W of both models.
         vector_passes, scalar_passes: the number of passes of Vector and Scalar over a pair in the first pass, which
             computes the scores.
-        columns: the number of classes of the core with the most.
+        columns: the number of classes of the core with the most classes.
         class_block: the number of classes that are processed at a time.
     """
 
@@ -362,8 +360,8 @@ class _Choice(NamedTuple):
     """The best choice of the next block.
 
     Attributes:
-        us: the time with this choice.
-        block: the number of tiles of the next block; 0 for none.
+        us: the time of all remaining blocks with this choice, in us.
+        block: the number of tiles of the next block; 0 if no tiles remain.
     """
 
     us: float
@@ -455,8 +453,7 @@ class KeptSizes:
 
     Attributes:
         forward: the sizes of the first pass.
-        memory_limit: the bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only
-            one.
+        memory_limit: the bytes of HBM for kept scores, for which :func:`keeps_scores` is True.
     """
 
     forward: PairForwardSizes

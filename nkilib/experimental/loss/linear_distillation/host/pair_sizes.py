@@ -12,9 +12,8 @@ A *pair* is one tile of scores of student and teacher; a *group* is the pairs th
 pass over the classes, and for the backward, which computes a tile of the student's gradient from each pair
 (:func:`gradient_needs`; functions such as :func:`copies_student` serve the backward too).
 
-:class:`PairForwardSizes` has the sizes of a forward, from which its tiling is chosen, and :class:`StreamSizes` those of
-one model. W^T of both models streams as in linear cross-entropy, with the same blocks of classes and positions for
-both.
+:class:`PairForwardSizes` has the sizes of a forward, from which its tiling is chosen, and :class:`StreamSizes` the
+sizes of one model. W^T of both models streams in the same blocks of classes.
 """
 
 from __future__ import annotations
@@ -222,8 +221,8 @@ def teacher_is_plain(needs: PairNeeds) -> bool:
 def copies_student(needs: PairNeeds) -> bool:
     """Return whether the backward copies the student's products from PSUM.
 
-    It does if Vector would need two operands from PSUM, or if tiles are opened long before they are computed, because a
-    bank is not kept that long.
+    It copies only products without bias and softcap: if Vector would need two operands from PSUM, or if groups of tiles
+    are opened, because a bank is not kept until the last tile of a group is computed.
     """
     is_plain = not needs.student.bias and not needs.student.softcap
     return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
@@ -235,10 +234,9 @@ def copies_teacher(needs: PairNeeds) -> bool:
 
 
 def spares_scores(needs: PairNeeds) -> bool:
-    """Return whether the student's scores may be in the tile in which the gradient is computed.
+    """Return whether the student's scores may be stored in the tile in which the gradient is computed later.
 
-    This is not possible if several pairs are opened before the first of them is computed, or if differences of scores
-    are needed: then the scores are needed for longer, and the next exponentials would wait for the tile.
+    They may not if groups of tiles are opened, or if differences of scores are needed.
     """
     return not opens_groups(needs) and not takes_differences(needs)
 
@@ -246,9 +244,8 @@ def spares_scores(needs: PairNeeds) -> bool:
 def gradient_needs(needs: PairNeeds) -> TileNeeds:
     """Return the memory and instructions that the tiles of the gradient of the logits need.
 
-    There is a ring buffer for each bias and each softcap's tanh (one fewer where the sums of logits and bias are in
-    other tiles), for each copy of products, for the differences of scores or else the teacher's exponentials, and for
-    the gradient at labels, if it is wanted.
+    Ring buffers hold: the scores of each model with a bias, the tanh of each model with a softcap, each copy of
+    products, the differences of scores or else the teacher's exponentials, and the gradient at labels.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
     if needs.sums_bias and (needs.student.softcap or spares_scores(needs)):
@@ -336,7 +333,7 @@ class PairForwardSizes:
 
     @property
     def staging_bytes(self) -> int:
-        """The bytes per partition for staging (transposing and casting) operands; both models use the same tiles."""
+        """The bytes per partition of the staging tiles, through which operands are cast; both models use the same."""
         return max(self.student.staging_bytes, self.teacher.staging_bytes)
 
     @property
@@ -353,8 +350,8 @@ class PairForwardSizes:
         """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions and ``class_block``
         classes.
 
-        They hold X^T of both models and two blocks of W^T of each; the buffers of groups of pairs; two rows of each
-        bias; the statistics of a window of blocks, which the cores exchange, and values computed from them.
+        They hold X^T and two blocks of W^T of both models, the buffers of groups of pairs, two rows of each bias, and
+        the statistics of a window of blocks of classes.
         """
         needs = self.needs
         operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled times of launches of the kernels, from shapes alone: for host code, and in the simulator only.
+"""Modelled times of launches of the kernels, computed from shapes alone, on the host, with the simulator.
 
 N positions, V classes, Ds and Dt features of student and teacher; X and W are input and weight of a model.
 :func:`profile_linear_distillation_launch` models the three kernels.

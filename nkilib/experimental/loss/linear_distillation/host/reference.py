@@ -72,8 +72,7 @@ class ModelProblem(OutputLayer):
 class PairProblem:
     """The inputs and options of a launch.
 
-    Results that reference, gradients and bounds share are computed once, so the arrays must not change after the first
-    use.
+    Some results are computed once and kept, so the arrays must not change after the first use.
 
     Attributes:
         student, teacher: the models over the same positions and classes. Their temperatures are equal.
@@ -82,7 +81,7 @@ class PairProblem:
         beta: 0 for KL(teacher || student), 1 for KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
         ignore_index: the label of ignored positions.
-        first_class: for a shard of the vocabulary the number of its first class.
+        first_class: the first class of the shard, if the models are a shard of the vocabulary; else 0.
     """
 
     student: ModelProblem
@@ -270,7 +269,7 @@ def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
 def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
     """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
 
-    A class that is masked in the student has a gradient of 0, except for beta 0, where it is -P.
+    For a class that is masked in the student the gradient is 0; for beta 0 it is -P.
     """
     if problem.beta == 0.0:
         return pair.student - pair.teacher
@@ -333,7 +332,7 @@ def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, 
 
 
 def pair_forward_reference(problem: PairProblem) -> ExactResults:
-    """Return all results of ``linear_distillation_forward`` over all classes; for a shard the results that it defines.
+    """Return all results of ``linear_distillation_forward``, from the classes that the problem has.
 
     PyTorch equivalent, in float64, for beta 0 and without ignored labels::
 
@@ -380,8 +379,8 @@ def pair_backward_reference(
     Args:
         problem: the problem with all classes.
         upstream: the upstream gradients and statistics that the kernel received.
-        classes: the classes of a shard of the vocabulary: its part of the gradient of the input and its own gradients
-            of weight and bias are returned.
+        classes: the classes of a vocabulary shard: dX is then the sum over these classes, and dW and db are those of
+            these classes.
     """
     weights = problem.classes_first
     blocks = (

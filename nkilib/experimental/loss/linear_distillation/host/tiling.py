@@ -5,13 +5,12 @@
 
 N positions, V classes, Ds and Dt features of student and teacher; X and W are input and weight of a model.
 
-Of the blocks that fit SBUF, those are chosen that are estimated to be fastest:
-:func:`choose_linear_distillation_tiling` from sizes and options, :func:`forward_tiling` and :func:`backward_tiling`
-from the sizes of a launch while it is traced.
+The functions choose, of the blocks that fit SBUF, those that are estimated to be fastest.
+:func:`choose_linear_distillation_tiling` takes the sizes and options of a launch. :func:`forward_tiling` and
+:func:`backward_tiling` take the sizes that a traced launch has derived.
 
-A backward of very many positions is split into parts (:func:`pair_parts`). Its estimate is the one of both fused linear
-losses (:mod:`nkilib.experimental.loss.linear.tiling`), with X^T and W^T of the teacher in the work of Tensor and the
-DMA engines.
+A backward of very many positions is split into parts (:func:`pair_parts`). Its time is estimated by
+:mod:`nkilib.experimental.loss.linear.tiling`, with the teacher's X^T and W^T in the work of Tensor and the DMA engines.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def _chosen_backward(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling
 
 
 def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTiling:
-    """Return the tiling of a backward with known sizes and needs. Results are cached.
+    """Return the tiling of a backward. Results are cached.
 
     Args:
         sizes: the sizes of the launch, or of a part of the positions if they are split.
@@ -106,12 +105,12 @@ def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTili
 
 
 class _Launch(NamedTuple):
-    """The checked arguments of a launch.
+    """The checked arguments of :func:`choose_linear_distillation_tiling`.
 
     Attributes:
         num_positions, vocab_size: N and V.
-        student, teacher: the operands of each model, as the forward takes them.
-        layouts: the layouts of both weights.
+        student, teacher: the sizes of each model's operands in a forward.
+        layouts: the layouts of the student's and the teacher's weight.
         cores, target, extended, beta, memory_limit: the options of the launch.
     """
 
@@ -136,7 +135,7 @@ def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits
 
 
 def forward_tiling(sizes: PairForwardSizes | KeptSizes, target: str) -> LinearTiling:
-    """Return the tiling of a forward with known sizes and needs. Results are cached."""
+    """Return the tiling of a forward; ``target`` is ``"trn2"`` or ``"trn3"``. Results are cached."""
     return _chosen_forward(sizes, limited_sbuf_bytes(SBUF_BYTES[target]), limits_in_force())
 
 

@@ -45,7 +45,7 @@ class _Slot:
     """The data of a block of positions that is kept between its two passes.
 
     Attributes:
-        kept: the scores; None on a core without classes.
+        kept: the scores in HBM; None on a core without classes.
         rows: the per-row scalars.
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles]; NaN where a temperature is
             not accepted.
@@ -57,9 +57,7 @@ class _Slot:
 
     @classmethod
     def make(cls, launch: PairLaunch, tiles: int, share: Span, number: int) -> _Slot:
-        """Allocate slot number ``number`` for blocks of at most ``tiles`` tiles of positions; ``share`` are the core's
-        classes.
-        """
+        """Allocate slot ``number`` for blocks of at most ``tiles`` tiles; ``share`` is the core's classes."""
         kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
@@ -86,8 +84,8 @@ class _Waiting(NamedTuple):
     """A pair whose exponentials have been issued, and whose products Vector computes later.
 
     Attributes:
-        step: the step of the block of classes.
-        pair: the pair.
+        step: the step of the class schedule, which has the block of classes.
+        pair: the scores and terms of the pair.
     """
 
     step: Step
@@ -96,10 +94,11 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class _WaitingProducts:
-    """The instructions of Vector for pairs that Scalar has not finished yet; they are issued later.
+    """A queue of pairs whose products Vector computes later, when Scalar has finished the exponentials.
 
     Attributes:
-        terms, sums: the terms and sums of the second pass.
+        terms: the memory of the pairs, and the operations on it.
+        sums: the sums that the products are added to.
         waiting: the pairs.
     """
 
@@ -140,9 +139,9 @@ class _StepVisit:
 
     Attributes:
         pending: the block of positions.
-        terms: the memory of pairs on chip.
-        products: the instructions of Vector to be issued later.
-        step: the step of the block of classes, or of the first one of several.
+        terms: the memory of pairs on chip, and the operations on it.
+        products: the queue of pairs whose products are computed later.
+        step: the step of the class schedule with the block of classes, or with the first of several blocks.
         blocks: the number of blocks of classes.
     """
 
@@ -172,9 +171,7 @@ class _StepVisit:
         self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Compute softplus and exponentials of the tiles before number ``end``; the sums of their products are left for
-        later.
-        """
+        """Compute softplus and exponentials of the tiles up to ``end - 1``, and queue the pairs in ``products``."""
         rows = self.pending.slot.rows
         while self._tiles_taken < end:
             opens = not self._opened
@@ -194,20 +191,20 @@ class _StepVisit:
 
 @dataclass
 class KeptVisit:
-    """The second pass for all blocks of positions; a :class:`.SecondVisit`.
+    """The second pass for all blocks of positions; implements :class:`.SecondVisit`.
 
     Attributes:
         launch: the launch of the kernel.
-        store: the vectors of the results.
+        store: the vectors of the results in HBM.
         schedule: the order of the core's classes, in both passes.
-        blocks: the blocks of positions.
-        slots: the slots, which blocks use round-robin.
-        terms: the memory of pairs on chip.
-        sums: the sums of a block of positions.
-        products: the instructions of Vector to be issued later.
-        slot_number: the number of the next block, which determines its slot.
-        pending: the pending block; None at first.
-        tiles_beside: the number of tiles of the block whose first pass runs at the same time.
+        blocks: the sizes of the blocks of positions.
+        slots: the slots, which blocks of positions use round-robin.
+        terms: the memory of pairs on chip, and the operations on it.
+        sums: the sums of the pending block.
+        products: the queue of pairs whose products are computed later.
+        slot_number: the number of the next block of positions, which determines its slot.
+        pending: the pending block; None if there is none.
+        tiles_beside: the number of tiles of the block of positions whose first pass runs at the same time.
     """
 
     launch: PairLaunch
@@ -301,9 +298,9 @@ class KeptVisit:
         self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
     def finish(self, totals: PairTotals) -> None:
-        """End the first pass for a block of positions, which becomes the pending block.
+        """End the first pass for a block of positions: compute its per-row scalars from ``totals``.
 
-        ``totals`` are the statistics from which the per-row scalars of the block are computed.
+        The block becomes the pending block.
         """
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).take_totals(self.launch, totals.student, totals.teacher)
@@ -318,7 +315,7 @@ class KeptVisit:
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Run the blocks of positions from position ``first`` on, and return the first position after them.
+        """Call ``run`` for blocks of positions from position ``first`` on; return the first position after them.
 
         ``blocks`` are the numbers of tiles of the blocks.
         """
@@ -330,17 +327,17 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """Set the positions of the pending block, if there is one, to ``block``.
+        """Replace the positions of the pending block, if there is one, by ``block``.
 
-        This is needed because the body of the device loop is traced once, and each iteration has other positions.
+        In a device loop, whose body is traced once, these positions depend on the loop variable.
         """
         if self.pending is not None:
             self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
-        """Process a part of the tiles of ``visit`` at each step of the iterator.
+        """Process a part of the tiles of ``visit`` at each of ``tiles_beside`` steps.
 
-        The first part is empty, because the scores of the first group are still being loaded.
+        The first of several parts is empty, because the scores of the first group are still being loaded.
         """
         advances = self.tiles_beside
         for number in range(advances):
@@ -377,10 +374,9 @@ class KeptVisit:
         self.exchange()
 
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
-        """Do the second pass over ``blocks`` blocks of classes, from the block of ``step`` on, while no first pass
-        runs.
+        """Do the second pass over ``blocks`` blocks of classes, from the block of ``step`` on, without a first pass.
 
-        ``steps`` is the number of all steps.
+        ``steps`` is the number of calls that cover all classes.
         """
         # Wide tiles use the memory of other tiles.
         self.products.take_all()

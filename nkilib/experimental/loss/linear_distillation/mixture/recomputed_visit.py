@@ -79,7 +79,8 @@ class _ModelScores:
             number: the number that selects the bank of the product.
             dst_sbuf: the result, float32 [128, classes].
             tangents_sbuf: scratch memory of that shape, for tanh.
-            input_sbuf, classes: X^T of the tile of positions, and W^T of the block of classes.
+            input_sbuf: X^T of the tile of positions, [128, ceil(D / 128), 128].
+            classes: W^T and the bias of the block of classes.
         """
         product_psum, cap = self.products.product(number, input_sbuf, classes.weight_sbuf), self.model.score_cap
         if classes.bias_sbuf is None:
@@ -166,14 +167,13 @@ class _RecomputedVisit:
         launch, vectors, store: the arguments of :func:`mixture_of_core`.
         schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        staging: the memory in which operands are cast if their dtype is not the dtype of the products; None if there
-            are none.
+        staging: the memory in which operands are cast to the dtype of the products; None if none is cast.
         streams: the buffers of W^T of each model.
         scores: the computation of the scores.
-        terms: the memory of pairs on chip.
+        terms: the memory of pairs on chip, and the operations on it.
         rows: the per-row scalars of a block of positions.
         sums: the sums of a block of positions.
-        waiting: a group whose sums are computed after the scores of the next one are issued.
+        waiting: the last group, whose sums are computed after the scores of the next group are issued; or None.
     """
 
     launch: PairLaunch
@@ -236,8 +236,8 @@ class _RecomputedVisit:
 
         Args:
             block: the positions.
-            opens: whether the first classes are still to be loaded here, after the first tile of positions.
-            reopens: whether the first classes are loaded again at the end, for the next block.
+            opens: whether this method loads the first classes; False if they are on chip already.
+            reopens: whether this method loads the first classes again at its end, for the next block.
         """
         tiles = div_ceil(block.size, PARTITIONS)
         self._load_inputs(0, block.part(0, min(PARTITIONS, block.size)))
@@ -261,10 +261,10 @@ class _RecomputedVisit:
         """Process one block of classes: compute the scores of each group of tiles, and the sums of the group before it.
 
         Args:
-            step: the step of the block.
+            step: the step of the class schedule, which has the block of classes.
             tiles: the number of tiles of positions.
             rows: the per-row scalars.
-            reopens: whether the last block loads the first classes again, for the next block of positions.
+            reopens: whether the last block of classes loads the first classes again, for the next block of positions.
         """
         opening = self.schedule.opening
         classes = (self.streams[0].advance(step), self.streams[1].advance(step))
@@ -294,9 +294,7 @@ class _RecomputedVisit:
         return _Group(pairs, step)
 
     def _close_waiting(self, rows: MixtureRows) -> None:
-        """Compute the sums of the group in :attr:`waiting`, if any, and remove it from there; ``rows`` are the per-row
-        scalars.
-        """
+        """Compute the sums of the group in :attr:`waiting`, if any, and set :attr:`waiting` to None."""
         group, self.waiting = self.waiting, None
         if group is None:
             return
@@ -315,6 +313,7 @@ def mixture_of_core(
     ``store``.
 
     Args:
+        launch: the launch of the kernel.
         vectors: maxima and log sums of all positions.
         sizes: the sizes of the launch.
         tiling: a tiling that fits SBUF.

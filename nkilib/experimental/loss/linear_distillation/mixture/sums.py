@@ -18,11 +18,11 @@ With x = log(P / Q) + log(beta / (1 - beta)),
 
     log(M / Q) = softplus(x) + log(1 - beta)        log(M / P) = softplus(-x) + log(beta),
 
-so that each of the two divergences is minus the mean of a softplus and a constant. The softplus is never negative, and
-its accuracy does not depend on how far the models are apart. Where they are close, it cancels against the constant, see
-:class:`MixtureTerms`. A class that is masked in one model has a finite score that is far below all others: its
-exponential is 0, so it adds nothing for this model, and the softplus for the other model is 0: it adds log(1 / beta) or
-log(1 / (1 - beta)) times its probability.
+so that KL(Q || M) is minus the mean under Q of softplus(x) + log(1 - beta), and KL(P || M) likewise. The softplus is
+accurate however far the models are apart. Where they are close, it cancels against the constant, see
+:class:`MixtureTerms`. A class that is masked in one model has a finite score that is far below all others. Its
+exponential in this model is 0, so it adds nothing to this model's sums. In the other model its softplus is 0, so only
+the constant times its probability is added.
 """
 
 from __future__ import annotations
@@ -67,19 +67,18 @@ def _exponentials(totals: ModelTotals) -> Exponentials:
 class MixtureRows:
     """The per-row scalars of a block of positions, float32 [128, tiles].
 
-    They are computed from the log-sum-exps of both models. With r = log P - log Q, the scores y of both models and log
-    odds = log(beta / (1 - beta)),
+    With the scores y of both models, the student's scale, ``launch.ratio`` and log odds = log(beta / (1 - beta)),
 
-        x = r + log odds = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
+        x = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
 
-    An error of b shifts r of a whole row, and cancels in the divergence to first order: the derivatives of its two
+    An error of b shifts x in a whole row, and cancels in the divergence to first order: the derivatives of its two
     parts with respect to the shift are beta (1 - beta) E and -beta (1 - beta) E, with E = sum of P Q / M.
 
     Attributes:
         student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
         ratio_bias_sbuf: b.
         opposite_bias_sbuf: -b.
-        student_scale, teacher_scale: the scales of both models, of all positions or of each.
+        student_scale, teacher_scale: the scale of each model, which may differ between positions.
         opposite_scale: minus the student's scale.
     """
 
@@ -130,7 +129,7 @@ class MixtureRows:
             nisa.tensor_scalar(dst=opposite_sbuf, data=student.rows_sbuf, op0=nl.multiply, operand0=-1.0)
 
     def take_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
-        """Compute the scalars from the statistics (maxima and sums) of a first pass, of both models."""
+        """Compute the scalars of a block of positions from the first pass's statistics of both models."""
         self._keep_scales(student.scale, teacher.scale)
         for bias_sbuf, totals in ((self.student_bias_sbuf, student), (self.teacher_bias_sbuf, teacher)):
             totals.scale.multiply(bias_sbuf, totals.neg_max_sbuf)
@@ -148,10 +147,10 @@ class MixtureRows:
         self._finish(launch)
 
     def take_vectors(self, launch: PairLaunch, vectors: PairVectors, block: Block) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Compute the scalars of a block of positions from the vectors of all positions.
+        """Compute the scalars of a block of positions from the log-sum-exps of all positions, in HBM.
 
         Returns:
-            The log sums of student and teacher, float32 [128, tiles].
+            The logs of the sums of exponentials of student and teacher, float32 [128, tiles].
         """
         vectors, temperatures = vectors.of_positions(block), launch.temperatures_of(block)
         if temperatures is not None:
@@ -176,7 +175,7 @@ class MixtureRows:
         return log_sums
 
     def _finish(self, launch: PairLaunch) -> None:
-        """Compute b and -b from lse_teacher - lse_student, in place."""
+        """Compute b and -b; ``ratio_bias_sbuf`` has lse_teacher - lse_student and gets b."""
         odds = _log_odds(launch.options.beta)
         nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
@@ -188,16 +187,16 @@ def _column(step: Step) -> int:
 
 @dataclass(frozen=True)
 class MixtureSums:
-    """The sums of a block of positions.
+    """Four sums over the classes for each position of a block, such as ``_STUDENT_MASS``.
 
-    The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are
-    only added up, and in the end the sums of both cores. The sums of a window are in adjacent columns, and are added at
-    once.
+    The exponents of all blocks of classes are shifted by the same maximum of the whole row. So the sums of blocks are
+    added without a rescaling, and at the end the sums of both cores.
 
     Attributes:
-        columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]: column 0 has the accumulated ones, and the
-            others those of the blocks of classes of a window.
-        total_sbuf: the sums over the core's classes, and at the end over all cores', float32 [128, sums, tiles].
+        columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]. Column 0 has the sums over all earlier windows,
+            and each other column the sums over one block of classes of the window.
+        total_sbuf: the sums over the core's classes; after :meth:`exchanged` over all classes, float32 [128, sums,
+            tiles].
         others_sbuf: the sums of the other core, float32 [128, sums, tiles].
     """
 
@@ -225,7 +224,7 @@ class MixtureSums:
         Args:
             which: the sum, such as ``_STUDENT_MASS``.
             tile: the number of the tile of positions.
-            step: the step of the block of classes.
+            step: the step of the class schedule, which has the block of classes.
         """
         column = _column(step)
         return self.columns_sbuf[:, which, tile, column : column + 1]
@@ -241,7 +240,7 @@ class MixtureSums:
             nisa.tensor_copy(dst=self.columns_sbuf[:, :, :, 0], src=self.total_sbuf)
 
     def exchanged(self) -> nl.NkiTensor:
-        """Return the sums over the classes of all cores, float32 [128, sums, tiles]."""
+        """Exchange the sums with the other core; return the sums over all classes, float32 [128, sums, tiles]."""
         nisa.tensor_copy(dst=self.total_sbuf, src=self.columns_sbuf[:, :, :, 0])
         if nl.num_programs() > 1:
             other = 1 - nl.program_id(0)
@@ -298,11 +297,11 @@ class MixturePair:
 class MixtureTerms:
     """The memory in which the terms of the sums are computed, and the operations on it.
 
-    *Logs* are the softplus terms, softplus(x) and softplus(-x). GpSimd computes the differences of scores, Scalar two
-    logs and two exponentials, and Vector the sums of their products. Vector adds the constants before it multiplies, so
-    that terms of similar models cancel element by element. The sums of the exponentials, by which the means are
-    divided, are a by-product of Scalar's exponentials. Scalar loads a table for softplus and one for exp, so tiles are
-    processed in groups: first the logs of a group, then its exponentials.
+    *Logs* are the softplus terms, softplus(x) and softplus(-x). For each pair, GpSimd computes the differences of
+    scores. Scalar computes two logs, two exponentials and the sums of the exponentials. Vector adds the constants
+    log(1 - beta) and log(beta) to the logs, multiplies by the exponentials, and sums. Because the constants are added
+    first, terms of similar models cancel element by element. Scalar loads a table for softplus and one for exp, so
+    tiles are processed in groups: first the logs of a group, then its exponentials.
 
     Attributes:
         launch: the launch of the kernel.
@@ -311,7 +310,7 @@ class MixtureTerms:
         class_block: the number of classes of each block.
         scores_sbuf: the memory of the scores, float32 [128, blocks, models, classes].
         logs: the memory of the logs, float32 [128, blocks, classes] each.
-        ratio_sbuf: the factor of the teacher's scores, float32 [128, 1]; None for 1.
+        ratio_sbuf: ``launch.ratio``, the factor of the teacher's scores, float32 [128, 1]; None for 1.
         taken: a list of one element, the number of pairs returned by :meth:`next_pair` since the last :meth:`restart`.
     """
 
@@ -422,8 +421,9 @@ class MixtureTerms:
             )
 
     def take_products(self, pair: MixturePair, sums: MixtureSums, step: Step) -> None:
-        """Compute the sums of the softplus terms times the exponentials, after both are computed, and store them in
-        ``sums``.
+        """Multiply the logs plus their constants by the exponentials, and store the sums of these products in ``sums``.
+
+        The logs and exponentials must have been computed.
         """
         beta = self.launch.options.beta
         for logs_sbuf, constant, exponentials_sbuf, which in (
@@ -470,9 +470,9 @@ class MixtureResults:
 
         Args:
             block: the positions.
-            sums_sbuf: the sums, float32 [128, sums, tiles].
-            rows: the per-row scalars.
-            log_sums: the log sums of student and teacher over all shards, float32 [128, tiles].
+            sums_sbuf: the sums over this shard, float32 [128, sums, tiles].
+            rows: the per-row scalars; not read.
+            log_sums: the logs of the sums of exponentials of student and teacher over all shards, float32 [128, tiles].
         """
         terms: list[nl.NkiTensor] = []
         masses: list[nl.NkiTensor] = []
@@ -491,9 +491,9 @@ class MixtureResults:
 
 
 def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return -logs / mass of each row, at least 0.
+    """Return -logs / mass of each row, at least 0, float32 [128, tiles].
 
-    ``logs_sbuf`` is the sum of exponentials times logs, and ``mass_sbuf`` the sum of exponentials.
+    ``logs_sbuf`` is the sum of e * log(M / Q) or e * log(M / P), and ``mass_sbuf`` the sum of the exponentials e.
     """
     mean_sbuf = float32_like(logs_sbuf)
     nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
@@ -505,7 +505,7 @@ def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTenso
 
 @dataclass(frozen=True)
 class MixtureDivergences:
-    """The divergences of rows, float32 [128, tiles].
+    """The divergence and the moment of each position of a block, float32 [128, tiles].
 
     KL(student || mixture) is -A / S, where S is the sum of the student's exponentials e and A the sum of e * log(M /
     Q). For the teacher it is the same with log(M / P). A divergence is clamped at 0, because rounding may make it
@@ -577,10 +577,9 @@ class MixtureStore:
         rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
-        """Store the results of a block of positions, as :meth:`store` does; the largest scores are computed from
-        ``rows``.
+        """Do the same as :meth:`store`, with the largest scores computed from ``rows``.
 
-        ``log_sums``, which :meth:`MixtureResults.store` needs, is ignored.
+        ``log_sums`` is ignored; it is a parameter because :meth:`MixtureResults.store` has it.
         """
         student_sbuf = rows.student_scale.quotients(rows.student_bias_sbuf)
         teacher_sbuf = rows.teacher_scale.quotients(rows.teacher_bias_sbuf)
