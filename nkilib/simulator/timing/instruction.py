@@ -178,7 +178,7 @@ class InstructionKinds:
         return work
 
     def moving(self, kind: InstructionKind, work: DmaWork) -> InstructionKind:
-        """Return a copy of ``kind``, the kind of a transfer, with the attribute ``work`` set to the argument ``work``."""
+        """Return a copy of ``kind``, the kind of a transfer, with ``work`` as its attribute ``work``."""
         key = id(kind), id(work)
         moving = self._moving.get(key)
         # Other objects get the ids of objects that are deleted.
