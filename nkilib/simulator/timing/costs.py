@@ -104,7 +104,7 @@ def copied(*names: str) -> Cost:
     the elements are contiguous and one operand is in PSUM.
 
     Args:
-        names: the operands.
+        names: the parameter names of the operands.
     """
 
     def cost(call: CostInputs) -> float:
@@ -174,10 +174,10 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """Return the cost of ``activation``: N cycles, and 64 more if a reduction is read out.
+    """Return the cost of ``activation`` on Scalar: N cycles, or N/2 for bfloat16 on trn3; a reduction adds 64 cycles.
 
-    trn3 processes two bfloat16 elements per cycle. Nothing is published for GpSimd, which has the instruction from trn3
-    on; its cost is ``ModelParameters.other_cycles * N``.
+    Nothing is published for GpSimd, which has the instruction from trn3 on; its cost is ``ModelParameters.other_cycles
+    * N``.
     """
     if call.engine is Engine.gpsimd:
         return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))

@@ -51,7 +51,7 @@ NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
 
 
 class Place(Protocol):
-    """The interface of a part of a storage with the accesses for which later instructions have to wait.
+    """The interface of an object that knows for which accesses to a part of a storage later instructions have to wait.
 
     Attributes:
         storage: the number of the storage.
@@ -372,8 +372,8 @@ class Tracked:
         name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
         contents: data of a pass about the values in the storage (see :mod:`.passes.invariants`); None if none.
-        has_place: False if the model still has to choose a place in PSUM for the storage.
-        is_placed: False if it is the model that chooses the place. The kernel may choose it, and HBM needs none.
+        has_place: False as long as the model still has to choose a place in PSUM for the storage.
+        is_placed: True if the model never has to, because the kernel has chosen a place or the storage is in HBM.
     """
 
     __slots__ = ("contents", "has_place", "is_placed", "name", "nbytes", "uses", "views")

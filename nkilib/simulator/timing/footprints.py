@@ -124,7 +124,7 @@ class Reach(NamedTuple):
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
     """Return the layout of all elements that a view may have if its address is read at run time.
 
-    The result has the rows that a vector of indices may choose, or all elements of the storage.
+    For a vector of indices these are the rows that it may choose, else all elements of the storage.
     """
     free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
     if reach.kind == "vector" and reach.stride > 0:

@@ -135,8 +135,8 @@ class Shift(NamedTuple):
     Attributes:
         ns: the difference of their times, in nanoseconds.
         numbers: the difference of their instruction numbers.
-        floor: the number from which earlier instructions are repeated too. If a run instruction waited for an
-            instruction below ``floor``, its repetitions waited for that same instruction.
+        floor: the lowest number of an instruction that is repeated too. If the run instruction has waited for one with
+            a lower number, its repetitions wait for that same instruction.
     """
 
     ns: float = 0.0

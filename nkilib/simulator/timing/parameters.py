@@ -69,8 +69,8 @@ class ModelParameters:
             with ``dge_mode.swdge`` and, where no hardware writes descriptors (trn1), transfers with addresses that are
             read at run time; the descriptors of all others come from the hardware, or on trn1 from the host.
             ``"always"``: also transfers for which the kernel leaves the choice to the compiler; on trn2 one published
-            kernel had software descriptors for them, and another hardware descriptors. ``"never"``: all descriptors
-            take the same time.
+            kernel had software descriptors for them, and another hardware descriptors. ``"never"``: gathers, scatters
+            and ``dge_mode.swdge`` only, and these descriptors take the same time as those of the hardware.
         software_us: the time between two transfers of a queue whose descriptors GpSimd writes; None: the value of the
             generation (1.36 on trn1, measured; 0.6 on the others, for which nothing is published).
         queue_us: the time between two transfers of a queue that the kernel names; None: ``trigger_us``. The published

@@ -52,8 +52,9 @@ class Action(NamedTuple):
         definition: the instruction.
         kind: its kind on the engine that ran it.
         operands: the parts of its tensors, in the order of ``Roles.tensors``; None where a parameter is no tensor.
-        index_reads: further parts that it reads, because of indices that are read at run time.
-        index_writes: further parts that it writes, because of indices that are read at run time.
+        index_reads: further parts that it reads: index tensors, and tensors that tensor indirection reads. An untimed
+            instruction has no operands, and all its parts are in ``index_reads`` and ``index_writes``.
+        index_writes: further parts that it writes: tensors that tensor indirection writes.
         deciding: the values of its parameters in ``instruction.DECIDING``, in the order of ``Roles.deciding``.
         constants: its non-tensor parameters, by name, for instructions in :data:`CONSTANTS_OF`.
         choices: its kinds on the engines among which the model chooses, if the kernel leaves the engine open.
@@ -216,10 +217,7 @@ class Recording:
         del self._storage[end:], self._footprint[end:]
 
     def touch(self, known: Tracked, footprint: Footprint) -> None:
-        """Record that the next instruction touches a part of the storage ``known``.
-
-        The caller calls this for the tensors of the instruction in their order.
-        """
+        """Record a part of ``known`` that the next instruction touches; to be called for its tensors in order."""
         if self.is_whole:
             number, footprints = known.uses.storage, self._footprints
             self._storage.append(number)

@@ -10,8 +10,8 @@ states use them too.
 - :func:`check_compute_dtype`, :func:`check_sum`, :func:`check_memory_limit`: single arguments.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read. ``caller`` is the function that error
-messages name. The *products* are those of hidden states and weight, the logits; their *operands* are rounded to the
-``compute_dtype``.
+messages name. A *product* is that of hidden states and weight, which gives the logits. These two tensors are its
+*operands*; kernels round them to the ``compute_dtype``.
 """
 
 from __future__ import annotations
