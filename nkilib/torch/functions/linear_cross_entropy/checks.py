@@ -346,7 +346,8 @@ def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: 
 
     Raises:
         TypeError: input and weight have a dtype other than bfloat16, float16 and float32.
-        RuntimeError: input, weight and bias have different dtypes, and ``product`` has no ``compute_dtype``.
+        RuntimeError: input and weight have different dtypes, and ``product`` has no ``compute_dtype``; the kernels do
+            not take the bias's dtype with those.
         NotImplementedError: dtypes that are not floating; ``grad_weight_sum`` of XLA tensors.
         ValueError: ``normalizer`` or ``grad_weight_sum`` cannot be used; more positions than a launch takes.
     """

@@ -365,8 +365,8 @@ def linear_cross_entropy(
     all positions: if the upstream gradient of any position is infinite or NaN, all gradients are NaN.
 
     PyTorch's own operators compute the loss, with a warning and with all logits in memory, for class probabilities, for
-    a ``linear_weight`` of more than two dimensions, and for numbers of features outside of 16 to 16,384. The loss then
-    has PyTorch's dtype.
+    a ``linear_weight`` of more than two dimensions, for numbers of features outside of 16 to 16,384, and for more than
+    2^24 classes. The loss then has PyTorch's dtype.
 
     Args:
         input: [..., D], bfloat16, float32 or float16; more than one leading dimension is an extension.

@@ -9,7 +9,7 @@ the checks of all arguments.
 - :func:`check_features_fit`, :func:`most_hidden_bytes`: how many features of both models fit on chip together.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read. ``caller`` is the function that error
-messages name. A *product* multiplies hidden states by a weight and adds a bias; these tensors are its *operands*.
+messages name. A *product* multiplies hidden states by a weight, its two *operands*; a bias is added in float32.
 """
 
 from __future__ import annotations
