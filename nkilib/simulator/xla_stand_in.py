@@ -68,9 +68,7 @@ def _device(*_: Any, **__: Any) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: a step or a synchronization has nothing to wait for, because every operation has run when it
-    returns.
-    """
+    """Do nothing, in place of a function that marks a step or synchronizes: every operation has run when it returns."""
 
 
 @contextmanager

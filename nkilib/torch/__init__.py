@@ -9,9 +9,9 @@ Importing this package imports torch, which no other part of nkilib imports, and
 - ``functions``: the public functions and modules;
 - ``losses``: the semantics that losses share;
 - ``dispatch``: operators, their registration and their launch, independent of any loss;
-- ``lazy_logits``: the output layer of any model without logits in memory;
-- ``transformers``, ``trl``, ``torchtitan``, ``verl``: the losses of these trainers; ``replacement``: the replacement
-  of the trainers' functions;
+- ``lazy_logits``: logits that the output layer of any model computes only if something needs them;
+- ``transformers``, ``trl``, ``torchtitan``, ``verl``: the losses of these trainers; ``replacement``: the functions that
+  replace a trainer's functions by nkilib's;
 - ``verification``: the check of an installation on its device;
 - ``_requirement``: the releases of torch that are supported.
 """

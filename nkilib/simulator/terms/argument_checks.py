@@ -97,7 +97,7 @@ def wrong_argument(
 ) -> ArgumentTypeError | None:
     """Return an error about the first argument of a call that is no value of NKI, or None if all are.
 
-    Functions call this after Python has raised one of :data:`PLAIN_ERRORS`. If all arguments are values of NKI, the
-    exception is a fault of the simulator.
+    This serves to explain an exception of a type in :data:`PLAIN_ERRORS` that the call has raised. If all arguments are
+    values of NKI, the exception is a fault of the simulator.
     """
     return wrong_value("", signature.bind_partial(*args, **kwargs).arguments)

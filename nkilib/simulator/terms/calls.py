@@ -3,9 +3,9 @@
 
 """Errors for calls that do not fit a signature. The messages suggest a parameter for an unknown or removed keyword.
 
-- :func:`call_error`, :func:`bound_call`, with :func:`keyword_suggestions`: for a function that checks its calls itself;
-- :func:`wrong_call_in`: for a function whose arguments Python itself rejected; :data:`PUBLIC_NAMES` lists these
-  functions by the names in Python's messages.
+- :func:`call_error`, :func:`bound_call`, :func:`keyword_suggestions`: for functions that check their calls themselves;
+- :func:`wrong_call_in`: for functions whose calls Python checks. Python's message has the ``__qualname__`` of such a
+  function; :data:`PUBLIC_NAMES` finds the function by it.
 
 *Label* is the name of a function in the simulator's messages, such as ``nisa.activation``.
 """
@@ -154,13 +154,13 @@ class PublicNames:
         self._found.clear()
 
     def find(self, qualname: str) -> tuple[str, Callable[..., Any]] | None:
-        """Return the pair (label, function) for the ``qualname`` in a message of Python, or None if it is not in the
-        table.
+        """Return the pair (label, function) of the function whose ``__qualname__`` is ``qualname``; None if the table
+        has no such function.
         """
         return self._all().get(qualname)
 
     def label_of(self, code: CodeType) -> str:
-        """Return the label of the function with the code object ``code``; Python's name if it is not in the table."""
+        """Return the label of the function with the code object ``code``; ``co_name`` if it is not in the table."""
         labels = [label for label, function in self._all().values() if function.__code__ is code]
         return labels[0] if labels else code.co_name
 
@@ -189,14 +189,14 @@ _PYTHONS_MESSAGE = re.compile(r"([\w.]+)\(\) (missing|takes|got) ")
 
 
 def wrong_call_in(frame: FrameType, error: Exception) -> ArgumentTypeError | None:
-    """Return the error for a call of a public function whose arguments Python itself rejected.
+    """Return the error to raise instead of Python's TypeError for a call that does not fit a public function.
 
     Args:
         frame: the frame that made the call.
-        error: the exception of Python.
+        error: the exception that Python has raised.
 
     Returns:
-        None if ``error`` has another cause, or the function is not in :data:`PUBLIC_NAMES`.
+        The error; None if ``error`` has another cause, or the function is not in :data:`PUBLIC_NAMES`.
     """
     match = _PYTHONS_MESSAGE.match(str(error)) if isinstance(error, TypeError) else None
     known = None if match is None else PUBLIC_NAMES.find(match[1])

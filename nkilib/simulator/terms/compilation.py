@@ -18,7 +18,7 @@ from enum import Enum
 
 
 class AddressRotation(Enum):
-    """The tensors that the compiler may move for a better layout.
+    """The choice of the tensors that the compiler may move to other addresses.
 
     ``AUTO``: the tensors that the compiler has placed itself; ``ENABLE``: all tensors; ``DISABLE``: none.
     """
@@ -44,8 +44,8 @@ class CompileConfig:
         non_ssa_legalization: whether the compiler runs its pass ``non_ssa_legalization``.
         dead_code_elim: whether the compiler may remove values that nothing reads.
         barrier_check: whether the compiler checks the barriers between the cores; the simulator always checks them.
-        prefetch_auto: whether the compiler may keep a ring buffer of prefetched loads in SBUF; excludes the environment
-            variable ``NKI_PREFETCH_RING_SIZE``.
+        prefetch_auto: whether the compiler may keep a ring buffer of prefetched loads in SBUF. True is an error if the
+            environment variable ``NKI_PREFETCH_RING_SIZE`` is set.
         nki_alloc_fallback: whether the compiler may try another allocator where NKI's allocator finds no room. The
             simulator's option ``capacity`` does not depend on this field.
 
@@ -94,7 +94,7 @@ class SpecializationConfig:
             with this kernel's configuration, instead of raising an error.
 
     Raises:
-        TypeError: if the value is not a bool.
+        TypeError: if ``allow_nested_config_override`` is not a bool.
     """
 
     allow_nested_config_override: bool = False

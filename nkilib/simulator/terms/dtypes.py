@@ -179,18 +179,20 @@ def _fp4_words(elements: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    """Return ``array`` as an array of a packed type, which a launch takes for a tensor of that type.
+    """Return ``array`` as an array of a packed type. A launch takes the result as a tensor of that type.
+
+    The result shares the memory of ``array``, unless ``array`` has the type ``ml_dtypes.float4_e2m1fn``, of which numpy
+    stores one element per byte.
 
     Args:
-        array: unsigned integers, whose bytes are the words, for instance uint32 for ``float8_e4m3fn_x4``; or elements,
-            such as ``ml_dtypes.float8_e4m3fn``. Four elements along the last dimension make a word, the first element
-            in the lowest bits. The result shares the memory of ``array``, except for ``ml_dtypes.float4_e2m1fn``, where
-            numpy uses one byte per element.
+        array: words as unsigned integers, such as uint32 for ``float8_e4m3fn_x4``; or elements, such as
+            ``ml_dtypes.float8_e4m3fn``. Four elements along the last dimension make a word; the first element has the
+            lowest bits.
         dtype: ``nl.float8_e5m2_x4``, ``nl.float8_e4m3fn_x4`` or ``nl.float4_e2m1fn_x4``.
 
     Raises:
         TypeError: if ``dtype`` is no packed type, ``array`` is no array, or its type does not fit ``dtype``.
-        ValueError: if the last dimension does not divide into whole words.
+        ValueError: if the last dimension does not make whole words.
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"packed: array must be a numpy array, got {array!r}; numpy.asarray makes one")
@@ -219,7 +221,7 @@ def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 
 
 def register_packed_types() -> None:
-    """Register the packed types with numpy by name, as AWS's own NKI does when it is installed."""
+    """Register the packed types with numpy, so that ``np.dtype`` accepts their names. AWS's own NKI does the same."""
     known: dict[str, Any] = vars(np)["sctypeDict"]  # the stubs know scalar types in it only
     for dtype, array_type in ARRAY_TYPES.items():
         known.setdefault(str(dtype), array_type)

@@ -3,9 +3,9 @@
 
 """The enumerations of ``nki.isa``, with the documented values, and the memory regions of ``nki.language``.
 
-- :class:`engine` (:data:`Engine` in this package) to :class:`dependency`: the enumerations of ``nki.isa``;
+- the classes from :class:`engine` (in this package called :data:`Engine`) to :class:`dependency`: the enumerations;
 - :class:`MemoryRegion`, :func:`as_region`: a memory region;
-- :func:`is_hbm`, :func:`is_on_chip`, :func:`is_psum`, :func:`is_sbuf`: questions about a region;
+- :func:`is_hbm`, :func:`is_on_chip`, :func:`is_psum`, :func:`is_sbuf`: what kind of region a region is;
 - :data:`ON_CHIP`, :data:`HBM`: sets of regions.
 """
 
@@ -18,7 +18,7 @@ from .errors import ArgumentTypeError
 
 
 class _Singletons(Enum):
-    """An enumeration whose members hash by identity: Enum's own hash is a Python call at every look-up."""
+    """An enumeration whose members hash by identity, because Enum's own hash is a slow Python function."""
 
     __hash__ = object.__hash__
 
@@ -93,7 +93,7 @@ class dma_engine(_Singletons):
 
 
 class dependency(_Singletons):
-    """The reason for an order between two instructions: the hardware needs it, or only the compiler keeps it.
+    """Who keeps two instructions in order: the hardware at run time, or only the compiler in its schedule.
 
     NKI 0.7 documents the names of the members but not their values; here the values are the names.
     """

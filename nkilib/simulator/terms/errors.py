@@ -3,8 +3,8 @@
 
 """The errors that the simulator raises, and the functions that add the line of the user's kernel to their messages.
 
-- :class:`NkiValidationError` and its subclasses: rules that a kernel broke; :class:`SimulatorWarning`: the warning that
-  an option asks for instead;
+- :class:`NkiValidationError` and its subclasses: a kernel broke a rule; :class:`SimulatorWarning`: the warning that
+  replaces the error if an option asks for it;
 - :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: find the line of the kernel;
 - :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: change a message.
 
@@ -39,7 +39,7 @@ def _public(error: Class) -> Class:
 
 @_public
 class NkiValidationError(Exception):
-    """The base of all errors that the simulator raises about a kernel, which breaks a rule of the hardware or of the
+    """The base of all errors that the simulator raises about a kernel that breaks a rule of the hardware or of the
     API.
 
     ``nki.isa`` documents this name.
@@ -47,7 +47,7 @@ class NkiValidationError(Exception):
     Attributes:
         place: ``file:line`` of the kernel; empty until it is known.
         refusal: the message without the location and without the name of the ``nki.language`` function.
-        core: text such as `` on core 1`` where a function of ``nki.language`` failed on one of several cores.
+        core: text such as `` on core 1`` if a function of ``nki.language`` failed on one of several cores; else empty.
     """
 
     place = ""
@@ -138,7 +138,7 @@ class BarrierError(NkiValidationError):
 
 @_public
 class UncomputedError(RuntimeError):
-    """The values of a result are read that a launch with ``skip_arithmetic`` did not compute."""
+    """A program reads the values of a result, but the launch with ``skip_arithmetic`` did not compute them."""
 
 
 @_public
@@ -249,7 +249,7 @@ def last_line(error: BaseException) -> str:
 def add_location(error: NkiValidationError, instruction: str) -> None:
     """Prefix the message of ``error`` with the kernel's current line and the name of the instruction.
 
-    An error that has a location already stays as it is.
+    If ``error`` has a location already, the function does nothing.
     """
     if error.place:
         return
@@ -267,7 +267,7 @@ def add_function(error: NkiValidationError, function: str, core: str) -> None:
     Args:
         error: the error that the function, or an instruction inside it, raises.
         function: the name by which the kernel calls the function.
-        core: the name of the core if several run, else empty; left out if an instruction has named the core already.
+        core: the name of the core if several run, else empty; ignored if the message names the core already.
     """
     if not error.place:
         error.place = kernel_location()

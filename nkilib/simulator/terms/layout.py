@@ -67,7 +67,7 @@ def dense_form(shape: Shape) -> DenseForm:
 
 
 def extent(layout: Layout) -> tuple[int, int]:
-    """Return the lowest and the highest element position that ``layout`` addresses; (0, -1) if it has no element."""
+    """Return the lowest and the highest storage position, in elements, that ``layout`` addresses; (0, -1) if none."""
     if 0 in layout.shape:
         return 0, -1
     low = high = layout.offset
@@ -129,7 +129,7 @@ def has_repeats(shape: Shape, strides: Shape) -> bool:
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
-    """Return the strides with which ``new_shape`` addresses the same elements in the same order, or None if none do.
+    """Return the strides with which ``new_shape`` addresses the same elements in the same order; None if impossible.
 
     Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions must
     be dense relative to each other, because the new dimensions split the whole group.

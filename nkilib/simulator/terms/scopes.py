@@ -7,8 +7,8 @@ An *object* is a tensor, a register or an ordering edge between instructions. :f
 :func:`is_around` and :func:`why_apart` compare two.
 
 On the device, SBUF, PSUM and registers belong to one core for the time of one launch, and the device runs one copy of
-the body of a dynamic loop. In Python, however, a variable outside of the kernel or a cache keeps a tensor for other
-cores, launches and iterations, where an instruction would compute with memory that it cannot reach.
+the body of a dynamic loop. In Python, however, a cache or a variable outside of the kernel can keep a tensor, and code
+of another core, launch or iteration can use it there. Scopes detect such uses, which the device does not allow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def why_apart(scope: Scope, here: Scope, in_loop: str) -> str:
     Args:
         scope: the scope of the object; it is not around ``here``.
         here: the scope in which the object is used.
-        in_loop: the text if the object belongs to an iteration of a dynamic loop that ``here`` is outside of.
+        in_loop: the text to return if launch and core are the same, so that an iteration of a dynamic loop is the
+            reason.
     """
     if scope[:1] != here[:1]:
         return (

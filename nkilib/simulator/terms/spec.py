@@ -65,7 +65,8 @@ class DataNeeded(BaseException):
 
     Attributes:
         tensor: a description of the tensor.
-        origin: the ``origin`` of the tensor's :class:`Storage`, in a launch that leaves values out; else None.
+        origin: in a launch with ``skip_arithmetic``, the argument or the kernel line that the tensor's memory comes
+            from (``Storage.origin``); else None.
     """
 
     def __init__(self, tensor: str, origin: Hashable = None) -> None:
@@ -80,7 +81,7 @@ class ValuesWanted(BaseException):
     It is not an ``Exception``, so that a kernel that catches ``Exception`` does not catch it.
 
     Attributes:
-        origin: the ``origin`` of the :class:`Storage` that would hold the values.
+        origin: the argument or the kernel line that the memory for the values comes from (``Storage.origin``).
     """
 
     def __init__(self, origin: Hashable) -> None:

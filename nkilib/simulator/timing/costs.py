@@ -3,9 +3,9 @@
 
 """Costs of instructions for their engines, in cycles. Modelled, not measured.
 
-Each cost is a :data:`Cost`, a function from :class:`CostInputs` to cycles. :func:`streamed` and :func:`assumed` serve
-many instructions. The others, such as :func:`copied`, :func:`of_two_tiles`, :func:`reduced` and :func:`multiplied`,
-serve the instructions that their docstrings name. The definition of an instruction names its cost.
+A cost is a function from :class:`CostInputs` to cycles (:data:`Cost`); the definition of each instruction has one.
+:func:`streamed` and :func:`assumed` make costs for many instructions. The other functions give the costs of the
+instructions that their docstrings name.
 
 N is the number of elements in a partition of the largest operand of an instruction. No instruction takes less than
 about 64 cycles.
@@ -104,7 +104,7 @@ def copied(*names: str) -> Cost:
     the elements are contiguous and one operand is in PSUM.
 
     Args:
-        names: the operands.
+        names: the parameter names of the operands.
     """
 
     def cost(call: CostInputs) -> float:
@@ -120,9 +120,9 @@ _FAST_OPERATORS = frozenset({"add", "subtract", "multiply"})
 def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
     """Return the cost of ``tensor_tensor``: 2N cycles, or N in a fast mode.
 
-    The fast modes are: one input in PSUM; from trn2 on, 16-bit floats in SBUF. For the second mode, the text of the API
-    names bfloat16, contiguous inputs, and addition, subtraction and multiplication; the trn2 guide names both 16-bit
-    floats.
+    Two fast modes exist: one if exactly one input is in PSUM, and from trn2 on one for 16-bit floats in SBUF. The API's
+    text limits the second mode to bfloat16, contiguous inputs, and addition, subtraction and multiplication; the trn2
+    guide names both 16-bit floats.
 
     Args:
         first: the parameter name of the first input.
@@ -150,7 +150,7 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
 def scalar_and_tile(call: CostInputs) -> float:
     """Return the cost of ``scalar_tensor_tensor``: 2N cycles on trn1, N from trn2 on.
 
-    An operand in PSUM makes it about N + 100; a reduction that is read out adds 64. Evidence for N from trn2 on: 64
+    With an operand in PSUM the cost is about N + 100. A result ``reduce_res`` adds 64. Evidence for N from trn2 on: 64
     instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
     jinhuang12/vllm-neuron, including 100 cycles between two instructions.
     """
@@ -174,10 +174,10 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """Return the cost of ``activation``: N cycles, and 64 more if a reduction is read out.
+    """Return the cost of ``activation`` on Scalar: N cycles, or N/2 for bfloat16 on trn3; a reduction adds 64 cycles.
 
-    trn3 processes two bfloat16 elements per cycle. Nothing is published for GpSimd, which has the instruction from trn3
-    on; its cost is ``ModelParameters.other_cycles * N``.
+    Nothing is published for GpSimd, which has the instruction from trn3 on; its cost is ``ModelParameters.other_cycles
+    * N``.
     """
     if call.engine is Engine.gpsimd:
         return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))

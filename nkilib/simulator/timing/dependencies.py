@@ -29,8 +29,8 @@ class Done:
 
     Attributes:
         by: the engine that ran the instruction.
-        own_ns: the time from which the engine ``by`` itself need not wait for the completion any more.
-        other_ns: the same time for the other engines, which notice the completion later.
+        own_ns: the time at which the engine ``by`` notices the completion.
+        other_ns: the time at which the other engines notice it.
         number: the number of the instruction on its core, from 1; 0 stands for no instruction.
     """
 
@@ -43,7 +43,7 @@ class Done:
         self.number = number
 
     def ready_ns(self, by: Engine) -> float:
-        """Return the time from which the engine ``by`` need not wait for the completion any more."""
+        """Return the time at which the engine ``by`` notices the completion."""
         return self.own_ns if self.by is by else self.other_ns
 
 
@@ -51,7 +51,7 @@ NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
 
 
 class Place(Protocol):
-    """The interface of a part of a storage with the accesses for which later instructions have to wait.
+    """The interface of an object that knows for which accesses to a part of a storage later instructions have to wait.
 
     Attributes:
         storage: the number of the storage.
@@ -300,9 +300,9 @@ class HbmUses:
         storage: the number of the storage.
         reads: the reads for which later instructions have to wait.
         writes: the writes for which later instructions have to wait.
-        reached: the parts of which an index that is read at run time chooses some bytes.
-        gathered_bytes: the bytes that transfers with such an index have read.
-        scattered_bytes: the bytes that transfers with such an index have written.
+        reached: the parts accessed with an index that is read at run time; an access touches some bytes of its part.
+        gathered_bytes: the number of bytes that transfers with such an index have read.
+        scattered_bytes: the number of bytes that transfers with such an index have written.
     """
 
     __slots__ = ("_overwritten", "gathered_bytes", "reached", "reads", "scattered_bytes", "storage", "writes")
@@ -371,9 +371,9 @@ class Tracked:
         views: the footprints of its views.
         name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
-        contents: a pass's knowledge of the values in the storage; None if it has none.
-        has_place: whether the storage has a place in PSUM already, or needs none.
-        is_placed: whether it had its place from the start, because it needs none or the kernel has placed it.
+        contents: data of a pass about the values in the storage (see :mod:`.passes.invariants`); None if none.
+        has_place: False as long as the model still has to choose a place in PSUM for the storage.
+        is_placed: True if the model never has to, because the kernel has chosen a place or the storage is in HBM.
     """
 
     __slots__ = ("contents", "has_place", "is_placed", "name", "nbytes", "uses", "views")
@@ -388,7 +388,7 @@ class Tracked:
 
     @property
     def hbm_uses(self) -> HbmUses:
-        """The accesses to the storage, which must be a tensor in HBM."""
+        """The attribute ``uses`` of a storage in HBM."""
         assert isinstance(self.uses, HbmUses)
         return self.uses
 

@@ -10,8 +10,8 @@
 - :class:`DmaEngines`, :class:`DmaWork`: when the engines of a core are busy with transfers, from :class:`BusyTimes` and
   :class:`BusyIntervals`.
 
-A transfer is moved row by row. A *row* is a run of bytes that is contiguous on both sides; an engine spends a least
-time on it, however short it is. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
+A transfer is moved row by row. A *row* is a run of bytes that is contiguous on both sides; even a short row takes an
+engine a minimum time. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ def side_of(
 
 
 def bytes_of(sides: Sequence[Side]) -> int:
-    """Return the bytes that a transfer between ``sides`` moves. A transfer that casts counts the wider of the two
-    types.
-    """
+    """Return the number of bytes that a transfer between ``sides`` moves; if it casts, in the wider of the types."""
     return prod(sides[0].shape) * max(side.width for side in sides)
 
 
@@ -293,10 +291,10 @@ class BusyTimes:
         self.total_ns = 0.0
 
     def add(self, earliest: float, duration: float) -> float:
-        """Add work, which fills the gaps between busy intervals from a time on, and return the time at which it ends.
+        """Add work to the gaps between the busy intervals, in pieces if needed; return the time at which it ends.
 
         Args:
-            earliest: the time at which the work can start.
+            earliest: the time from which gaps are filled.
             duration: the time that the work takes.
         """
         self.total_ns += duration
@@ -324,12 +322,12 @@ class BusyTimes:
         return BusyIntervals(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
-        """Repeat the work of the last ``shift_ns`` nanoseconds.
+        """Add ``times`` copies of the work of the last ``shift_ns`` nanoseconds, each ``shift_ns`` later.
 
         Args:
-            before_ns: the total busy time of the engine before that work.
-            shift_ns: the time from one repetition to the next.
-            times: the number of repetitions.
+            before_ns: ``total_ns`` before that work.
+            shift_ns: the time from one copy to the next.
+            times: the number of copies.
         """
         if self.total_ns == before_ns:
             return
@@ -341,7 +339,7 @@ class BusyTimes:
                 self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
-        """Return a copy, for an engine that shared these busy times so far and is busy at other times from now on."""
+        """Return a copy, for an engine that must not share these busy times any longer."""
         copied = BusyTimes()
         copied._starts, copied._ends, copied.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
         return copied
@@ -372,7 +370,7 @@ class DmaWork(NamedTuple):
 
     Attributes:
         times: for each DMA engine that takes part, a pair (number of the engine, nanoseconds that it works).
-        is_even: whether all engines take part, for the same time.
+        is_even: whether all DMA engines of the core take part, each for the same time.
         nbytes: the bytes that the transfer moves.
         row_bytes: the average bytes of a row; 0 if the transfer is not moved row by row.
         is_gathered: whether a vector of indices names the rows.
@@ -386,7 +384,7 @@ class DmaWork(NamedTuple):
 
     @property
     def longest_ns(self) -> float:
-        """The time, in nanoseconds, of the engine that works longest on the transfer."""
+        """The nanoseconds that the engine with the most work spends on the transfer."""
         return max((time for _, time in self.times), default=0.0)
 
 
@@ -423,12 +421,12 @@ class DmaEngines:
         return [accounts[id(times)] for times in self._times]
 
     def repeat(self, before: Sequence[BusyIntervals], shift_ns: float, times: int) -> None:
-        """Repeat the work of the last ``shift_ns`` nanoseconds.
+        """Add ``times`` copies of the work of the last ``shift_ns`` nanoseconds, each ``shift_ns`` later.
 
         Args:
             before: each engine's busy intervals before that work.
-            shift_ns: the time from one repetition to the next.
-            times: the number of repetitions.
+            shift_ns: the time from one copy to the next.
+            times: the number of copies.
         """
         accounts = {id(account): (account, intervals) for account, intervals in zip(self._times, before, strict=True)}
         for account, intervals in accounts.values():
@@ -436,5 +434,5 @@ class DmaEngines:
 
     @property
     def longest_ns(self) -> float:
-        """The total busy time, in nanoseconds, of the engine that is busy longest."""
+        """The total busy time, in nanoseconds, of the engine with the longest total."""
         return max(times.total_ns for times in self._times)

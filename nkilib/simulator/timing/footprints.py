@@ -43,16 +43,16 @@ class OccupiedBytes:
     """The bytes of a storage that a view occupies. :func:`part_of` returns one object for equal arguments.
 
     Attributes:
-        layout: the layout of the elements.
+        layout: the layout of the elements in the storage.
         width: the bytes of an element.
-        first: the first byte.
-        last: the last byte.
+        first: the offset of the first byte in the storage.
+        last: the offset of the last byte in the storage.
         length: the bytes of a run.
         step: the bytes from the start of one run to the start of the next; 0 if there is one run.
         count: the number of runs; 0 if they are not at equal distances.
         level: the bit length of ``last - first``, which groups parts of similar size.
-        column: the first byte of a run, modulo ``step``; 0 if there is one run or a run crosses a multiple of ``step``.
-        column_end: the end of a run, modulo ``step``; ``step``, and at least 1, in the cases where ``column`` is 0.
+        column: ``first`` modulo ``step``, if no run crosses a multiple of ``step``; else, or if ``step`` is 0, 0.
+        column_end: ``column + length``, if no run crosses a multiple of ``step``; else ``max(1, step)``.
     """
 
     layout: Layout
@@ -96,7 +96,7 @@ class OccupiedBytes:
         return runs_apart < self.count and runs_apart * step < below
 
     def covers(self, other: OccupiedBytes) -> bool:
-        """Return whether this part certainly contains all of ``other``; False also where the layouts do not tell."""
+        """Return True only if this part certainly contains all of ``other``; False if it may not."""
         if self is other:
             return True
         if other.first < self.first or other.last > self.last or not self.count:
@@ -108,9 +108,12 @@ class OccupiedBytes:
 
 
 class Reach(NamedTuple):
-    """The range of elements that a view may have if its address is read at run time.
+    """The range of a view's address if an index, which is read at run time, determines it.
 
-    The fields are those of :class:`~nkilib.simulator.tensors.view.Indirect`.
+    Attributes:
+        kind: ``"scalar"``: one index for the view; ``"vector"``: one for each row; ``"tensor"``: one for each element.
+        stride: the number of elements by which the address moves if the index grows by 1.
+        limit: the exclusive upper limit of the index.
     """
 
     kind: str
@@ -121,7 +124,7 @@ class Reach(NamedTuple):
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
     """Return the layout of all elements that a view may have if its address is read at run time.
 
-    The result has the rows that a vector of indices may choose, or all elements of the storage.
+    For a vector of indices these are the rows that it may choose, else all elements of the storage.
     """
     free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
     if reach.kind == "vector" and reach.stride > 0:
@@ -229,7 +232,7 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """The view as source or destination of a DMA transfer: the properties that the transfer's time depends on."""
+        """The properties of the view on which the time of a DMA transfer from or to it depends."""
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:
@@ -272,7 +275,7 @@ class Views:
         return prod(self._shape[1:])
 
     def moved_to(self, region: MemoryRegion) -> Views:
-        """Return the footprints of views of storages that differ only in their memory region, ``region``."""
+        """Return the :class:`Views` for storages of the same shape and type in the memory region ``region``."""
         return views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:

@@ -3,8 +3,8 @@
 
 """Instructions for the performance model: properties that many instructions share, and instructions without a time.
 
-- :class:`InstructionKind`: the properties that instructions of one name on tensors of one form share, such as engine,
-  cycles and queue; :class:`InstructionKinds`, which :func:`kinds_for` returns, computes each kind once;
+- :class:`InstructionKind`: the properties, such as engine, cycles and queue, that instructions share if they have the
+  same name and tensors of the same forms; :class:`InstructionKinds` (by :func:`kinds_for`) computes each kind once;
 - :class:`PendingInstruction`: one instruction that is not on the timeline yet, with its tensors (:data:`TensorAccess`,
   :data:`IndirectAccess`);
 - :class:`Roles`, by :func:`roles_of`: which parameters of an instruction are tensors, and which decide its kind.
@@ -72,17 +72,20 @@ def roles_of(definition: Definition) -> Roles:
 
 
 class InstructionKind(NamedTuple):
-    """The properties that all instructions of one name on tensors of one form each share.
+    """The properties that instructions share if they have the same name and tensors of the same forms.
 
     Attributes:
-        name, engine, operands, cycles: see :class:`.instruction_log.Event`.
+        name: the name of the instruction, without ``nisa.``.
+        engine: the name of its engine.
+        operands: by parameter name, a pair (shape, name of the type) for each tensor.
+        cycles: the cycles on its engine; 0 for a transfer.
         table: the activation table that the instruction needs; empty if none.
         queue: the queue that triggers the instruction, if it is a transfer.
-        other_queue: the queue for the other kind of descriptors, if the compiler chooses the kind.
+        other_queue: the queue for the other kind of descriptors, if the compiler chooses the kind; else empty.
         work: the work for the DMA engines, if the instruction is a transfer.
-        dropped_by: the pass because of which the device does not run the instruction; empty if the device runs it.
-        others: the other engines that would run the instruction, if the kernel asked for them.
-        other_cycles: the cycles that each of these engines would take.
+        dropped_by: the pass that models that the device does not run the instruction; empty if the device runs it.
+        others: the names of the other engines that can run the instruction.
+        other_cycles: the cycles on each engine in ``others``.
     """
 
     name: str
@@ -117,7 +120,7 @@ def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 class InstructionKinds:
-    """A cache of the kinds (:class:`InstructionKind`) on one generation, under one set of assumptions."""
+    """A cache of :class:`InstructionKind` for one generation and one set of assumptions (``ModelParameters``)."""
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self.generation = generation
@@ -135,14 +138,14 @@ class InstructionKinds:
         address: Address = Address.known,
         indirect: tuple[str, ...] = (),
     ) -> InstructionKind:
-        """Return the kind of a call of an instruction.
+        """Return the kind of an instruction.
 
         Args:
-            definition: the instruction.
+            definition: the definition of the instruction.
             engine: the engine that runs it.
             forms: the forms of its tensors, in the order of ``Roles.tensors``; None where a parameter is no tensor.
             deciding: the values of its parameters in :data:`DECIDING`, in the order of ``Roles.deciding``.
-            address: for a transfer, the source of its address.
+            address: where a transfer gets its address from; ignored for other instructions.
             indirect: the names of the operands with tensor indirection.
         """
         key = (definition.name, engine, address, indirect, *forms, *deciding)
@@ -175,7 +178,7 @@ class InstructionKinds:
         return work
 
     def moving(self, kind: InstructionKind, work: DmaWork) -> InstructionKind:
-        """Return ``kind``, the kind of a transfer, with ``work`` as its work for the DMA engines."""
+        """Return a copy of ``kind``, the kind of a transfer, with ``work`` as its attribute ``work``."""
         key = id(kind), id(work)
         moving = self._moving.get(key)
         # Other objects get the ids of objects that are deleted.
@@ -229,7 +232,7 @@ _KINDS: list[InstructionKinds] = []
 
 
 def kinds_for(generation: Generation, parameters: ModelParameters) -> InstructionKinds:
-    """Return the kinds for this generation and these assumptions, the same object for all launches."""
+    """Return the cache of kinds for a generation and assumptions; equal arguments return the same object."""
     for kinds in _KINDS:
         if kinds.generation is generation and kinds.parameters == parameters:
             return kinds
@@ -252,7 +255,7 @@ class PendingInstruction:
     """An issued instruction that is not on the timeline yet. Passes may change it (see :mod:`.passes`).
 
     Attributes:
-        number: its number on its core.
+        number: its number on its core, from 1.
         definition: the definition of the instruction.
         roles: the positions of its tensors and deciding parameters among its parameters.
         engine: the engine that runs it.
@@ -263,10 +266,10 @@ class PendingInstruction:
         met_ns: for a barrier or an exchange, the time at which the last core arrived; else None.
         code: the code object of the kernel that issued it.
         position: the bytecode offset in ``code``.
-        constants: the values of its parameters that are no tensors, if a pass asks for them; else empty.
+        constants: the values of its non-tensor parameters, if a pass or the recording needs them; else empty.
         register: the number of the instruction that loaded the register with the address of an operand; 0 if none.
         function: the function of ``nki.language`` that issued it; empty if the kernel issued it directly.
-        dropped_by: the pass because of which the device does not run it; empty if the device runs it.
+        dropped_by: the pass that models that the device does not run it; empty if the device runs it.
     """
 
     __slots__ = (

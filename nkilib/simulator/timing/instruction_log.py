@@ -6,9 +6,10 @@
 :class:`InstructionLog` keeps a note (:data:`Note`) of each instruction; :func:`events_of` makes an :class:`Event` of
 each note. :class:`Lines` finds the lines of the kernel.
 
-Iterations of a loop that only repeat earlier iterations are not *run*: the instructions of the earlier ones stand for
-them. A :class:`Repeat` says which; the log makes the notes of the repetitions on request. A *position* counts the
-instructions that were run, from 0; the *number* of an instruction counts all instructions of its core, from 1.
+If iterations of a loop only repeat earlier iterations, the simulator does not *run* them, and the log has no entries
+for their instructions. A :class:`Repeat` names the earlier instructions, from which the log makes the missing notes on
+request. The *position* of an instruction counts the instructions that were run, from 0; its *number* counts all
+instructions of its core, from 1.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ class Event(NamedTuple):
         engine: the name of the engine: tensor, vector, scalar, gpsimd, dma or sync.
         name: the name of the instruction, without ``nisa.``.
         label: the argument ``name=`` of the call, or empty.
-        operands: shape and type of each tensor operand, by parameter.
+        operands: by parameter name, a pair (shape, name of the type) for each tensor.
         cycles: the cycles that its engine spends on it; 0 for a transfer.
-        start_us: the start of the engine's work on it; for a transfer, its trigger.
-        end_us: the end of the engine's work on it; for a transfer, its last byte.
+        start_us: the time when its engine starts it; for a transfer, when its queue triggers it.
+        end_us: the time when its engine has finished it; for a transfer, when its last byte is moved.
         place: ``file:line`` in the kernel.
         number: the number of the instruction on its core, from 1.
         waited: the last thing that it waited for: nothing, engine (busy with other instructions), data, reuse (an
-            earlier access to the memory that it overwrites), trigger (of its DMA queue), meeting (barrier or exchange
-            with the other core) or loop (of the device).
+            earlier access to the memory that it overwrites), trigger (earlier transfers of its queue), meeting (the
+            other core, at a barrier or exchange) or loop (the engines synchronise at a device loop).
         waited_for: the number of the instruction that delayed it; 0 if none did.
         queue: for a transfer, the queue that triggers it.
         nbytes: for a transfer, the bytes that it moves.
         row_bytes: for a transfer, the average bytes of a row; 0 if it is not moved row by row.
-        dropped_by: the pass because of which the device does not run it, so that it takes no time; empty if it runs.
+        dropped_by: the pass that models that the device does not run it, so that it takes no time; empty if it runs.
     """
 
     core: int
@@ -120,7 +121,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
 
 
 class Site(NamedTuple):
-    """The properties that instructions share if the same call in the kernel's code issues them with the same kind."""
+    """A call in the kernel's code, the kind of the instructions that it issues, and their label."""
 
     kind: InstructionKind
     label: str | None
@@ -129,13 +130,13 @@ class Site(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """The distance of a repetition, which was not run, from the instruction that was run.
+    """The difference between an instruction that was run and one of its repetitions, which was not.
 
     Attributes:
-        ns: the distance in time.
-        numbers: the distance in instruction numbers.
-        floor: the lowest number of an instruction whose repetitions can be causes; an instruction below ``floor`` is
-            itself the cause in all repetitions.
+        ns: the difference of their times, in nanoseconds.
+        numbers: the difference of their instruction numbers.
+        floor: the lowest number of an instruction that is repeated too. If the run instruction has waited for one with
+            a lower number, its repetitions wait for that same instruction.
     """
 
     ns: float = 0.0
@@ -151,8 +152,8 @@ class Repeat:
         first: the position of the first instruction of the stretch.
         end: the position after its last instruction.
         times: the number of repetitions, without the stretch itself.
-        ns: the time from one repetition to the next.
-        numbers: the number of instructions from one repetition to the next.
+        ns: the time from one repetition to the next, in nanoseconds.
+        numbers: the number of instructions in one repetition.
         inner: the repeats within the stretch, from loops inside the loop.
     """
 
@@ -170,7 +171,7 @@ class Repeat:
 
     @property
     def added_inside(self) -> int:
-        """The number of notes that the inner repeats add to each run of the stretch."""
+        """The number of notes that the inner repeats add to the stretch, and to each of its repetitions."""
         return sum(repeat.added for repeat in self.inner)
 
     @property
@@ -189,14 +190,14 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 
 
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """Return the cause of a repetition, given the ``cause`` of the instruction that was run.
+    """Return the cause of the start of a repetition.
 
-    A distance to an instruction below ``shift.floor`` grows by the shift, because that instruction is not repeated.
+    The distance to an instruction below ``shift.floor`` grows by ``shift.numbers``: that instruction is not repeated.
 
     Args:
-        cause: the cause of the instruction that was run.
-        number: the number of that instruction.
-        shift: the distance of the repetition from it.
+        cause: the cause of the start of the instruction that was run.
+        number: the number of the instruction that was run.
+        shift: the difference between that instruction and the repetition.
     """
 
     def moved(distance: int) -> int:
@@ -209,9 +210,7 @@ def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
 
 
 class InstructionLog(Sequence[Note]):
-    """The notes of the instructions of a core, in program order, with the notes of repetitions, which are made on
-    request.
-    """
+    """The notes of all instructions of a core, in program order. Notes of repetitions are made on request."""
 
     def __init__(self) -> None:
         self._numbers = array("q")
@@ -260,13 +259,11 @@ class InstructionLog(Sequence[Note]):
         return self._numbers[position]
 
     def sites(self, first: int, end: int) -> array[int]:
-        """Return, for the instructions at the positions ``first`` to ``end - 1``, the number of the :class:`Site` of
-        each.
-        """
+        """Return the indices of the sites (:class:`Site`) of the instructions at positions ``first`` to ``end - 1``."""
         return self._site[first:end]
 
     def times(self, first: int, end: int) -> array[float]:
-        """Return the start times of the instructions at positions ``first`` to ``end - 1``, then their end times."""
+        """Return all start times of the instructions at positions ``first`` to ``end - 1``, then all end times (ns)."""
         return self._starts[first:end] + self._ends[first:end]
 
     def repeats_in(self, first: int) -> tuple[Repeat, ...]:
@@ -274,20 +271,20 @@ class InstructionLog(Sequence[Note]):
         return tuple(repeat for repeat in self._repeats if repeat.first >= first)
 
     def repeat(self, first: int, times: int, ns: float, numbers: int) -> None:
-        """Repeat all instructions from position ``first`` on.
+        """Record that all instructions from position ``first`` on are repeated.
 
         Args:
             first: the position of the first instruction to repeat.
             times: the number of repetitions.
-            ns: the time from one repetition to the next.
-            numbers: the number of instructions from one repetition to the next.
+            ns: the time from one repetition to the next, in nanoseconds.
+            numbers: the number of instructions in one repetition.
         """
         inner = self.repeats_in(first)
         del self._repeats[len(self._repeats) - len(inner) :]
         self._repeats.append(Repeat(first, self.run, times, ns, numbers, inner))
 
     def span_of(self, number: int) -> Span:
-        """Return the start, end and cause of the run instruction with this number."""
+        """Return the start, end and cause of the instruction ``number``, which must have been run."""
         return self._note(bisect_left(self._numbers, number), Shift())[3]
 
     def kinds(self) -> Iterator[tuple[InstructionKind, int]]:
@@ -309,8 +306,9 @@ class InstructionLog(Sequence[Note]):
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """Yield by how many nanoseconds each repetition of the instructions numbered ``first`` to ``last`` comes after
-        them.
+        """Yield, for each repetition of the run instructions ``first`` to ``last``, by how many ns it is later.
+
+        ``first`` and ``last`` are instruction numbers.
         """
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
         return _again(self._repeats, begin, end, 0.0)
@@ -322,8 +320,9 @@ class InstructionLog(Sequence[Note]):
         return starmap(self._note, self._between(0, self.run, self._repeats, Shift()))
 
     def run_positions(self) -> Iterator[tuple[int, Shift, int, Site]]:
-        """Yield a tuple (position of the instruction that was run, distance of the note from it, number, site) for each
-        note.
+        """Yield a tuple (position, shift, number, site) for each note, in program order.
+
+        The position is that of the instruction that was run; the shift leads from it to the repetition.
         """
         for position, shift in self._between(0, self.run, self._repeats, Shift()):
             yield position, shift, self._numbers[position] + shift.numbers, self._sites[self._site[position]]
@@ -350,14 +349,13 @@ class InstructionLog(Sequence[Note]):
     def _between(
         self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0
     ) -> Iterator[tuple[int, Shift]]:
-        """Yield a pair (position of the instruction that was run, distance of the note from it) for each note, in
-        program order.
+        """Yield a pair (position, shift) as :meth:`run_positions` for the notes that some instructions stand for.
 
         Args:
-            first: the position of the first instruction.
-            end: the position after the last instruction.
+            first: the position of the first of these instructions.
+            end: the position after the last one.
             repeats: the repeats among these instructions.
-            shift: the distance that all of these notes have already, from outer repeats.
+            shift: the shift from outer repeats, which applies to all of these notes.
             skip: the number of notes to leave out at the beginning.
         """
         for repeat in repeats:
@@ -381,7 +379,7 @@ class InstructionLog(Sequence[Note]):
             first: the position of an instruction that was run.
             repeats: the repeats after ``first``, whose notes are counted.
             position: the number of notes to go forward.
-            shift: the distance that all of these notes have already, from outer repeats.
+            shift: the shift from outer repeats, which applies to all of these notes.
         """
         # The number of notes up to the end of each repeat, with all that it adds.
         added = list(accumulate(repeat.added for repeat in repeats))

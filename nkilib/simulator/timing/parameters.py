@@ -42,35 +42,35 @@ class ModelParameters:
         indirect_gpsimd_us: the time that GpSimd is busy with the descriptors of a DMA with a vector offset.
         barrier_us: the time of a ``core_barrier``, or of the synchronisation of a ``sendrecv``, after both cores have
             arrived.
-        register_us: the time of a move or a store of a register or a scalar. Nothing is published; arithmetic on
-            scalars, which is no separate instruction, takes no time.
-        register_load_us: the time of a load of a register or a scalar from SBUF or HBM, until a dependent instruction
-            can start. Nothing is published; 1.4 is the time of the smallest transfer until the start of its consumer.
+        register_us: the time of a move or a store of a register or a scalar, for which nothing is published. Arithmetic
+            on scalars is no separate instruction and takes no time.
+        register_load_us: the time from the start of a load of a register or a scalar from SBUF or HBM until a dependent
+            instruction can start. Nothing is published; 1.4 is that time for the smallest transfer.
         waits_for_registers: whether a load or a store of a register waits for its tensor, and whether loops and
             addresses wait for their registers.
         loops_drain: whether all engines and queues wait at the start and the end of a device loop until all issued
             instructions are done.
-        loop_entry_us: the time that a loop takes to start and to end, besides waiting.
+        loop_entry_us: the time that starting and ending a loop takes, besides waiting; the model adds it at the start.
         iterations_drain: whether all engines and queues synchronise between two iterations of a device loop.
         loop_iteration_us: the time between two iterations of a device loop, besides waiting.
-        body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, because
+        body_reuses_tiles: whether a tile that the body of a loop makes has the same memory in each iteration, because
             the device has one copy of the body's instructions.
         trigger_us: the time between two triggers of a DMA queue; None: the value of the generation (0.6). The published
             throughput of small rows requires 0.85: see docs/reference/model_constants.md.
         issue_cycles: the cycles between two instructions of a compute engine; the Tensor engine needs none. None: the
             value of the generation (100; 40 on trn1).
-        queues_by_direction: whether loads and stores have a queue each, so that a store that waits for its data does
-            not delay a load; False: one queue triggers all transfers in program order. The compiler decides. A gather
-            or a scatter always has a separate queue (GpSimd), and so does each engine that ``dma_copy(engine=)`` names.
-        descriptor_units: the number of hardware units that write descriptors for loads, and for stores, whose engine
-            the kernel leaves open. Each unit takes ``trigger_us`` for a transfer (``nki-dge.rst``: two instances a
-            core, about 600 ns an instruction), so that two units trigger a transfer every 300 ns.
+        queues_by_direction: whether loads have one queue and stores another, so that a store that waits for its data
+            does not delay a load; False: one queue triggers all transfers in program order. The compiler decides.
+            Gathers and scatters always use GpSimd's queue; an engine that ``dma_copy(engine=)`` names has its own.
+        descriptor_units: the number of hardware units that write descriptors for a queue of transfers whose engine the
+            kernel leaves open. Each unit takes ``trigger_us`` for a transfer (``nki-dge.rst``: two instances a core,
+            about 600 ns an instruction), so that two units trigger a transfer every 300 ns.
         software_descriptors: the transfers whose descriptors GpSimd writes. ``"needed"``: gathers, scatters, transfers
             with ``dge_mode.swdge`` and, where no hardware writes descriptors (trn1), transfers with addresses that are
             read at run time; the descriptors of all others come from the hardware, or on trn1 from the host.
             ``"always"``: also transfers for which the kernel leaves the choice to the compiler; on trn2 one published
-            kernel had software descriptors for them, and another hardware descriptors. ``"never"``: all descriptors
-            take the same time.
+            kernel had software descriptors for them, and another hardware descriptors. ``"never"``: gathers, scatters
+            and ``dge_mode.swdge`` only, and these descriptors take the same time as those of the hardware.
         software_us: the time between two transfers of a queue whose descriptors GpSimd writes; None: the value of the
             generation (1.36 on trn1, measured; 0.6 on the others, for which nothing is published).
         queue_us: the time between two transfers of a queue that the kernel names; None: ``trigger_us``. The published
@@ -81,9 +81,9 @@ class ModelParameters:
         least_transfer_ns: the least time that a transfer occupies each engine that it uses, however few its rows are. A
             transfer of 8 rows of 256 bytes takes this long in ``nki-dma-overview.rst``. Each transfer in a sum of
             vectors, one element a step, is measured at 486 ns.
-        small_store_factor: the factor by which an engine takes longer for a row of at most 512 bytes that it writes to
-            HBM; 1: the time of a row of a load. Nothing is published; the stores of copies, sums and transposes in
-            tiles of such rows are measured at twice the time of a row (docs/evidence/measurements.md).
+        small_store_factor: the time of an engine for a row of at most 512 bytes that it writes to HBM, divided by its
+            time for such a row that it reads. Nothing is published; the stores of copies, sums and transposes in tiles
+            of such rows are measured at a factor of 2 (docs/evidence/measurements.md).
         follows_published_modes: whether Vector's fast modes have all conditions of the published texts.
             ``tensor_tensor`` takes N cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if
             the inputs are contiguous, in SBUF, and are added, subtracted or multiplied. ``tensor_copy`` and
@@ -95,15 +95,15 @@ class ModelParameters:
             names as the condition of its rate. False: any shape has that rate.
         reuses_psum_banks: whether a new tile in PSUM takes the place of the tiles used longest ago, and waits for them.
             False: there is always room.
-        drops_dead_stores: whether a ``memset`` that is overwritten before anything reads it is not run. This switch,
-            ``hoists_invariants`` and ``keeps_broadcasts_in_psum`` are passes over the instructions, each with its
-            evidence: see :mod:`.passes`.
-        hoists_invariants: whether an instruction that computes the same in each iteration, from unchanged inputs, is
-            run once.
+        drops_dead_stores: whether the device skips a ``memset`` that is overwritten before anything reads it. This
+            field, ``hoists_invariants`` and ``keeps_broadcasts_in_psum`` switch passes over the instructions on; their
+            modules in :mod:`.passes` give the evidence.
+        hoists_invariants: whether the device runs an instruction once if it computes the same from unchanged inputs in
+            each iteration.
         chooses_engines: whether ``tensor_copy`` and ``memset``, where the kernel leaves the engine open, run on the
             engine that finishes them first. False: on Vector.
-        keeps_broadcasts_in_psum: whether instructions read the results of broadcasts by functions of ``nki.language``
-            from PSUM.
+        keeps_broadcasts_in_psum: whether the result of a broadcast by a function of ``nki.language`` stays in PSUM
+            instead of being copied to SBUF, if its readers can read PSUM.
 
     Raises:
         ValueError: if ``software_descriptors`` is none of its choices.
@@ -153,8 +153,9 @@ class ModelParameters:
             )
 
     def issue_cycles_of(self, timing: Timing) -> float:
-        """Return the cycles between two instructions of a compute engine other than Tensor, on a generation with this
-        timing.
+        """Return the cycles between two instructions of a compute engine other than Tensor.
+
+        ``timing`` is the timing of the generation.
         """
         return timing.issue_cycles if self.issue_cycles is None else self.issue_cycles
 

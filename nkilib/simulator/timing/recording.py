@@ -5,7 +5,7 @@
 
 - :class:`Recording`: the record, with an :class:`Action` for each instruction and the :class:`Access` to each tensor;
 - :meth:`Recording.program`: the instructions (:class:`Step`) and the points at which the engines synchronise at device
-  loops (:class:`Drain`), in program order, with the iterations that were not run because they repeat others.
+  loops (:class:`Drain`), in program order. It includes iterations that were skipped because they repeat others.
 
 A *storage* is the memory of one tensor and all its views; a *part* is the bytes of it that one view occupies.
 """
@@ -52,8 +52,9 @@ class Action(NamedTuple):
         definition: the instruction.
         kind: its kind on the engine that ran it.
         operands: the parts of its tensors, in the order of ``Roles.tensors``; None where a parameter is no tensor.
-        index_reads: further parts that it reads, because of indices that are read at run time.
-        index_writes: further parts that it writes, because of indices that are read at run time.
+        index_reads: further parts that it reads: index tensors, and tensors that tensor indirection reads. An untimed
+            instruction has no operands, and all its parts are in ``index_reads`` and ``index_writes``.
+        index_writes: further parts that it writes: tensors that tensor indirection writes.
         deciding: the values of its parameters in ``instruction.DECIDING``, in the order of ``Roles.deciding``.
         constants: its non-tensor parameters, by name, for instructions in :data:`CONSTANTS_OF`.
         choices: its kinds on the engines among which the model chooses, if the kernel leaves the engine open.
@@ -98,7 +99,7 @@ class Drain(NamedTuple):
     """A point at which all engines of a core synchronise because of a device loop.
 
     Attributes:
-        after_us: the time that the synchronisation takes after the wait.
+        after_us: the delay of each engine, after it has waited.
         register: the number of the instruction that loads the bound of the loop; 0 if there is none.
         is_between: whether the point lies between two iterations; False at the start or the end of the loop.
         is_wait: whether the engines wait for each other; False if each engine is only delayed.
@@ -118,7 +119,7 @@ class CoreProgram(NamedTuple):
 
     Attributes:
         steps: its instructions and the points at which its engines synchronise.
-        storages: for the number of each storage, a pair (its views, whether its place in PSUM is given).
+        storages: by the number of each storage, a pair (its views, ``Tracked.is_placed``).
     """
 
     steps: Program
@@ -130,12 +131,13 @@ _NO_TENSOR, _OPERAND, _INDEX = range(3)
 
 
 class _Call(NamedTuple):
-    """The properties of an action that do not depend on which tensors it touches.
+    """The properties of an :class:`Action` that do not depend on the parts that it touches.
 
     Attributes:
-        definition, kind, deciding, constants, choices, meets: the fields of :class:`Action`.
-        places: for each tensor parameter, ``_NO_TENSOR`` or ``_OPERAND``; ``_INDEX`` follows for the index of a tensor.
-        writes_besides: for each part of tensor indirection, whether the instruction writes it.
+        definition, kind, deciding, constants, choices, meets: the fields of :class:`Action` with these names.
+        places: ``_OPERAND`` for each tensor parameter that is a tensor, else ``_NO_TENSOR``; in a transfer an
+            ``_INDEX`` follows the ``_OPERAND`` of a tensor whose address is read from an index tensor.
+        writes_besides: for each tensor that tensor indirection accesses, whether the instruction writes it.
     """
 
     definition: Definition
@@ -187,11 +189,11 @@ def _call_of(instruction: PendingInstruction, kind: InstructionKind, choices: tu
 class Recording:
     """The actions of a core, in the order in which its instructions ran.
 
-    Only numbers are kept of each instruction, because most profiles never look at the actions, and containers would
-    make the collection of garbage slower in the rest of the launch.
+    The record of an instruction is a few numbers in arrays. Most profiles never need the actions, and one object for
+    each instruction would slow down Python's garbage collection.
 
     Attributes:
-        storages: for the number of each storage, a pair (its views, whether its place in PSUM is given).
+        storages: by the number of each storage, a pair (its views, ``Tracked.is_placed``).
         is_whole: whether all instructions so far are recorded; False if there were more than :data:`MOST_RECORDED`.
     """
 
@@ -210,12 +212,12 @@ class Recording:
         self._drains: defaultdict[int, list[Drain]] = defaultdict(list)
 
     def begin(self) -> None:
-        """Begin the record of the next instruction: drop parts passed to :meth:`touch` since the last :meth:`add`."""
+        """Begin the next instruction: forget the parts that were passed to :meth:`touch` since the last :meth:`add`."""
         end = self._end_at[-1] if self._end_at else 0
         del self._storage[end:], self._footprint[end:]
 
     def touch(self, known: Tracked, footprint: Footprint) -> None:
-        """Record that the next instruction touches a part of the storage ``known``, in the order of its tensors."""
+        """Record a part of ``known`` that the next instruction touches; to be called for its tensors in order."""
         if self.is_whole:
             number, footprints = known.uses.storage, self._footprints
             self._storage.append(number)
@@ -227,11 +229,10 @@ class Recording:
                 self.storages[number] = known.views, known.is_placed
 
     def add(self, instruction: PendingInstruction, kind: InstructionKind, choices: tuple[InstructionKind, ...]) -> None:
-        """Record the instruction that was put on the timeline last, with the parts passed to :meth:`touch` as its
-        tensors.
+        """Record an instruction, with the parts passed to :meth:`touch` since the last call as its tensors.
 
         Args:
-            instruction: the instruction.
+            instruction: the instruction that was put on the timeline last.
             kind: its kind on the engine that ran it.
             choices: its kinds on the engines among which the model chose; empty if there was no choice.
         """
@@ -259,10 +260,9 @@ class Recording:
             self._drains[len(self._call_at) - 1].append(Drain(after_us, register, is_between, is_wait))
 
     def program(self, log: InstructionLog) -> Program:
-        """Return the program of the core, with the iterations that were not run, which only ``log`` has.
+        """Return the program of the core; empty if there were too many instructions to record.
 
-        Returns:
-            An empty program if there were too many instructions to record.
+        The program includes the skipped iterations of loops, which are taken from ``log``.
         """
         if not self.is_whole or len(log) > MOST_RECORDED:
             return []

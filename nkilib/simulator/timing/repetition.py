@@ -7,10 +7,10 @@
 repeats the stretch before it. A *note* is the record of one instruction in the log.
 
 Every time on the timeline is the maximum of some other times, plus a constant. Suppose that in two successive periods
-each instruction starts and ends a fixed number of nanoseconds after the same instruction of the previous period, and
-that each time for which later instructions can wait has moved by the same number of nanoseconds or not at all. Then
-every further period does the same. No instruction waited for a time that has not moved, because the second period came
-later and did not wait longer.
+each instruction starts and ends d nanoseconds after the same instruction of the previous period, and that each time for
+which later instructions can wait has become d nanoseconds later or has not changed. Then every further period comes d
+nanoseconds later too. The unchanged times do not matter: no instruction waited for them, or the second of the two
+periods, which came later, would have waited less.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Period(NamedTuple):
 
     Attributes:
         iterations: the number of iterations in the stretch.
-        first: the position of its first note in the log.
+        first: the position of its first instruction in the log.
         numbers: the numbers of its instructions.
-        ns: the time by which it is later than the stretch before it.
-        before: the state of the timeline when it began.
+        ns: the nanoseconds from the stretch before it to this one.
+        before: the state of the timeline at the start of the stretch.
     """
 
     iterations: int
@@ -86,7 +86,7 @@ def _step(access: TensorAccess, another: TensorAccess) -> int | None:
 
 
 class Watch:
-    """The states after the last iterations of a loop, from which :meth:`period` finds whether they repeat."""
+    """The states after the latest iterations of a loop; :meth:`period` finds out whether the iterations repeat."""
 
     def __init__(self, log: InstructionLog, timeline: Timeline, accesses: list[Accesses], *, drains: bool) -> None:
         self._log = log
@@ -110,7 +110,7 @@ class Watch:
         self._count += 1
 
     def period(self) -> Period | None:
-        """Return the shortest period with which the loop ends so far; None if there is none."""
+        """Return the shortest :class:`Period` that the latest iterations make up; None if they do not repeat."""
         if self._count <= self._next_look:
             return None
         for iterations in range(1, LONGEST_PERIOD + 1):
@@ -122,9 +122,7 @@ class Watch:
         return None
 
     def again(self) -> None:
-        """Forget the iterations so far, because the last period has been repeated; comparisons start after the
-        repetitions.
-        """
+        """Forget all iterations so far, after the last period has been repeated on the timeline."""
         self._ends.clear()
         self._count = 0
         self.end()
@@ -163,9 +161,10 @@ class Watch:
         ) == _shape(log, second, count)
 
     def _moves_evenly(self, last: _End, before: _End, earlier: _End) -> bool:
-        """Return whether each tensor moves by the same distance in each period, so that overlaps stay the same.
+        """Return whether further periods access tensors with the same overlaps as the last two periods.
 
-        If iterations overlap in time no tensor may move, because an iteration might then wait for data somewhere else.
+        The views may move by some distance from one period to the next, if the engines synchronise between iterations;
+        all views of a tensor that is written must then move by the same distance.
         """
         count = last.accesses - before.accesses
         if count != before.accesses - earlier.accesses:

@@ -3,15 +3,14 @@
 
 """The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note in the log.
 
-:meth:`Settling.add` sorts instructions into computing, transfer, untimed and dropped ones, and lets each wait for the
+:meth:`Settling.add` settles computing, transfer, untimed and dropped instructions in different ways. Each waits for the
 tensors that it touches.
 
-A new tile in PSUM (:class:`Banks`) takes the *place* (banks and partitions) of the tiles that were used longest ago,
-and waits for them (:class:`_Vacated`). In the simulator the number of tiles is not limited. The device has 8 banks of 2
-KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
-place has been read. The place that a compiler chooses is not published; the model chooses the one that has been free
-longest. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a public product whose tiles fill
-SBUF is measured without such waits.
+The simulator does not limit the number of tiles in PSUM, but on the device a partition has 8 banks of 2 KiB
+(``trainium_inferentia2_arch.rst``). If PSUM is full, a new tile (:class:`Banks`) takes the *place*, that is the bytes,
+of the tiles that were used longest ago, and waits for the accesses to them (:class:`_Vacated`). The compiler's choice
+of the place is not published. SBUF is not modelled this way: a compiler loads into SBUF out of order, and a public
+product whose tiles fill SBUF is measured without such waits.
 
 The arguments ``reads`` and ``writes`` list the parts of tensors (:class:`~.dependencies.Place`) that an instruction
 accesses.
@@ -77,9 +76,9 @@ class _Vacated:
 
 
 def _size(known: Tracked) -> float:
-    """Return the bytes per partition that a tile takes of PSUM, averaged over all partitions.
+    """Return the bytes that a tile takes in PSUM, averaged over all partitions.
 
-    A tile of few partitions takes a quarter or a half of the partitions, beside other such tiles.
+    A tile of at most 32 or 64 partitions takes a quarter or a half of the partitions; the rest is free for others.
     """
     views = known.views
     nbytes = views.bytes_each
@@ -97,10 +96,10 @@ class Banks:
         self._tiles: OrderedDict[Tracked, float] = OrderedDict()
 
     def use(self, known: Tracked) -> Place | None:
-        """Record the use of a tile, which gets a place at its first use.
+        """Record the use of a tile, and give it a place at its first use.
 
         Returns:
-            The tiles that lost this place, for which the new tile has to wait; None if there were none.
+            The tiles that lost their place to this tile, which has to wait for them; None if no tile lost its place.
         """
         tiles = self._tiles
         if known.has_place:
@@ -134,8 +133,8 @@ class Settling:
         timeline: the timeline of the engines.
         hbm_read: the bytes that were read, by the name of the tensor in HBM.
         hbm_written: the bytes that were written, by the name of the tensor in HBM.
-        untimed: the number of instructions whose time is not modelled, by name.
-        tally: the values of the last three counters at the ends of iterations, for repeated iterations.
+        untimed: the number of instructions whose time is not modelled, by the name of the instruction.
+        tally: advances ``hbm_read``, ``hbm_written`` and ``untimed`` for iterations that are not run.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -168,9 +167,9 @@ class Settling:
             self.recording.add(instruction, kind, choices)
 
     def drain(self, after_us: float, register: int = 0, *, is_between: bool = False, is_wait: bool = True) -> None:
-        """Let all engines wait for each other at a device loop, or only delay each engine.
+        """Put a synchronisation at a device loop on the timeline, and record it.
 
-        The arguments are fields of :class:`.recording.Drain`.
+        The arguments are the fields of :class:`.recording.Drain`.
         """
         wait = self.timeline.drain if is_wait else self.timeline.hold_up
         wait(after_us, register)
@@ -180,8 +179,8 @@ class Settling:
         """Repeat the instructions of ``period`` for the iterations that are not run.
 
         Args:
-            period: the last iterations of a loop that were run.
-            skip: the number of repetitions, and the number of instructions in each.
+            period: the latest iterations of the loop that were run.
+            skip: the number of repetitions, and the numbers of iterations and of instructions in each.
         """
         self.log.repeat(period.first, skip.times, period.ns, skip.instructions)
         self.tally.repeat(skip)
@@ -327,13 +326,13 @@ class Settling:
         return kind, self.timeline.transfer(instruction.number, kind.queue, work, reads, writes, met_ns)
 
     def _touch(self, access: TensorAccess, places: Places) -> Footprint:
-        """Return the footprint of the tensor ``access``, and add its part to ``places``.
+        """Add the part of a tensor to ``places``, and return the tensor's footprint.
 
-        For a new tile in PSUM, the tiles whose place it takes are added too.
+        For a new tile in PSUM, the function adds the tiles that lose their place to it too.
 
         Args:
             access: a tensor of an instruction.
-            places: the parts that the instruction reads, or those that it writes.
+            places: the list of the parts that the instruction reads, or the list of those that it writes.
         """
         known = access[0]
         footprint = _footprint(access)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The performance model of one core: the instructions of each engine, which run in order, and the DMA engines.
+"""The performance model of one core. Each engine runs its instructions in order.
 
-- :class:`Timeline`: the times at which the engines and queues of the core are busy, with its state :class:`Marks`;
+- :class:`Timeline`: the times at which engines and queues of the core are busy; :class:`Marks`: a copy of its state;
 - :class:`Span`: the start and end of an engine's work on an instruction;
-- :class:`Cause`: what an instruction waited for, of the kinds in :class:`Waited`.
+- :class:`Cause`: what an instruction waited for; :class:`Waited` lists the kinds of such things.
 
 An instruction starts when its engine is free and the parts of tensors that it reads or overwrites are ready. A transfer
 starts when its queue may trigger it; its rows then pass through the DMA engines, each of which serves eight partitions.
@@ -96,10 +96,10 @@ class Marks(NamedTuple):
     """The state of a timeline at the end of an iteration of a loop.
 
     Attributes:
-        times: the time at which each engine and queue is free, the time of the last synchronisation at a loop (key
-            ``"met"``), and the time at which everything is done (``"end"``).
+        times: in nanoseconds, when each engine and queue is free (by :class:`Engine` or ``("queue", name)``), when the
+            engines last synchronised at a loop (``"met"``), and when everything is done (``"end"``).
         table: the activation table that is loaded.
-        busy: the busy time of each engine.
+        busy: the total busy time of each engine.
         dma: the busy intervals of each DMA engine.
     """
 
@@ -109,9 +109,10 @@ class Marks(NamedTuple):
     dma: list[BusyIntervals]
 
     def repeats(self, before: Marks, shift_ns: float, begin_ns: float) -> bool:
-        """Return whether every time has stayed the same since the state ``before`` or become ``shift_ns`` later.
+        """Return whether this state is the state ``before``, moved by ``shift_ns``.
 
-        The busy intervals of the DMA engines are compared from ``begin_ns`` on.
+        A time may also be unchanged, but then an engine must be free by ``begin_ns``, the start of the last period. The
+        busy intervals of the DMA engines must be equal from ``begin_ns`` on.
         """
         if self.table != before.table or self.times.keys() != before.times.keys():
             return False
@@ -126,7 +127,7 @@ class Marks(NamedTuple):
 
 
 class _Ready:
-    """The time at which all data and memory of an instruction are ready, and the access that it waits for last."""
+    """When an instruction may access all of its tensors, and for which earlier access it waits longest."""
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -317,10 +318,9 @@ class Timeline:
         return Marks(times, self._table, dict(self._busy), self._dma.intervals())
 
     def remember(self, number: int | None) -> None:
-        """Keep the completions of instructions from ``number`` on, so that :meth:`repeat` can move them to a later
-        time.
+        """Keep the completions of instructions from ``number`` on, so that :meth:`repeat` can make them later.
 
-        None stops keeping completions.
+        If ``number`` is None, keep none.
         """
         if number is None:
             self._recent = None
@@ -328,11 +328,11 @@ class Timeline:
             self._recent = [done for done in self._recent or () if done.number >= number]
 
     def repeat(self, before: Marks, numbers: range, shift_ns: float, times: int) -> None:
-        """Repeat the work of the last period of a loop.
+        """Advance the timeline as if the last period of a loop had run ``times`` more times.
 
         Args:
-            before: the state of the timeline before that period.
-            numbers: the numbers of the instructions of the period.
+            before: the state of the timeline before the last period.
+            numbers: the numbers of the instructions of the last period.
             shift_ns: the time from one repetition to the next.
             times: the number of repetitions.
         """
@@ -364,7 +364,7 @@ class Timeline:
         """Let all engines and queues wait until everything that was issued is done.
 
         Args:
-            after_us: the time that they wait longer.
+            after_us: the time that they wait after that.
             register: the number of an instruction that loads a register, for which they wait too; 0 for none.
         """
         loaded = self._registers.get(register, NOTHING).other_ns
@@ -399,7 +399,7 @@ class Timeline:
         return self._free.get(engine, self._met_ns)
 
     def busy_ns(self) -> dict[str, float]:
-        """Return the busy time by engine, in nanoseconds; for ``dma``, of the DMA engine that is busy longest."""
+        """Return the busy time by engine, in nanoseconds; ``dma`` stands for the DMA engine with the longest time."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
     def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:

@@ -6,9 +6,9 @@
 :class:`Trace` observes one core; :func:`collecting` puts the traces of the launches of a ``with`` block into a
 :class:`Collection`.
 
-While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
-instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches. To
-*settle* an instruction is to give it a time on the timeline.
+To *settle* an instruction is to give it a time on the timeline. A trace records instructions and settles them in
+batches, because the data of the kernel evict the model's code and tables from the caches of the CPU; without batches
+each instruction would load them again.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Trace(Observer):
         core: the number of the core.
         lives: its on-chip tensors, and the most bytes of a partition that they take at one time.
         settled: the times of the instructions, and the bytes that they move.
-        loops: the runs of device loops that have ended, inner loops before the loops around them.
+        loops: the runs of device loops, in the order in which they ended.
     """
 
     def __init__(self, core: int, lives: Lives, generation: Generation, parameters: ModelParameters) -> None:
@@ -366,7 +366,7 @@ class Collection(Watcher):
         self.returned |= returned
 
     def conclude(self, has_ended: bool) -> None:
-        """Do nothing, because a profile asks for the traces itself."""
+        """Do nothing: the profile reads the traces after the block."""
 
 
 @contextmanager

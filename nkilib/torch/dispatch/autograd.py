@@ -10,7 +10,8 @@
 - :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss;
 - :func:`register_formula` is the registration that both use.
 
-A gradient is *requested* if the backward computes it; the option ``grad_<input>_wanted`` or another one requests it.
+An option of the backward, such as ``grad_<input>_wanted``, *requests* a gradient: the backward computes only requested
+gradients.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def refuse_graph(backward: Operator) -> None:
 
 
 class OnceDifferentiable(torch.autograd.Function):
-    """The identity for a tensor whose gradient PyTorch's operators compute, with an error for its second derivative.
+    """An identity function whose backward always raises the error of :func:`refuse_second`.
 
-    The second derivative with respect to the tensor would lack terms. The arguments of ``apply`` are the operator, for
-    the message, and the tensor.
+    Use it for a tensor that may have first derivatives but no second ones, because terms would be missing. The
+    arguments of ``apply`` are the operator, which the message names, and the tensor.
     """
 
     @staticmethod
@@ -85,12 +86,13 @@ class Derivative:
 
     Attributes:
         forward: the operator whose results are differentiated.
-        backward: the operator that computes the gradients. Its inputs have the names of inputs and results of the
-            forward, which autograd saves, or ``grad_<result>``; its outputs are ``grad_<input>``. A result of the
-            forward without such an input ``grad_<result>`` is a constant for autograd.
-        others: a function that computes the gradients of further inputs.
-        adding: an operator that replaces ``backward`` if the forward has a certain optional input: it adds one of the
-            gradients to that input instead of returning the gradient.
+        backward: the operator that computes the gradients. Its inputs are inputs and results of the forward, under the
+            same names, which autograd saves, and upstream gradients ``grad_<result>``; its outputs are
+            ``grad_<input>``. A result for which it has no input ``grad_<result>`` is a constant for autograd.
+        others: a function that computes the gradients of further inputs; its arguments are the call of the backward
+            and :meth:`needed`.
+        adding: an operator that runs instead of ``backward`` if the forward got the optional input to which it adds a
+            gradient. It does not return that gradient.
         options: a function from the call of the forward to the options of the backward that differ from those of the
             forward, by name.
     """
@@ -111,7 +113,7 @@ class Derivative:
 
     @cached_property
     def saved(self) -> Mapping[str, Input]:
-        """The tensors that autograd saves for the backward: its inputs by name, except upstream gradients."""
+        """The inputs of the backward that autograd saves, by name: all except upstream gradients."""
         return {operand.name: operand for operand in self.backward.inputs if not operand.name.startswith("grad_")}
 
     @cached_property
@@ -195,7 +197,8 @@ class Derivative:
         """Return, by name, whether each input of the forward needs a gradient.
 
         Args:
-            needs: the answers in the order of the inputs. The dispatcher omits trailing inputs that are None.
+            needs: whether each input needs a gradient, in the order of the inputs. Trailing inputs that are None may be
+                missing, because PyTorch's dispatcher omits them.
         """
         names = self.forward.input_names
         return {**dict.fromkeys(names, False), **dict(zip(names, needs, strict=False))}

@@ -56,10 +56,9 @@ class Caller(NamedTuple):
 
 
 def counterpart(name: str) -> str:
-    """Return the name of PyTorch's function ``name``; if there is none, a phrase for the formula in operations of
-    PyTorch.
+    """Return words that follow "use" in a message: the full name of PyTorch's function ``name``, if there is one.
 
-    Both can follow "use" in a message.
+    If there is none, the words are "the formula of <name> in operations of PyTorch".
     """
     if hasattr(functional, name):
         return f"torch.nn.functional.{name}"
@@ -179,7 +178,7 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
 
     Raises:
         NotImplementedError: the dtype is not floating.
-        TypeError: the dtype is another floating one.
+        TypeError: the dtype is floating, but another one, such as float64.
     """
     if input.dtype in TILE_DTYPES:
         return
@@ -246,9 +245,9 @@ def check_inplace(
         caller: the function that error messages name.
         input: the tensor that will be overwritten.
         others: the other tensors of the call, by name.
-        aligned: see :func:`~nkilib.torch.dispatch.memory.overlapping`.
+        aligned: the names of tensors that may be ``input`` itself, the same memory element by element.
         is_kept: whether the kernel gets the memory of the input, not a copy.
-        needs: the condition under which the kernel gets the memory, in words that follow the name of the input.
+        needs: the condition for ``is_kept``, for the message "inplace=True needs <input> <needs>".
 
     Raises:
         RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;

@@ -4,8 +4,8 @@
 """DTensors: this rank's part of each tensor, and the ranks that hold the other classes of its rows.
 
 - :func:`dtensor`: whether an argument is a DTensor;
-- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
-  that take parts of rows;
+- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS`: the loss functions
+  for rows whose columns are spread over ranks;
 - :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks that hold its
   columns, with sizes from :func:`chunk_sizes`;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
@@ -67,7 +67,7 @@ class LocalPart:
         target: the second argument.
         others: further arguments by name.
         spread: the ranks over which the columns of a row are spread; None if this rank has whole rows.
-        has_all_rows: whether this rank has the rows of all ranks.
+        has_all_rows: whether this rank's part has all rows of the loss; False if other ranks have other rows.
     """
 
     input: Tensor
@@ -125,8 +125,8 @@ def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Sprea
 
 
 def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
-    """Return the error for a DTensor, the argument ``name``, with unsupported placements; ``wanted`` names supported
-    ones.
+    """Return the error for the argument ``name``, a DTensor with unsupported placements. ``wanted`` is the text of the
+    placements that are supported.
     """
     return NotImplementedError(
         f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
@@ -174,8 +174,8 @@ def _placed_alike(caller: Caller, target: DTensor, mesh: DeviceMesh, expected: M
 
 
 def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | None:
-    """Return the argument ``name`` as a plain tensor, if it is a DTensor that is equal on all ranks. A plain tensor or
-    None is returned unchanged.
+    """Return the argument ``name`` as a plain tensor. It may be a DTensor that is equal on all ranks, a plain tensor or
+    None.
 
     Raises:
         NotImplementedError: the DTensor is sharded, or requires grad.
@@ -197,10 +197,10 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Check that a plain target does not cover the rows of all ranks; it must have the rows of ``local``, this rank's
-    part of ``input``.
+    """Raise ValueError if a plain target has the rows of the whole ``input``, but ``local``, this rank's part, has
+    fewer.
 
-    The message is clearer than that of the shape check.
+    The shape check would reject it too, with a less clear message.
     """
 
     def rows(shape: torch.Size) -> torch.Size:

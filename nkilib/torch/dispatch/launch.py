@@ -42,7 +42,7 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
     """Check that the operator accepts the tensors of a call.
 
     Raises:
-        TypeError: a tensor has another number of dimensions, or another dtype.
+        TypeError: the description does not allow a tensor's number of dimensions or dtype.
         ValueError: a tensor that is written to is not contiguous.
     """
     name = operator.qualified(overwrites)
@@ -71,10 +71,7 @@ def _is_empty(operator: Operator, call: Call) -> bool:
 
 
 def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
-    """Return the keyword arguments of the kernel: dense tensors detached from autograd, and the kernel's options.
-
-    An option that requests an output is left out if the kernel has no such result.
-    """
+    """Return the keyword arguments of the kernel: contiguous tensors, detached from autograd, and options."""
     keywords = {name: call.options[name] for name in operator.kernel_options}
     if operator.arguments is not None:
         keywords.update(operator.arguments(call))
@@ -100,8 +97,8 @@ def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) ->
 def _write_over(target: Tensor, result: Tensor, place: OperatorDevice) -> None:
     """Copy ``result`` to ``target``, unless the kernel has already written it there.
 
-    A framework may return another tensor object for the same memory; a copy would then read and write all logits once
-    more for nothing. A framework without in-place writes, such as XLA, returns other memory.
+    A framework may return another tensor object with the memory of ``target``; copying would then read and write all
+    logits for nothing. A framework without in-place writes, such as XLA, returns other memory.
     """
     is_known_to_framework = place.declares_writes and is_traced(target)
     if result is target or is_known_to_framework:

@@ -64,11 +64,11 @@ def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
 
 
 def unviewed(view: Tensor) -> Tensor:
-    """Return a tensor with the memory and strides of ``view`` that PyTorch does not treat as a view.
+    """Return a tensor that has the memory and strides of ``view``, but that PyTorch does not treat as a view.
 
     In-place arithmetic, ``detach_()`` and ``requires_grad_()`` then work as on the result of one of PyTorch's own
-    operators. The result does not share its version counter with the tensor that ``view`` is a view of. If a backward
-    keeps that tensor, its memory could change without an error: copy ``view`` instead.
+    operators. The base of ``view`` has another version counter than the result, so PyTorch does not notice if the
+    result's memory is changed in place. If a backward saves the base, copy ``view`` instead of calling this function.
     """
     tensor: Tensor = _UNSAFE_VIEW(view, view.shape)
     return tensor
@@ -123,11 +123,10 @@ class AlongAxis:
         return len(self.order) <= KERNEL_DIMENSIONS
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """Return a view whose dimensions are in memory order, of the tensor or of another one with the same shape and
-        strides.
+        """Return a view of ``tensor`` with its dimensions in memory order. Its shape and strides are the original's.
 
-        If there are more dimensions than kernels take, those before :attr:`dim` are merged into one, and so are those
-        after :attr:`dim`.
+        If the tensor has more dimensions than kernels take, the view has three: the dimensions before :attr:`dim` are
+        merged into one, and so are those after :attr:`dim`.
         """
         permuted = tensor.permute(self.order)
         if self._fits:

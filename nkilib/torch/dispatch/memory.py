@@ -51,8 +51,8 @@ def _weakly(tensor: Tensor) -> StorageWeakRef:
 class ReusedMemory:
     """Memory that a forward saves and over which its backward writes gradients, so that only one backward is possible.
 
-    PyTorch raises an error for saved tensors that were changed in place, but not under saved-tensor hooks, which may
-    return the changed memory. So this object records the backward's write, and compares versions.
+    PyTorch raises an error if a saved tensor was changed in place, but not under saved-tensor hooks, which may return
+    the changed memory. This object raises the error there too: it records the backward's write, and compares versions.
 
     Args:
         operator: the name of the backward's operator, for error messages.
@@ -72,8 +72,8 @@ class ReusedMemory:
         """Check that the memory still holds what the forward saved.
 
         Args:
-            unpacked: the tensor as the backward gets it; None before saved tensors are unpacked. If a hook has returned
-                other memory, that is a copy of what the forward saved.
+            unpacked: the saved tensor as the backward gets it; None before saved tensors are unpacked. Its version
+                counts only if it has the memory that the forward saved; a hook may have returned a copy.
 
         Raises:
             RuntimeError: a backward or other code has written over the memory.
@@ -93,14 +93,13 @@ class ReusedMemory:
 
 
 def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, end: int) -> bool:
-    """Return whether an element of a tensor overlaps the range of addresses from ``start`` to ``end``, which is not
-    included.
+    """Return whether an element of a tensor overlaps a range of addresses.
 
     Args:
-        steps: the number of elements of each dimension and their distance in bytes, largest distance first.
+        steps: for each dimension a pair (number of elements, distance in bytes), the largest distance first.
         at: the address of the first element.
         size: the bytes of an element.
-        start, end: the range of addresses.
+        start, end: the first address of the range, and the address after the last.
     """
     if not steps:
         return at < end and start < at + size

@@ -135,8 +135,8 @@ class Output:
         name: the name of the result.
         dtype: the dtype, or a function that returns it for a call; None means the dtype of the first input.
         shape: a function that returns the shape for a call.
-        exists: a function that returns whether a call that requests the output has it; otherwise an empty tensor is
-            returned. None means always.
+        exists: a function that returns whether a call can have the output at all; None means that every call can. If
+            it cannot, or does not request the output, an empty tensor is returned.
         fill: the value of the output if a required input has no elements, so that no kernel runs.
         computed: a function that computes the output, if the kernel does not return it; its arguments are the call and
             the kernel's results by name.
@@ -165,7 +165,7 @@ class Output:
         return self.requested_by or f"with_{self.name}"
 
     def is_given(self, call: Call) -> bool:
-        """Return whether the call returns the output; if not, an empty tensor stands in its place."""
+        """Return whether the call requests the output and can have it; if not, an empty tensor stands in its place."""
         return bool(call.options.get(self.request, True)) and (self.exists is None or self.exists(call))
 
     def dtype_of(self, call: Call) -> torch.dtype:
@@ -174,9 +174,7 @@ class Output:
         return dtype if isinstance(dtype, torch.dtype) else dtype(call)
 
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
-        """Return a tensor of the output's shape, dtype and device in a call: filled with ``fill``, or uninitialised
-        for None.
-        """
+        """Return a new tensor for the output of a call, filled with ``fill``; uninitialised if ``fill`` is None."""
         shape = self.shape(call) if self.is_given(call) else (0,)
         dtype = self.dtype_of(call)
         if fill is None:
@@ -202,8 +200,8 @@ class Operator:
         arguments: a function that returns further keyword arguments of the kernel, or replacements of inputs and
             options: tiling, dtype, prepared tensors. It must not read values.
         may_overwrite: whether there is an in-place variant ``<name>_``. The kernel's argument ``inplace`` selects it.
-        writes: the inputs that the kernel always writes to, and for each the name of the kernel's result that is the
-            new value.
+        writes: the inputs that the kernel always writes to: by the name of the input, the name of the kernel's result
+            that is its new value.
         check_values: a function that raises an error if values are out of range. It is called on the CPU only:
             elsewhere reading values would wait for the device.
         instead: the PyTorch function that messages recommend where this operator cannot be used.
@@ -258,8 +256,9 @@ class Operator:
 
     @cached_property
     def kernel_inputs(self) -> Mapping[str, str]:
-        """The names of the kernel's arguments for inputs, by the name of the input; inputs for the backward only are
-        left out.
+        """The name of the kernel's argument for each input, by the name of the input.
+
+        Inputs that are only for the backward are left out.
         """
         return {operand.name: operand.of_kernel for operand in self.inputs if not operand.is_for_backward}
 
@@ -304,8 +303,9 @@ class Operator:
         return getattr(getattr(torch.ops, namespace), name)
 
     def written(self, overwrites: bool = False) -> Mapping[str, str]:
-        """Return the inputs that the operator, or its in-place variant, writes to: by the name of the input, the name
-        of the result that is written.
+        """Return the inputs that the operator, or its in-place variant, writes to.
+
+        The mapping is from the name of the input to the name of the result that is written over it.
         """
         return {self.inputs[0].name: self.outputs[0].name} if overwrites else self.writes
 
@@ -343,7 +343,7 @@ class Operator:
         return Call(tensors, {**self._defaults, **positional, **keywords})
 
     def keywords_from(self, *groups: Dataclass) -> dict[str, Any]:
-        """Return the operator's keyword arguments from instances of dataclasses, which may have further fields."""
+        """Return the operator's keyword arguments from instances of dataclasses. Fields that are none are ignored."""
         return self.taken(values_of(*groups))
 
     def taken(self, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ device:
 
 ``torch.ops.nkilib_neuron.<name>``, registered with torch-neuronx's ``nki_op``, is only for the native device, where
 public functions call it (:mod:`.devices`). It is a function with type annotations, as ``nki_op`` requires, whose body
-launches the kernel. The framework runs the body on fake tensors to get the shapes, and traces it into a graph, where
-the kernel is a node: the body must not read a value or an address.
+launches the kernel. The body must not read a value or an address: the framework runs it on fake tensors to get the
+shapes, and traces it into a graph, where the kernel is a node.
 
 :mod:`nkilib.base.lnc` defines the number of cores of a launch.
 """

@@ -62,9 +62,9 @@ def _check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Return whether input and target have acceptable dtypes for PyTorch, which requires one dtype.
+    """Return False if PyTorch would reject input and target because their dtypes differ.
 
-    They may differ under autocast, where PyTorch casts both, and if a later check rejects one of them.
+    Under autocast PyTorch casts both, so that they may differ. The result is also True if a later check rejects one.
     """
     are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
     return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
@@ -147,7 +147,8 @@ class BCELoss(WeightedLossModule):
 
     Args:
         weight: a factor for each loss, of a shape that broadcasts to the target's; None means 1. It gets no gradient.
-        reduction: ``"mean"`` over the elements, whatever the weight, ``"sum"``, or ``"none"``: a loss for each element.
+        reduction: ``"mean"`` divides the sum by the number of elements, not by the sum of the weights; ``"sum"``; or
+            ``"none"``: a loss for each element.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
     """
 
@@ -231,7 +232,8 @@ class BCEWithLogitsLoss(WeightedLossModule):
 
     Args:
         weight: a factor for each loss, of a shape that broadcasts to the target's; None means 1. It gets no gradient.
-        reduction: ``"mean"`` over the elements, whatever the weight, ``"sum"``, or ``"none"``: a loss for each element.
+        reduction: ``"mean"`` divides the sum by the number of elements, not by the sum of the weights; ``"sum"``; or
+            ``"none"``: a loss for each element.
         pos_weight: a factor for the term of positive targets, of a shape that broadcasts to the target's, such as [C]
             for one factor per class; None means 1. It gets no gradient.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.

@@ -227,8 +227,8 @@ def multilabel_margin_loss(
 
     Args:
         input: scores, bfloat16, float16 or float32: [C] or [N, C]; at most 4,096 classes.
-        target: a tensor of the shape of the input, of any integer type: each row holds its targets, in [0, C), up to
-            the first -1; the elements behind it are ignored.
+        target: a tensor of the shape of the input, of any integer type: each row holds its targets, in [0, C), before
+            the first -1; the elements after that are ignored.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
@@ -243,7 +243,7 @@ def multilabel_margin_loss(
             a leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
             differentiation.
-        AssertionError: more than 4,096 classes, or 262,144 rows.
+        AssertionError: more than 4,096 classes, or more than 262,144 rows.
     """
     if unknown:
         refuse_unknown(multilabel_margin_loss, unknown)

@@ -151,12 +151,13 @@ def _longest(lengths: Lengths, total: int, possible: int) -> int:
     """Return the length of the longest target, to which shorter targets are padded.
 
     Args:
-        lengths: the target lengths. Values of a tensor on a device are not read.
-        total: the number of concatenated targets.
-        possible: the greatest length that can have an alignment, which is returned if the values may not be read.
+        lengths: the target lengths.
+        total: the number of labels of all targets together.
+        possible: the greatest length that can have an alignment. It is returned if ``lengths`` is a tensor on a device
+            or in a traced graph, whose values may not be read.
 
     Raises:
-        RuntimeError: the lengths are known, and do not add up to the number of targets.
+        RuntimeError: a length is negative, or the lengths do not add up to ``total``.
     """
     if isinstance(lengths, Tensor):
         if lengths.device.type != "cpu" or torch.compiler.is_compiling():
@@ -177,7 +178,8 @@ def _longest(lengths: Lengths, total: int, possible: int) -> int:
 def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
     """Return concatenated targets as a padded tensor, [N, S], which is the form that the kernel takes.
 
-    Only tensor operations are used, because the values of lengths on a device are not read.
+    The values of ``target_lengths`` are not read. ``lengths`` are the same lengths as the caller passed them, and
+    ``steps`` is the number of time steps.
     """
     total = targets.shape[0]
     longest = _longest(lengths, total, min(total, steps))
@@ -208,13 +210,13 @@ def ctc_loss(
         log_probs: [T, N, C] or [T, C], log-probabilities, bfloat16, float16 or float32, as returned by ``log_softmax``:
             the gradient is correct only for an input that ``log_softmax`` computed, as in PyTorch.
         targets: [N, S] padded, or concatenated, [sum of lengths]. Labels of any integer type, none of them ``blank``.
-        input_lengths, target_lengths: [N], tensors or sequences of numbers; for a single sequence also scalars. With
-            concatenated targets whose lengths are on a device, pass Python numbers: otherwise alpha is allocated for
-            the longest possible target.
+        input_lengths, target_lengths: [N], tensors, lists or tuples of numbers; for log-probabilities [T, C] also
+            scalars. With concatenated targets pass ``target_lengths`` as Python numbers: if it is a tensor on a device,
+            the kernel allocates memory for the longest possible target.
         blank: the class of the blank.
         reduction: ``"mean"`` divides each loss by the length of its target, at least 1, and takes the mean; ``"sum"``;
             or ``"none"``.
-        zero_infinity: a loss without an alignment becomes 0, and so does its gradient.
+        zero_infinity: whether an infinite loss, of a target that has no alignment, becomes 0, and so does its gradient.
 
     Returns:
         The loss: a float32 scalar tensor; for ``"none"``, [N] or [] in the dtype of ``log_probs``.

@@ -40,10 +40,9 @@ _INT32 = 2**31
 
 
 def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
-    """Return the number ``beta``; if it is None, 0 for the direction KL(teacher || student), 1 for KL(student ||
-    teacher).
+    """Return ``beta`` as a float; if it is None, the beta that stands for ``direction``.
 
-    A beta between 0 and 1 is the weight of the teacher in the mixture.
+    That is 0 for KL(teacher || student) and 1 for KL(student || teacher).
 
     Raises:
         TypeError: ``beta`` is not a number.
@@ -213,7 +212,7 @@ def distillation_loss(
             :func:`nkilib.torch.cross_entropy`.
         direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1, the weight of P in the mixture M; None: the divergence that ``direction`` names.
-        ignore_index: an int32.
+        ignore_index: the label of ignored positions, an int32.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by
             ``student_logits.size(0)``), ``"sum"`` or ``"none"``.
         temperature_squared: multiply by T^2, as Hinton et al. (arXiv 1503.02531) do, so that gradients do not shrink

@@ -346,9 +346,9 @@ def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[
 
 
 def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
-    """Check for tensors of which two have rows of one element and the third has rows of ``columns`` elements.
+    """Check that no distance is between two tensors with rows of one element, if the broadcast rows are longer.
 
-    PyTorch would take the distance of these two without repeating their element.
+    PyTorch computes such a distance from the one element, before broadcasting; the kernels broadcast first.
 
     Args:
         lengths: the row length of each tensor.
@@ -356,7 +356,7 @@ def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> 
         swap: whether the distance of positive and negative counts too.
 
     Raises:
-        NotImplementedError: there are such tensors.
+        NotImplementedError: there is such a distance.
     """
     from nkilib.experimental.loss.rowwise.triplet_distances import pairs_of  # loading it takes long
 
@@ -412,7 +412,7 @@ def triplet_margin_loss(
             memory.
         RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
             another tensor that overlaps it in memory, or under torch.compile.
-        NotImplementedError: p below 1; two tensors whose rows have one element, with a third one whose rows are longer;
+        NotImplementedError: p below 1; a distance between two tensors with D = 1, if D of the third tensor is larger;
             an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

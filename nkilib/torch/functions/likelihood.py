@@ -106,7 +106,7 @@ def nll_loss(
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
             not, ``"none"`` returns one loss per position.
         inplace: the backward writes the gradient over the memory of ``input``, which must be contiguous and must not be
-            used afterwards: an operation whose derivative needs it, such as log-softmax, raises.
+            used afterwards: the backward of an operation that needs it, such as log-softmax, raises an error.
 
     Returns:
         The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the target, in the dtype of the
@@ -206,10 +206,12 @@ def _least_of_log(caller: Caller, name: str, value: Any) -> float:
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """Return the argument ``var`` as a tensor with as many dimensions as the input, if PyTorch accepts it.
+    """Return the argument ``var`` as a tensor with as many dimensions as the input.
 
-    A float, and a tensor of a shape that PyTorch expands, are converted. Other arguments are returned unchanged; later
-    checks reject them.
+    An argument that is neither a float nor a tensor is returned unchanged; later checks reject it.
+
+    Raises:
+        ValueError: a float is negative, or PyTorch accepts no tensor of this shape.
     """
     if isinstance(var, float):
         if var < 0.0:
@@ -251,8 +253,9 @@ def gaussian_nll_loss(
         input: means, bfloat16, float16, float32 or integers, of any shape.
         target: targets in one of these types or of integers, of a shape that broadcasts with the input's. It may
             require grad.
-        var: variances: a tensor of the shape of the input, of that shape without the last dimension, or with one
-            dimension of extent 1; or a number. It may require grad; its gradient is that of v, even where v is ``eps``.
+        var: variances: a number; or a tensor of the shape of the input, of that shape without the last dimension, or of
+            that shape with extent 1 in one dimension. It may require grad; its gradient is that of v, even where v is
+            ``eps``.
         full: add ``log(2 pi) / 2``.
         eps: the lower bound of the variances in the computation, at least 2^-64.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -438,16 +441,16 @@ def kl_div(
         input: log-probabilities, bfloat16, float16 or float32, of any shape.
         target: probabilities or log-probabilities, in one of these types, of a shape that broadcasts with the input's.
             It may require grad.
-        reduction: ``"mean"`` (over elements), ``"batchmean"`` (the sum over ``input.size(0)``), ``"sum"`` or
+        reduction: ``"mean"`` (over elements), ``"batchmean"`` (the sum divided by ``input.size(0)``), ``"sum"`` or
             ``"none"``.
         log_target: whether the target holds log-probabilities.
         inplace: the backward writes the gradient over the memory of ``input``, which must be dense, neither broadcast
-            nor cast, and must not be used afterwards: an operation whose derivative needs it, such as log-softmax,
-            raises.
+            nor cast, and must not be used afterwards: the backward of an operation that needs it, such as log-softmax,
+            raises an error.
 
     Returns:
-        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that those of
-        input and target promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it (:class:`Broadcasts`).
+"""The pass that leaves a row in PSUM that a function of ``nki.language`` broadcasts (:class:`Broadcasts`).
 
-The simulator runs ``nl.broadcast_to`` and other broadcasting functions as a product with ones and copies to SBUF, which
-the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The product leaves the
-row in PSUM, and the compiler need not copy it if Vector or Scalar reads the result: ``fused_mamba.rst`` counts a
-partition broadcast as one instruction of Tensor. The times that this page publishes for ``mamba_v2`` (512 columns) and
-``mamba_v3``, which broadcast two rows in each iteration, leave Vector no time for copies, and require N cycles for a
-``tensor_tensor`` on N columns with a broadcast operand, as with an input in PSUM. With copies the model gives 1.7 times
-the published time.
+The simulator runs ``nl.broadcast_to`` and other broadcasting functions as a product with ones, which writes the row to
+PSUM, and copies to SBUF (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). Vector and Scalar
+can read PSUM, so that the compiler can leave the copies out: ``fused_mamba.rst`` counts a partition broadcast as one
+instruction of Tensor. That page publishes times for ``mamba_v2`` (512 columns) and ``mamba_v3``, which broadcast two
+rows in each iteration. In these times Vector cannot make copies too, and a ``tensor_tensor`` on N columns with a
+broadcast operand has to take N cycles, as with an input in PSUM. With copies the model gives 1.7 times the published
+time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _READERS = frozenset({Engine.vector, Engine.scalar})
 
 
 class _Broadcast:
-    """A tile in SBUF that holds only copies, from PSUM, of products that one function of ``nki.language`` computed.
-
-    Instructions may read PSUM instead of the tile.
-    """
+    """The copies that one call of a ``nki.language`` function makes of its products, from PSUM to one tile in SBUF."""
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
 

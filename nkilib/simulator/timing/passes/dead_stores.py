@@ -9,7 +9,7 @@ the previous sums, Tensor would wait for them. The device does not: the two prod
 awslabs/nki-autotune (kernel_library) are published at 90.92% of Tensor's rate, which leaves no room for 64 fills of 533
 ns each in the path of the sums. The model gives 2.2 times their time with the fills and 0.95 times without.
 
-A *fill* is a ``memset`` that may turn out to be dropped.
+A *fill* is a ``memset`` that is still in the window, so that the pass can drop it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Fill:
         self.overwritten: list[OccupiedBytes] = []
 
     def overwrite(self, part: OccupiedBytes) -> bool:
-        """Record a write to ``part`` of the tile, and return whether all bytes of the fill have been overwritten."""
+        """Record a write to ``part`` of the tile; return True if all bytes of the fill are certainly overwritten."""
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):

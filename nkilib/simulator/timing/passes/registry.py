@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The passes by name: their effect, the evidence that the device does the same, and the functions that make them.
+"""The registry of passes: the effect of each, the evidence that the device does the same, and a function to make it.
 
 :data:`PASSES` has an :class:`Entry` for each pass; :func:`window_for` returns the window with the passes that are
 switched on.
@@ -20,7 +20,7 @@ from .window import Pass, Window
 
 @dataclass(frozen=True)
 class Entry:
-    """A pass of the registry.
+    """The entry of one pass in the registry.
 
     Attributes:
         switch: the field of :class:`ModelParameters` that turns the pass on.

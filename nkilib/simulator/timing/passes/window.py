@@ -48,7 +48,7 @@ class Window:
         self._held: list[PendingInstruction] = []
 
     def take(self, batch: list[PendingInstruction]) -> list[PendingInstruction]:
-        """Add the next instructions in program order, and return the oldest ones, which leave the window."""
+        """Add ``batch``, the next instructions in program order; remove and return all but the last ``LOOKAHEAD``."""
         if not self._passes:
             return batch
         for pass_ in self._passes:
@@ -75,10 +75,9 @@ class Window:
 
 
 def accessed_part(access: TensorAccess) -> OccupiedBytes | None:
-    """Return the part of its storage that the tensor ``access`` occupies, or may occupy if an index chooses it.
+    """Return the part of its storage that a tensor occupies; None if the tensor has no elements.
 
-    Returns:
-        None if the tensor has no elements.
+    If an index that is read at run time determines the address, the part has all bytes that the tensor may occupy.
     """
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part

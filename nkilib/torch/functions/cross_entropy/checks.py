@@ -68,16 +68,15 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
 
 
 def check_known(caller: Caller, options: LossKeywords, where: str) -> None:
-    """Check that no option is used that only the kernels implement, for code in which PyTorch's operators compute a
-    part.
+    """Check that a call, a part of which PyTorch's operators compute, uses no option that only the kernels implement.
 
     Args:
         caller: the function that error messages name.
         options: the options of the loss.
-        where: a phrase for the code, such as "for class probabilities", that ends the message.
+        where: words for the message, which follow "is not supported", such as "for class probabilities".
 
     Raises:
-        NotImplementedError: such an option has another value than its default.
+        NotImplementedError: the value of such an option differs from its default.
     """
     for name, value in options.items():
         if name not in _KNOWN and value != getattr(LossOptions, name):
@@ -124,7 +123,7 @@ def check_indices(
     remedy: str = "",
     takes_probabilities: bool = True,
 ) -> None:
-    """Check the shape and dtype of class indices, in PyTorch's order, so that the first fault decides the error.
+    """Check the shape and dtype of class indices in PyTorch's order, so that of several faults both report the same.
 
     Args:
         caller: the function that error messages name.

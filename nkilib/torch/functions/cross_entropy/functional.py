@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 class CrossEntropyOutputs(NamedTuple):
     """The loss and further results of the same pass over the logits.
 
-    "Per position" is the shape of class-index targets. "The logits" are those after scale, cap and temperature. At
-    ignored positions, lse, argmax and entropy are computed from the logits; all other results are 0.
+    Results "per position" have the shape of targets that are class indices. "The logits" are the logits after scale,
+    cap and temperature. At ignored positions, lse, argmax and entropy are computed too; all other results are 0.
 
     Attributes:
         loss: float32, reduced as requested; it includes ``z_loss``. Differentiable.
@@ -235,17 +235,16 @@ def cross_entropy(
 ) -> Tensor | CrossEntropyOutputs:
     """Compute the cross-entropy between logits and targets with the kernels of :mod:`nkilib.experimental.loss`.
 
-    For the arguments that PyTorch shares, the result equals, with z = softcap(input) / temperature, where softcap is
-    the cap that ``logit_softcap`` describes::
+    Let z = softcap(input) / temperature, where softcap is the cap that ``logit_softcap`` describes. Without
+    ``lse_square_scale`` and ``normalizer``, and for ``class_dim=1``, the result equals::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
 
-    and ``lse_square_scale`` adds ``lse_square_scale * torch.logsumexp(z, class_dim) ** 2`` at every position that is
-    not ignored, before the reduction. Statistics and the loss are float32 whatever the type of the logits, and the
-    gradient has the dtype of the logits and is rounded once: float16 gradients below 3e-8 become 0, so scale the loss.
-    Tensor values are never read, so the call does not wait for the device; only on the CPU are targets checked for
-    their range.
+    ``lse_square_scale`` adds ``lse_square_scale * torch.logsumexp(z, class_dim) ** 2`` at every position that is not
+    ignored, before the reduction. Statistics and the loss are float32 whatever the type of the logits. The gradient has
+    the dtype of the logits and is rounded once: float16 gradients below 3e-8 become 0, so scale the loss. Tensor values
+    are never read, so the call does not wait for the device; only on the CPU are targets checked for their range.
 
     Args:
         input: logits, bfloat16, float16 or float32: [V], [batch, V], [batch, V, d1, ...], or with ``class_dim=-1``
@@ -266,17 +265,17 @@ def cross_entropy(
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
         temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a constant of the compiled kernel:
-            each new value compiles a new one. A floating tensor of one element, or of a shape that broadcasts to that
-            of the positions (such as [batch, 1]), is read by the kernel, in float32, and gets no gradient; where one
-            of its values is out of range, it is an error on the CPU, and the results of the position are NaN elsewhere.
+            each new value compiles a new one. The kernel reads a floating tensor, in float32; it has one element or a
+            shape that broadcasts to that of the positions (such as [batch, 1]), and gets no gradient. A value out of
+            range in it raises an error on the CPU, and makes the results of its positions NaN on a device.
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
             advance, None chooses the one with the shorter modelled time
             (docs/explanation/cross_entropy_shift.md). Both forms have the same error bounds.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
             micro-batches or on all ranks; with ``weight``, the sum of their weights.
-        inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses
-            of the logits in a backward raise, as after any in-place operation, but not those of PyTorch's operators
-            under saved-tensor hooks (docs/reference/torch.md#in-place).
+        inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. A later
+            backward that needs the logits raises an error, as after any in-place operation; under saved-tensor hooks
+            the backward of PyTorch's operators does not (docs/reference/torch.md#in-place).
         return_outputs: return :class:`CrossEntropyOutputs`.
         class_dim: 1, as in PyTorch, or -1 for [batch, sequence, V], the layout of language models.
 
@@ -291,9 +290,8 @@ def cross_entropy(
             more than 2^24 classes; ``inplace`` where the logits would be copied; a mean without ``normalizer`` of a
             DTensor whose positions are spread over ranks.
         RuntimeError: incompatible shapes or devices, or ``label_smoothing`` out of range, as in PyTorch;
-            ``temperature`` requires grad; ``inplace``
-            with a leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile;
-            ``weight`` requires grad with class indices.
+            ``temperature`` requires grad; ``weight`` requires grad with class indices; ``inplace`` with a leaf that
+            requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         IndexError: on the CPU, a target out of range.
         AssertionError: ``exact_maximum=False`` where the kernels need the maximum.
         NotImplementedError: an unsupported device; a DTensor placement that is not supported; FSDP shards; integer

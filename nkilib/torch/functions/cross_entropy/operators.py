@@ -56,8 +56,8 @@ class Wanted:
 class Columns:
     """The classes of the columns of the logits; the fields have the names of the kernels' arguments.
 
-    The maximum, log_sum and other reductions that the backward takes are over all classes, also if the columns are a
-    shard.
+    The maximum, log_sum and other reductions that the backward takes as inputs are over all classes, even if the
+    columns are a shard.
 
     Attributes:
         first_class: the class of the first column.
@@ -70,8 +70,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over all classes that the backward of a shard takes as inputs, because its kernel sees only the shard's
-    classes.
+    """A sum over all classes, as an option of the backward of a shard, whose kernel sees only the shard's classes.
 
     Attributes:
         weight_sum: the sum of all class weights, for label smoothing; None if the kernel computes it.

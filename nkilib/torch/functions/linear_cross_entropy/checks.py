@@ -10,8 +10,8 @@ states use them too.
 - :func:`check_compute_dtype`, :func:`check_sum`, :func:`check_memory_limit`: single arguments.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read. ``caller`` is the function that error
-messages name. The *products* are those of hidden states and weight, the logits; their *operands* are rounded to the
-``compute_dtype``.
+messages name. A *product* is that of hidden states and weight, which gives the logits. These two tensors are its
+*operands*; kernels round them to the ``compute_dtype``.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def check_sum(caller: Caller, weight: Tensor, tensors: Mapping[str, Tensor | Non
 
     Raises:
         NotImplementedError: the tensors are XLA tensors.
-        ValueError: ``grad_weight_sum`` is not float32 or not contiguous, has not the shape and device of the weight,
+        ValueError: ``grad_weight_sum`` is not float32, is not contiguous, has another shape or device than the weight,
             requires grad, or shares memory with another tensor of the call.
     """
     others = dict(tensors)
@@ -264,7 +264,7 @@ def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
 
 
 def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: int | None) -> None:
-    """Check the arguments as PyTorch does, in the same order, so that the error is for the same fault.
+    """Check the arguments in PyTorch's order, so that of several faults both report the same.
 
     :func:`check_weight` of cross-entropy is separate, because a rank with a part of the classes does not know their
     total number.
@@ -346,7 +346,8 @@ def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: 
 
     Raises:
         TypeError: input and weight have a dtype other than bfloat16, float16 and float32.
-        RuntimeError: input, weight and bias have different dtypes, and no dtype to round them to is given.
+        RuntimeError: input and weight have different dtypes, and ``product`` has no ``compute_dtype``; the kernels do
+            not take the bias's dtype with those.
         NotImplementedError: dtypes that are not floating; ``grad_weight_sum`` of XLA tensors.
         ValueError: ``normalizer`` or ``grad_weight_sum`` cannot be used; more positions than a launch takes.
     """

@@ -118,8 +118,8 @@ def takes_one_launch(
     """Return whether a single launch can compute the loss and its gradients, which the backward multiplies by one
     number.
 
-    Float16 gradients cannot: they would lack range before the scale of the loss multiplies them. Nor can a sum over
-    micro-batches, which needs unrounded gradients.
+    It cannot compute float16 gradients, which would lack range before the backward multiplies them by the scale of the
+    loss, nor unrounded gradients for ``grad_weight_sum``.
     """
     normalizer = arguments.normalizer
     return (
@@ -349,25 +349,24 @@ def linear_cross_entropy(
 ) -> Tensor | CrossEntropyOutputs:
     """Compute the cross-entropy between an output layer's logits and targets, without a tensor of logits in memory.
 
-    For the arguments that PyTorch shares, the result equals, with z = softcap(logit_scale * linear(input,
-    linear_weight, linear_bias)) / temperature, where softcap is the cap that ``logit_softcap`` describes, and products
-    and all later steps are float32::
+    Let z = softcap(logit_scale * linear(input, linear_weight, linear_bias)) / temperature, computed in float32, where
+    softcap is the cap that ``logit_softcap`` describes. Without ``lse_square_scale`` and ``normalizer`` the result
+    equals, like that of ``torch.nn.functional.linear_cross_entropy`` in PyTorch 2.13::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
 
-    as ``torch.nn.functional.linear_cross_entropy`` of PyTorch 2.13 does, and ``lse_square_scale`` adds
-    ``lse_square_scale * torch.logsumexp(z, -1) ** 2`` at every position that is not ignored, before the reduction. The
-    gradients have the dtypes of their tensors and are rounded once; a gradient that is not needed is not computed.
-    Tensor values are never read, so the call does not wait for the device; only on the CPU are targets checked for
-    their range. Under autocast the kernels round input and weight to autocast's dtype for the products, without a copy
-    of the weight; the bias is added in float32, without rounding. Gradients of float32 tensors are unrounded. With
-    float16, all gradients are NaN if the upstream gradient of any position is infinite or NaN, because a power of two
-    that depends on the largest upstream gradient scales the gradients of all positions.
+    ``lse_square_scale`` adds ``lse_square_scale * torch.logsumexp(z, -1) ** 2`` at every position that is not ignored,
+    before the reduction. The gradients have the dtypes of their tensors and are rounded once; gradients of float32
+    tensors are unrounded. A gradient that is not needed is not computed. Tensor values are never read, so the call does
+    not wait for the device; only on the CPU are targets checked for their range. Under autocast the kernels round input
+    and weight to autocast's dtype for the products, without a copy of the weight; the bias is added in float32, without
+    rounding. With float16, one power of two, which depends on the largest upstream gradient, scales the gradients of
+    all positions: if the upstream gradient of any position is infinite or NaN, all gradients are NaN.
 
-    Class probabilities, a ``linear_weight`` of more than two dimensions, and numbers of features outside of 16 to
-    16,384 are computed by PyTorch's own operators, with a warning and with all logits in memory; the loss then has
-    PyTorch's dtype.
+    PyTorch's own operators compute the loss, with a warning and with all logits in memory, for class probabilities, for
+    a ``linear_weight`` of more than two dimensions, for numbers of features outside of 16 to 16,384, and for more than
+    2^24 classes. The loss then has PyTorch's dtype.
 
     Args:
         input: [..., D], bfloat16, float32 or float16; more than one leading dimension is an extension.
@@ -386,10 +385,10 @@ def linear_cross_entropy(
         temperature: divides the logits after the cap; from 1e-6 to 1e6. A number is a constant of the compiled kernel,
             like ``logit_scale``: each new value compiles a new kernel. A tensor has one temperature for all positions
             or one per position, and other values need no compilation: see :func:`nkilib.torch.cross_entropy`.
-        logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
-            multiplied into an operand of the product, so they add no rounding.
-        compute_dtype: bfloat16, float16 or float32. Operands of another dtype, which may then differ from each other,
-            are rounded to it for the products. None: autocast's dtype if autocast is on, else that of the operands.
+        logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither it nor the
+            temperature is multiplied into an operand of the product, so they add no rounding.
+        compute_dtype: bfloat16, float16 or float32. ``input`` and ``linear_weight`` are rounded to it for the product,
+            and may have different dtypes. None: autocast's dtype if autocast is on, else that of both tensors.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
@@ -401,10 +400,10 @@ def linear_cross_entropy(
             ``memory_limit``.
         memory_limit: the bytes that a single launch for loss and gradients may use beside its inputs: for the logits of
             a block of positions, for float32 sums and rounded operands, and for the gradients, which then exist from
-            the forward on. If they suffice, and for a mean or a sum of bfloat16 or float32 without ``return_outputs``,
-            the forward computes the gradients too, in one launch with three matrix products instead of four, and the
-            backward only multiplies them by the upstream gradient; a second backward is then an error. None: gradients
-            are computed in the backward.
+            the forward on. If the bytes suffice, the dtype is bfloat16 or float32, ``reduction`` is not ``"none"`` and
+            ``return_outputs`` is False, the forward computes the gradients too, in one launch with three matrix
+            products instead of four. The backward then only multiplies them by the upstream gradient, and a second
+            backward is an error. None: gradients are computed in the backward.
 
     Returns:
         The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of the class indices. If every

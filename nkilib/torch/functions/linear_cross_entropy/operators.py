@@ -16,8 +16,8 @@ and V classes. Other functions of hidden states describe their operators with th
 :data:`GRADIENTS_ON_REQUEST`, :data:`GRAD_INPUT`, :data:`GRAD_LINEAR_BIAS`), inputs (:data:`GRAD_WEIGHT_SUM`,
 :data:`SUM_FOR_BACKWARD`), kernel arguments (:func:`shared_arguments`, :func:`backward_arguments`,
 :func:`compute_dtype_argument`, :func:`bias_if_given`), :data:`DTYPES`, :data:`DTYPE_NAMES` and :func:`vocabulary`.
-:data:`LINEAR` and :data:`VOCAB_PARALLEL_LINEAR` are the functions that error messages name. Results depend on the
-inputs :data:`OF_LOGITS`.
+:data:`LINEAR` and :data:`VOCAB_PARALLEL_LINEAR` are the functions that error messages name. :data:`OF_LOGITS` are the
+inputs with respect to which results have derivatives.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ def _check_classes(call: Call) -> None:
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
-    """Return the kernel argument ``compute_dtype``, an NKI type, made from the operator's option, the name of a
-    dtype.
-    """
+    """Return the kernel's argument ``compute_dtype``, an NKI type. The operator's option is the name of a dtype."""
     name = call.options["compute_dtype"]
     return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
 

@@ -9,7 +9,7 @@ the checks of all arguments.
 - :func:`check_features_fit`, :func:`most_hidden_bytes`: how many features of both models fit on chip together.
 
 Only shapes, dtypes and devices are checked: values of tensors are never read. ``caller`` is the function that error
-messages name. The *operands* are the hidden states, weights and biases that a product has.
+messages name. A *product* multiplies hidden states by a weight, its two *operands*; a bias is added in float32.
 """
 
 from __future__ import annotations
@@ -166,8 +166,9 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
 
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
-    """Check that the units of the two models' logits (:attr:`Recipe.student_unit`, :attr:`Recipe.teacher_unit`) do not
-    differ too much: the logit of a masked class must be finite in both units.
+    """Check that the caps (or scales, without a cap) of the two models do not differ too much.
+
+    The kernels keep logits in units of them, and the logit of a masked class must be finite in both units.
     """
     student, teacher = recipe.student_unit, recipe.teacher_unit
     if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
@@ -353,7 +354,7 @@ def check_arguments(caller: Caller, arguments: DistillationArguments, classes: i
 
 
 def most_hidden_bytes(is_rounded: bool) -> int:
-    """Return how many bytes the hidden states of one position, of both models together, may have to fit on chip.
+    """Return the largest number of bytes that fits on chip for the hidden states of one position, of both models.
 
     The bytes are counted in the dtypes of the products.
 

@@ -193,12 +193,12 @@ def linear_distillation_loss(
         z_s, z_t = softcap(student, logit_softcap), softcap(teacher, teacher_logit_softcap)
         nkilib.torch.distillation_loss(z_s, z_t, labels=labels, direction=direction, beta=beta, ...)
 
-    in float32, without logits of either model in memory and without rounding of logits, with one launch in the forward
-    and one in the backward. For ``beta`` between 0 and 1 the forward keeps the float32 logits of a block of positions,
-    whose size ``memory_limit`` bounds. The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the
-    dtypes of these tensors, are accumulated in float32 and rounded once; a gradient that is not needed is not computed,
-    and the teacher has none. Tensor values are never read, so the call does not wait for the device; only on the CPU
-    are labels checked for their range, if ``"logprob"`` is requested.
+    All steps are in float32, without rounding of logits and without a tensor of logits of either model in memory. The
+    forward is one launch, and so is the backward. For ``beta`` between 0 and 1 the forward keeps the float32 logits of
+    a block of positions, whose size ``memory_limit`` bounds. The gradients of ``input``, ``linear_weight`` and
+    ``linear_bias`` have the dtypes of these tensors, are accumulated in float32 and rounded once; a gradient that is
+    not needed is not computed, and the teacher has none. Tensor values are never read, so the call does not wait for
+    the device; only on the CPU are labels checked for their range, if ``"logprob"`` is requested.
 
     Let P be the teacher's softmax and Q the student's. A class that a bias of -inf masks in both models adds nothing. A
     class masked only in the teacher adds nothing to KL(P || Q), and makes KL(Q || P) infinite. A class masked only in
@@ -230,7 +230,7 @@ def linear_distillation_loss(
         temperature_squared: multiply the loss by T^2.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``input.size(0)``),
             ``"sum"`` or ``"none"``.
-        ignore_index: an int32.
+        ignore_index: the label of ignored positions, an int32.
         logit_scale, teacher_logit_scale: multiply the logits before the cap; from 1e-6 to 1e6.
         logit_softcap, teacher_logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None
             applies no cap.
@@ -245,8 +245,9 @@ def linear_distillation_loss(
         grad_weight_sum: [V, Ds] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
             unrounded, and returns no gradient for ``linear_weight``.
         memory_limit: the HBM bytes that the kept float32 logits of both models may use, for ``beta`` between 0 and 1;
-            it has no effect otherwise, nor with ``group``. If it does not hold two blocks of 128 positions (2,048 V
-            bytes), or the only block, both products are computed twice. None: 2 GiB.
+            it has no effect otherwise, nor with ``group``. If it is too small for the logits of two blocks of 128
+            positions (2,048 V bytes), or of one block if there is only one, both products are computed twice. None: 2
+            GiB.
 
     Returns:
         The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of the positions. The mean is NaN if
