@@ -6,7 +6,8 @@ from NKI.
 
 - :func:`call_error`, :func:`bound_call`, with :func:`keyword_suggestions`: for a function that checks its calls itself;
 - :func:`wrong_call_in`: for a function whose arguments Python itself rejected; :data:`PUBLIC_NAMES` lists these
-  functions by the names in Python's messages.
+  functions by the names in Python's messages;
+- :func:`with_hint`: for operations of Python on a float instead of an integer, or on a tensor.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Any
 
+from .argument_checks import DIVISION
 from .errors import ArgumentTypeError
 
 # Removed keywords, by function and parameter, or by parameter alone (nki/migration/index.rst).
@@ -175,6 +177,33 @@ PUBLIC_NAMES = PublicNames()
 
 # How Python begins its message about a call that does not fit a signature.
 _PYTHONS_MESSAGE = re.compile(r"([\w.]+)\(\) (missing|takes|got) ")
+
+
+# Messages of Python about what a kernel does with a float or a tensor, and what follows them.
+_HINTS = (
+    (
+        re.compile(
+            r"'(numpy\.)?float\d*' object cannot be interpreted as an integer"
+            r"|can't multiply sequence by non-int of type '(numpy\.)?float\d*'"
+            r"|(list|tuple|string|range object) (indices|index) must be integers.*float"
+            r"|slice indices must be integers"
+            r"|unsupported operand type\(s\) for (<<|>>|&|\^|\|)=?: .*'float'"
+        ),
+        DIVISION,
+    ),
+    (re.compile(r"object of type 'NkiTensor' has no len\(\)"), "; use its .shape[0]"),
+)
+
+
+def with_hint(error: Exception) -> ArgumentTypeError | None:
+    """Return the error for an operation of Python that a kernel used on a float instead of an integer, or on a tensor;
+    None for other errors. Its message is the one of Python and a hint.
+    """
+    if isinstance(error, TypeError):
+        for message, hint in _HINTS:
+            if message.match(str(error)):
+                return ArgumentTypeError(f"{error}{hint}")
+    return None
 
 
 def wrong_call_in(frame: FrameType, error: Exception) -> ArgumentTypeError | None:

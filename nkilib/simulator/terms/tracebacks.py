@@ -4,7 +4,7 @@
 """Tracebacks of errors that leave a launch: they show the frames of the user's code, without those of the simulator.
 
 - :func:`shortened`: the error with such a traceback; :func:`is_fault`: whether it shows a fault of the simulator;
-- :func:`misuse_of`: the error to raise instead, where a wrong call of a function of NKI has caused it.
+- :func:`misuse_of`: the error to raise instead, where a wrong call or a float instead of an integer has caused it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from types import FrameType, TracebackType
 
 from .argument_checks import wrong_value
-from .calls import PUBLIC_NAMES, wrong_call_in
+from .calls import PUBLIC_NAMES, with_hint, wrong_call_in
 from .errors import ArgumentTypeError, NkiValidationError, UncomputedError, is_library
 
 # The environment variable that shows all frames, and the value that it must have.
@@ -111,7 +111,8 @@ def is_fault(error: BaseException) -> bool:
 
 
 def misuse_of(error: Exception) -> ArgumentTypeError | None:
-    """Return the error for an exception that a wrong call of a function or method of NKI has caused, else None.
+    """Return the error for an exception that a wrong call of a function or method of NKI has caused, or an operation of
+    Python on a float instead of an integer; None for other exceptions.
 
     It is for functions without a check of their own: Python itself refuses the arguments, or an argument that is no
     value of NKI fails somewhere inside the function. The result has the traceback of ``error``.
@@ -128,7 +129,7 @@ def misuse_of(error: Exception) -> ArgumentTypeError | None:
         if wrong is not None:
             wrong.__cause__ = error
     else:
-        wrong = wrong_call_in(entries[users[-1]].tb_frame, error)
+        wrong = wrong_call_in(entries[users[-1]].tb_frame, error) or with_hint(error)
         if wrong is not None:
             wrong.__suppress_context__ = True
     return None if wrong is None else wrong.with_traceback(error.__traceback__)
